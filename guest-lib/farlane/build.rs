@@ -1,5 +1,5 @@
-//! Gives `libfarlane.so` its name, which programs that are linked with it ask the loader for. Without one they would ask
-//! for the path that they were linked with.
+//! Gives `libfarlane.so` its name, which programs that are linked with it ask the loader for.
+//! Without one they would ask for the path that they were linked with.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

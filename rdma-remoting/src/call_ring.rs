@@ -5,8 +5,10 @@ use farlane_abi::arena::{
     CALL_PAYLOAD_BYTES, CALL_SLOT_BYTES, CALL_SLOTS, CallHeader, OFF_CALL_COMPLETED, OFF_CALL_RING,
     OFF_CALL_SUBMITTED, OFF_CALLER_WAITING,
 };
+use farlane_abi::width::to_usize;
+use farlane_worker::wake;
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use thiserror::Error;
 
 /// Why a call ring cannot be served any more.
@@ -59,8 +61,9 @@ impl CallRing {
             .is_ok_and(|word| word.load(Ordering::Acquire) != self.completed)
     }
 
-    /// Answers the calls that have been submitted, with `call(number, arguments, result)`: one, and the others until the time of a
-    /// `clock` that begins now is over. Who makes one at a time pays for none.
+    /// Answers the calls that have been submitted, with `call(number, arguments, result)`: one, and
+    /// the others until the time of a `clock` that begins now is over. Who makes one at a time pays
+    /// for none.
     ///
     /// # Errors
     /// See [`CallRingError`]; the ring must not be served again.
@@ -92,14 +95,9 @@ impl CallRing {
                 break;
             }
         }
-        fence(Ordering::SeqCst);
         Ok(Served {
             calls,
-            wake: self
-                .memory
-                .word(OFF_CALLER_WAITING)?
-                .load(Ordering::Relaxed)
-                != 0,
+            wake: wake::must_wake(self.memory.word(OFF_CALLER_WAITING)?),
         })
     }
 
@@ -107,11 +105,11 @@ impl CallRing {
         &mut self,
         call: &mut impl FnMut(u32, &[u8], &mut [u8]) -> Result<usize, Errno>,
     ) -> Result<(), CallRingError> {
-        let index = usize::try_from(self.completed % CALL_SLOTS).unwrap_or(0);
+        let index = to_usize(u64::from(self.completed % CALL_SLOTS));
         let slot = OFF_CALL_RING + index * CALL_SLOT_BYTES;
         let payload = slot + size_of::<CallHeader>();
         let head: CallHeader = self.memory.read(slot)?;
-        let length = usize::try_from(head.length.get()).unwrap_or(usize::MAX);
+        let length = to_usize(head.length.get().into());
         let mut result = [0; CALL_PAYLOAD_BYTES];
         let outcome = if length > CALL_PAYLOAD_BYTES {
             Err(Errno::EPROTO)

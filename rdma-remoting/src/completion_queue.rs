@@ -1,23 +1,25 @@
-//! Completion queues.
+//! Completion queues in memory shared with a process.
 
 use farlane_abi::queue::{
     ARM_NEXT, ARM_NONE, ARM_SOLICITED, CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_ENTRIES,
     CQ_OFF_EVENTS, CQ_OFF_PRODUCED, Completion, CqLayout,
 };
+use farlane_abi::width::to_usize;
+use farlane_sys::sync::lock;
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Mutex, PoisonError};
 use thiserror::Error;
 
 /// A completion found no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("The completion queue has overrun its {entries} entries")]
 pub struct Overrun {
-    /// Entries there are.
+    /// Entries of the completion queue.
     pub entries: u32,
 }
 
-/// Where completions go.
+/// Takes completions of work requests.
 pub trait CompletionSink: Send + Sync {
     /// Adds a completion. `solicited` says that it counts for those who wait for solicited ones
     /// only; an error always does.
@@ -59,7 +61,7 @@ impl SharedCompletionQueue {
         notify: Option<Notify>,
         on_overrun: Notify,
     ) -> Result<Self, OutOfBounds> {
-        let need = usize::try_from(layout.segment_bytes()).unwrap_or(usize::MAX);
+        let need = to_usize(layout.segment_bytes());
         if memory.len() < need {
             return Err(OutOfBounds {
                 offset: 0,
@@ -88,7 +90,7 @@ impl SharedCompletionQueue {
 
     /// Writes the entry and publishes it. `None` when there is no room.
     fn write(&self, completion: &Completion) -> Option<()> {
-        let mut produced = self.produced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut produced = lock(&self.produced);
         let consumed = self
             .memory
             .word(CQ_OFF_CONSUMED)

@@ -1,52 +1,32 @@
 //! The objects of one process: what it owns, and what ends with it.
 
+use crate::async_ring::{AsyncRing, EventSink};
 use crate::call_ring::{CallRing, CallRingError};
-use crate::completion_queue::SharedCompletionQueue;
 use crate::counters::{self, Live};
-use crate::engine::{Engine, EngineQp, PortAddress, Progress, RawGid};
+use crate::engine::{Engine, PortAddress, RawGid};
 use crate::ledger::{Account, Resource, Share};
 use crate::memory::MemoryTable;
-use crate::round::{Look, Pace, Rota};
-use crate::table::Table;
-use crate::verbs::CallHost;
+use crate::objects::{BufferObject, MAX_MRS, Objects, QpObject};
+use crate::round::Rota;
 use farlane_abi::Errno;
-use farlane_abi::arena::{
-    ASYNC_ENTRIES, AsyncEvent, BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_ASYNC_CONSUMED,
-    OFF_ASYNC_PRODUCED, OFF_ASYNC_RING, OFF_BACKEND_STATE, OFF_DEAD,
-};
-use farlane_abi::control::{EVENT_ASYNC, EVENT_WAKE, MAX_REGIONS, MAX_SEGMENT_BYTES};
-use farlane_abi::rdma::{EVENT_DEVICE_FATAL, Verbs as _};
-use farlane_zero_copy::log_limit::LogLimit;
+use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
+use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, MAX_SEGMENT_BYTES};
+use farlane_abi::rdma::EVENT_DEVICE_FATAL;
+use farlane_abi::width::to_u64;
+use farlane_sys::log_limit::LogLimit;
+use farlane_sys::sync::lock;
+use farlane_sys::warn_limited;
 use farlane_zero_copy::topology::Node;
-use farlane_zero_copy::{Pool, PoolBuffer, Region, RegionError, SharedMemory, warn_limited};
+use farlane_zero_copy::{Pool, Region, RegionError, SharedMemory};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
-
-/// Protection domains of a context: programs have one, or one a connection manager.
-pub const MAX_PDS: u32 = 256;
-/// Completion queues of a context.
-pub const MAX_CQS: u32 = 4096;
-/// Queue pairs of a context.
-pub const MAX_QPS: u32 = 4096;
-/// Memory regions of a context.
-pub const MAX_MRS: u32 = 65536;
-/// Host-allocated buffers of a context.
-pub const MAX_BUFFERS: u32 = 1024;
-
-/// Delivers events to a process.
-pub trait EventSink: Send + Sync {
-    /// Event `index` has happened, once. Called from worker threads: must not wait for the
-    /// process.
-    fn raise(&self, index: u32);
-}
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// A region that the process's kernel has vouched for.
 enum Attached {
-    /// Rings and queues.
+    /// Segment of rings and queues, shared with the process.
     Segment {
         shared: Arc<SharedMemory>,
         /// Kept where its node is known, to look again.
@@ -57,83 +37,10 @@ enum Attached {
     Pin(Region),
 }
 
-/// A protection domain. What is in it holds it.
-#[derive(Debug)]
-pub(crate) struct Pd;
-
-/// A completion queue and the segment it lies in.
-pub(crate) struct CqObject {
-    pub queue: Arc<SharedCompletionQueue>,
-    pub _segment: Arc<SharedMemory>,
-}
-
-/// A queue pair, what it uses, and the segment it lies in.
-pub(crate) struct QpObject {
-    pub engine: Arc<dyn EngineQp>,
-    pub _pd: Arc<Pd>,
-    pub _cqs: [Arc<CqObject>; 2],
-    pub _segment: Arc<SharedMemory>,
-    pub _share: Share,
-}
-
-/// A host-allocated buffer. Its memory is free when the handle, every registration and every
-/// mapping of it are gone.
-#[derive(Debug)]
-pub(crate) struct BufferObject {
-    pub buffer: PoolBuffer,
-}
-
-/// Everything with a handle.
-pub(crate) struct Objects {
-    pub pds: Table<Pd>,
-    pub cqs: Table<CqObject>,
-    pub qps: Table<QpObject>,
-    pub buffers: Table<BufferObject>,
-    /// As many memory regions as there have been at once.
-    pub keys: Share,
-    mapped: Vec<(u32, Arc<BufferObject>)>,
-}
-
-/// The asynchronous event ring.
-pub(crate) struct AsyncRing {
-    memory: SharedMemory,
-    produced: Mutex<u32>,
-    events: Arc<dyn EventSink>,
-}
-
-impl AsyncRing {
-    /// Puts an event into the ring; a process that does not take its events loses new ones.
-    pub fn push(&self, kind: u32, object: u32) {
-        let mut produced = self.produced.lock().unwrap_or_else(PoisonError::into_inner);
-        let (Ok(consumed), Ok(word)) = (
-            self.memory.word(OFF_ASYNC_CONSUMED),
-            self.memory.word(OFF_ASYNC_PRODUCED),
-        ) else {
-            return;
-        };
-        if produced.wrapping_sub(consumed.load(Ordering::Acquire)) >= ASYNC_ENTRIES {
-            log::debug!("Asynchronous event {kind} dropped: the ring is full");
-            return;
-        }
-        let event = AsyncEvent {
-            kind: kind.into(),
-            object: object.into(),
-            ..Default::default()
-        };
-        let index = usize::try_from(*produced % ASYNC_ENTRIES).unwrap_or(0);
-        let at = OFF_ASYNC_RING + index * size_of::<AsyncEvent>();
-        if self.memory.write(at, &event).is_ok() {
-            *produced = produced.wrapping_add(1);
-            word.store(*produced, Ordering::Release);
-            self.events.raise(EVENT_ASYNC);
-        }
-    }
-}
-
-struct Header {
+pub(crate) struct Header {
     memory: SharedMemory,
     /// Taken by the worker that serves the context, and by nobody else.
-    calls: Mutex<CallRing>,
+    pub calls: Mutex<CallRing>,
     asyncs: Arc<AsyncRing>,
 }
 
@@ -219,7 +126,7 @@ impl Context {
             limit,
         } = owner;
         counters::add(&counters.contexts, 1);
-        let keys = Share::of_nothing(&account, Resource::MemoryRegions);
+        let objects = Objects::new(&account);
         Arc::new(Self {
             id,
             label,
@@ -233,14 +140,7 @@ impl Context {
             limit,
             header: OnceLock::new(),
             regions: Mutex::default(),
-            objects: Mutex::new(Objects {
-                pds: Table::new(MAX_PDS),
-                cqs: Table::new(MAX_CQS),
-                qps: Table::new(MAX_QPS),
-                buffers: Table::new(MAX_BUFFERS),
-                keys,
-                mapped: Vec::new(),
-            }),
+            objects: Mutex::new(objects),
             rota: Mutex::default(),
             failed: AtomicBool::new(false),
         })
@@ -258,11 +158,11 @@ impl Context {
     }
 
     fn regions(&self) -> MutexGuard<'_, HashMap<u32, Attached>> {
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.regions)
     }
 
     pub(crate) fn objects(&self) -> MutexGuard<'_, Objects> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.objects)
     }
 
     pub(crate) fn asyncs(&self) -> Option<Arc<AsyncRing>> {
@@ -273,16 +173,17 @@ impl Context {
     ///
     /// # Errors
     /// `EEXIST` for an id in use, `EINVAL` for an id or length beyond its limit or memory that
-    /// cannot be one mapping, `ENOMEM` where it is more than the tenant's share of this process's mappings.
+    /// cannot be one mapping, `ENOMEM` where it is more than the tenant's share of this process's
+    /// mappings.
     pub fn attach_segment(&self, region: u32, memory: Region) -> Result<(), Errno> {
         Self::check_new(&self.regions(), region)?;
         if memory.len() > MAX_SEGMENT_BYTES {
             return Err(Errno::EINVAL);
         }
-        // Stitched, each of its extents is a mapping. What is kept besides may have a mapping and a file of its own.
-        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        let own = memory.node().map_or(0, |_| count(memory.own_files()));
-        let mappings = count(memory.extents()).saturating_add(own);
+        // Stitched, each of its extents is a mapping. What is kept besides may have a mapping and a
+        // file of its own.
+        let own = memory.node().map_or(0, |_| to_u64(memory.own_files()));
+        let mappings = to_u64(memory.extents()).saturating_add(own);
         let take = |of, amount| self.account.take(of, amount).ok_or(Errno::ENOMEM);
         let shares = [
             take(Resource::Mappings, mappings)?,
@@ -295,7 +196,8 @@ impl Context {
                 _ => Errno::EINVAL,
             }
         })?;
-        // Not locked while it is mapped, which may take long: the worker wants to know its segments, and does not wait for that.
+        // Not locked while it is mapped, which may take long: the worker wants to know its
+        // segments, and does not wait for that.
         let mut regions = self.regions();
         Self::check_new(&regions, region)?;
         if self.header.get().is_none() {
@@ -308,11 +210,7 @@ impl Context {
             let header = Header {
                 memory: shared.clone(),
                 calls: Mutex::new(CallRing::new(shared.clone())),
-                asyncs: Arc::new(AsyncRing {
-                    memory: shared.clone(),
-                    produced: Mutex::new(0),
-                    events: Arc::clone(&self.events),
-                }),
+                asyncs: Arc::new(AsyncRing::new(shared.clone(), Arc::clone(&self.events))),
             };
             self.header.set(header).map_err(|_| Errno::EEXIST)?;
         }
@@ -441,8 +339,8 @@ impl Context {
         self.rota().set(objects.qps.iter().cloned(), key);
     }
 
-    fn rota(&self) -> MutexGuard<'_, Rota<Arc<QpObject>>> {
-        self.rota.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn rota(&self) -> MutexGuard<'_, Rota<Arc<QpObject>>> {
+        lock(&self.rota)
     }
 
     /// The node on which most bytes of its segments lie; none where it is not known of any.
@@ -464,7 +362,8 @@ impl Context {
         most.map(|(node, _)| node)
     }
 
-    /// The regions that the process has attached and that were [found](Region::locate) on a node when they were.
+    /// The regions that the process has attached and that were [found](Region::locate) on a node
+    /// when they were.
     #[must_use]
     pub fn attached(&self) -> Vec<Region> {
         let memory = |attached: &Attached| match attached {
@@ -484,58 +383,14 @@ impl Context {
         self.header.get()?.memory.word(OFF_BACKEND_STATE).ok()
     }
 
-    /// One turn: answers its calls, and gives queue pairs turns, of which there are so many left for those that are idle.
-    pub(crate) fn poll(self: &Arc<Self>, look: &Look, idle: &mut usize) -> Progress {
-        let mut progress = Progress::default();
-        let Some(header) = self.header.get() else {
-            return progress;
-        };
-        if self.failed.load(Ordering::Relaxed) {
-            return progress;
-        }
-        let mut calls = header.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        if calls.is_ready() {
-            progress.worked = true;
-            let mut host = CallHost::new(self);
-            let dispatch = |number, args: &[u8], out: &mut [u8]| host.dispatch(number, args, out);
-            match calls.serve(|| look.clock(), dispatch) {
-                Ok(served) => {
-                    counters::add(&self.counters.calls, u64::from(served.calls));
-                    if served.wake {
-                        self.events.raise(EVENT_WAKE);
-                    }
-                }
-                Err(e) => self.cut_off(&e),
-            }
-        }
-        drop(calls);
-        let mut rota = self.rota();
-        let turn = |qp: &Arc<QpObject>| qp.engine.progress(look.now);
-        progress.and(rota.turn_of_context(look, idle, turn))
+    /// Its header, while it gets turns: it is there, and the context was not cut off.
+    pub(crate) fn served_header(&self) -> Option<&Header> {
+        let header = self.header.get()?;
+        (!self.failed.load(Ordering::Relaxed)).then_some(header)
     }
 
-    /// Whether a turn would find something to do, for a context of a server without workers.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn has_work(&self) -> bool {
-        let Some(header) = self.header.get() else {
-            return false;
-        };
-        if self.failed.load(Ordering::Relaxed) {
-            return false;
-        }
-        let calls = header.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls.is_ready() || self.rota().iter().any(|qp| qp.engine.is_ready())
-    }
-
-    /// [`poll`](Self::poll), for a context of a server without workers.
-    #[doc(hidden)]
-    pub fn turn_now(self: &Arc<Self>, now: Instant) -> Progress {
-        let (sweep, pace) = (0, Pace::Whole);
-        self.poll(&Look { now, sweep, pace }, &mut usize::MAX.clone())
-    }
-
-    fn cut_off(&self, why: &CallRingError) {
+    /// Gives the process up, because of what it wrote into its call ring.
+    pub(crate) fn cut_off(&self, why: &CallRingError) {
         warn_limited!(self.limit, "{self:?} is cut off: {why}");
         self.failed.store(true, Ordering::Relaxed);
         counters::add(&self.counters.refused, 1);

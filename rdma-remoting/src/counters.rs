@@ -1,6 +1,6 @@
 //! What the backend counts.
 
-use crate::limbs::Moved;
+use crate::nodes::TransferObserver;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -10,8 +10,8 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct Live {
             $(#[doc = $doc] pub $name: AtomicU64,)*
-            /// Is told of what was moved where; set where there are several nodes.
-            pub moved: OnceLock<Arc<dyn Moved>>,
+            /// Set where there are several nodes.
+            pub transfers: OnceLock<Arc<dyn TransferObserver>>,
         }
 
         /// Values of the counters at one moment.

@@ -1,27 +1,33 @@
-//! What the VMs and processes of a backend share, and none may take alone: mappings of the backend's process (`vm.max_map_count`),
-//! queue pairs of its engine, memory for keys, descriptors.
+//! What the VMs and processes of a backend share, and none may take alone: mappings of the
+//! backend's process (`vm.max_map_count`), queue pairs of its engine, memory for keys, descriptors.
 //!
-//! A tenant never has more than what is left for all others: alone it comes to one half, and the next one to one half of the rest
-//!  (a dynamic threshold, Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches",
-//! 1998). Nobody has to know how many tenants there will be, and what nobody else wants is not kept back for good.
+//! A tenant never has more than what is left for all others: alone it comes to one half, and the
+//! next one to one half of the rest
+//!  (a dynamic threshold, Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+//!  packet switches",
+//! 1998). Nobody has to know how many tenants there will be, and what nobody else wants is not kept
+//! back for good.
 
+use farlane_abi::width::to_u64;
+use farlane_sys::sync::lock;
 use farlane_zero_copy::fault;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Mappings that a process may have where the system does not say (`Documentation/admin-guide/sysctl/vm.rst`).
+/// Mappings that a process may have where the system does not say
+/// (`Documentation/admin-guide/sysctl/vm.rst`).
 const DEFAULT_MAP_COUNT: u64 = 65530;
 /// Descriptors that a process may have where there is no limit (`fs.nr_open`).
 const DEFAULT_DESCRIPTORS: u64 = 1 << 20;
 /// Memory regions of all tenants: some 300 bytes each.
 const MEMORY_REGIONS: u64 = 1 << 20;
 
-/// What is shared.
+/// A resource that tenants share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// Mappings of the backend's process.
     Mappings,
-    /// Queue pairs.
+    /// Queue pairs of the engine.
     QueuePairs,
     /// Memory regions, which are memory of the backend.
     MemoryRegions,
@@ -59,7 +65,7 @@ struct Budget {
 
 impl Budget {
     fn taken(&self) -> MutexGuard<'_, u64> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.taken)
     }
 }
 
@@ -76,13 +82,14 @@ impl Ledger {
         })
     }
 
-    /// Three quarters of the mappings that this process may have, and can [guard](farlane_zero_copy::fault), and of the descriptors that
-    /// it may have now: the rest is the process's own. So many queue pairs, and the memory regions that there are.
+    /// Three quarters of the mappings that this process may have, and can
+    /// [guard](farlane_zero_copy::fault), and of the descriptors that it may have now: the rest is
+    /// the process's own. So many queue pairs, and the memory regions that there are.
     #[must_use]
     pub fn of_this_process(queue_pairs: u64) -> Arc<Self> {
         let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count");
         let limit = limit.ok().and_then(|text| text.trim().parse().ok());
-        let guarded = u64::try_from(fault::PLACES).unwrap_or(u64::MAX);
+        let guarded = to_u64(fault::PLACES);
         let mappings = limit.unwrap_or(DEFAULT_MAP_COUNT).min(guarded) / 4 * 3;
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let descriptors = files.current.unwrap_or(DEFAULT_DESCRIPTORS) / 4 * 3;
@@ -148,7 +155,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Nothing yet.
+    /// A share of nothing, which can grow.
     #[must_use]
     pub fn of_nothing(account: &Arc<Account>, of: Resource) -> Self {
         Self {

@@ -4,37 +4,41 @@
 //!
 //! * [`request`]: bytes of a work request to a typed one, once, at the edge;
 //! * [`work_queue`], [`completion_queue`], [`call_ring`]: rings in memory shared with a process;
-//! * [`sleep`], [`spin`]: how either side stops polling and is woken;
 //! * [`table`], [`memory`]: handles and memory keys, each owned by one context;
 //! * [`engine`]: what carries work out; [`engine::soft`] is the embedded one;
 //! * [`local`]: the same engine without remoting;
-//! * [`context`], `verbs`: the objects of one process and the calls on them;
-//! * [`port`], [`server`]: the VMs and the threads that serve them; `round`: who has a turn, and how long; [`limbs`]: threads that belong
-//!   to NUMA nodes.
+//! * [`context`], `objects`, `async_ring`: what one process owns; `verbs`: the calls on it;
+//!   `turn`: a context's turn, and `round`: who has one, and how long;
+//! * `worker`: the threads that give turns; [`nodes`]: those that belong to NUMA nodes;
+//! * [`port`]: what a VM sees as its device; `adapter`: what ports share; [`server`]: all of them.
 
+mod adapter;
+mod async_ring;
 pub mod call_ring;
 pub mod completion_queue;
 pub mod context;
 pub mod counters;
 pub mod engine;
 pub mod ledger;
-pub mod limbs;
 pub mod local;
 pub mod memory;
+pub mod nodes;
+mod objects;
 pub mod port;
 pub mod request;
 mod round;
 pub mod server;
-pub mod sleep;
-pub mod spin;
 pub mod table;
 #[cfg(test)]
 mod testing;
+mod turn;
 mod verbs;
 pub mod work_queue;
 mod worker;
 
-pub use context::{BufferMapping, Context, EventSink};
+pub use adapter::PortError;
+pub use async_ring::EventSink;
+pub use context::{BufferMapping, Context};
 pub use counters::Counters;
 pub use ledger::{Resource, Share};
 pub use port::Port;

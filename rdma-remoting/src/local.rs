@@ -4,15 +4,12 @@
 //! against.
 
 use crate::completion_queue::{CompletionSink, Overrun};
-use crate::request::{RecvRequest, SendRequest};
+use crate::request::{RecvWqe, SendWqe};
 use crate::work_queue::{QueueError, RecvSource, SendSource};
 use farlane_abi::queue::Completion;
+use farlane_sys::sync::lock;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use std::sync::{Arc, Mutex};
 
 /// A queue of requests; clones are ends of the same queue.
 #[derive(Debug)]
@@ -31,7 +28,7 @@ impl<T> Default for LocalQueue<T> {
 }
 
 impl<T> LocalQueue<T> {
-    /// Posts a request.
+    /// Appends a work queue element.
     pub fn post(&self, request: T) {
         lock(&self.0).push_back(request);
     }
@@ -49,8 +46,8 @@ impl<T> LocalQueue<T> {
     }
 }
 
-impl SendSource for LocalQueue<SendRequest> {
-    fn take(&mut self, into: &mut SendRequest) -> Result<bool, QueueError> {
+impl SendSource for LocalQueue<SendWqe> {
+    fn take(&mut self, into: &mut SendWqe) -> Result<bool, QueueError> {
         Ok(lock(&self.0).pop_front().map(|r| *into = r).is_some())
     }
 
@@ -65,8 +62,8 @@ impl SendSource for LocalQueue<SendRequest> {
     }
 }
 
-impl RecvSource for LocalQueue<RecvRequest> {
-    fn take(&mut self, into: &mut RecvRequest) -> Result<bool, QueueError> {
+impl RecvSource for LocalQueue<RecvWqe> {
+    fn take(&mut self, into: &mut RecvWqe) -> Result<bool, QueueError> {
         Ok(lock(&self.0).pop_front().map(|r| *into = r).is_some())
     }
 
@@ -87,7 +84,7 @@ pub struct LocalCompletionQueue {
 }
 
 impl LocalCompletionQueue {
-    /// An empty queue.
+    /// An empty completion queue.
     #[must_use]
     pub fn new(entries: u32) -> Arc<Self> {
         Arc::new(Self {

@@ -6,8 +6,10 @@ use farlane_abi::rdma::{
     ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
     ACCESS_REMOTE_WRITE,
 };
+use farlane_abi::width::to_u64;
+use farlane_sys::sync::{read, write};
 use farlane_zero_copy::{Region, RegionError};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use thiserror::Error;
 
 /// Rights of a memory region or of a queue pair's peer.
@@ -15,8 +17,9 @@ use thiserror::Error;
 pub struct Access(u32);
 
 impl Access {
-    /// Takes rights off the wire; `None` for rights that do not exist or are not supported. The right to atomic operations may be
-    /// given, as on any device: those themselves are refused where a device has none (`atomic_cap`).
+    /// Takes rights off the wire; `None` for rights that do not exist or are not supported. The
+    /// right to atomic operations may be given, as on any device: those themselves are refused
+    /// where a device has none (`atomic_cap`).
     #[must_use]
     pub fn from_wire(bits: u32) -> Option<Self> {
         let bits = bits & !ACCESS_OPTIONAL;
@@ -43,7 +46,8 @@ impl Access {
         self.0 & ACCESS_REMOTE_WRITE != 0
     }
 
-    /// Whether a right of the peer's to write goes without the owner's (IBTA 10.6.3.1): such rights make no sense.
+    /// Whether a right of the peer's to write goes without the owner's (IBTA 10.6.3.1): such rights
+    /// make no sense.
     #[must_use]
     pub fn lacks_local_write(self) -> bool {
         self.0 & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0 && !self.local_write()
@@ -78,7 +82,7 @@ pub enum KeyError {
     /// The rights do not include it.
     #[error("Key {key:#x} does not allow {wanted:?}")]
     Rights {
-        /// The key.
+        /// The memory key.
         key: u32,
         /// What was asked for.
         wanted: Use,
@@ -86,20 +90,24 @@ pub enum KeyError {
     /// Bytes outside of the memory region.
     #[error("{length:#x} bytes at {address:#x} are outside of key {key:#x}")]
     Bounds {
-        /// The key.
+        /// The memory key.
         key: u32,
-        /// First byte.
+        /// Address of the first byte.
         address: u64,
         /// Bytes.
         length: u64,
     },
 }
 
+/// Handle of a protection domain, in its context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PdHandle(pub u32);
+
 /// A memory region.
 #[derive(Debug)]
 pub struct MemoryRegion {
     /// Protection domain it belongs to.
-    pub pd: u32,
+    pub pd: PdHandle,
     /// Address of its first byte in work requests.
     pub iova: u64,
     /// Offset of its first byte in `region`.
@@ -108,9 +116,11 @@ pub struct MemoryRegion {
     pub length: u64,
     /// Rights.
     pub access: Access,
-    /// The memory. In a [`MemoryTable`] it is a region of its own, which ends when the memory region does.
+    /// The memory. In a [`MemoryTable`] it is a region of its own, which ends when the memory
+    /// region does.
     pub region: Region,
-    /// What is to last as long as it: what the memory comes from (a pool's buffer), what its owner uses for it.
+    /// What is to last as long as it: what the memory comes from (a pool's buffer), what its owner
+    /// uses for it.
     pub owner: Option<Arc<dyn std::any::Any + Send + Sync>>,
 }
 
@@ -146,17 +156,14 @@ impl MemoryTable {
             region: memory.region.share(),
             ..memory
         };
-        self.table
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(memory)
+        write(&self.table).insert(memory)
     }
 
     /// How many there are.
     #[must_use]
     pub fn len(&self) -> u64 {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        u64::try_from(table.len()).unwrap_or(u64::MAX)
+        let table = read(&self.table);
+        to_u64(table.len())
     }
 
     /// Whether there is none.
@@ -165,10 +172,11 @@ impl MemoryTable {
         self.len() == 0
     }
 
-    /// Takes a memory region out. When this returns, no request touches its memory, also none that is in progress (IBTA, 10.6.6.2.6).
+    /// Takes a memory region out. When this returns, no request touches its memory, also none that
+    /// is in progress (IBTA, 10.6.6.2.6).
     pub fn remove(&self, key: u32) -> Option<Arc<MemoryRegion>> {
         let removed = {
-            let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+            let mut table = write(&self.table);
             table.remove(key)?
         };
         removed.region.revoke();
@@ -178,7 +186,7 @@ impl MemoryTable {
     /// Takes all out, as [`remove`](Self::remove) does.
     pub fn drain(&self) -> Vec<Arc<MemoryRegion>> {
         let removed = {
-            let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+            let mut table = write(&self.table);
             table.drain()
         };
         removed.iter().for_each(|memory| memory.region.revoke());
@@ -191,13 +199,13 @@ impl MemoryTable {
     /// See [`KeyError`].
     pub fn open(
         &self,
-        pd: u32,
+        pd: PdHandle,
         key: u32,
         address: u64,
         length: u64,
         wanted: Use,
     ) -> Result<Part, KeyError> {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = read(&self.table);
         let memory = table
             .get(key)
             .filter(|m| m.pd == pd)
@@ -231,7 +239,7 @@ impl MemoryTable {
     ///
     /// # Errors
     /// See [`KeyError`].
-    pub fn open_element(&self, pd: u32, e: &Element, wanted: Use) -> Result<Part, KeyError> {
+    pub fn open_element(&self, pd: PdHandle, e: &Element, wanted: Use) -> Result<Part, KeyError> {
         self.open(pd, e.lkey, e.address, e.length.into(), wanted)
     }
 }
@@ -264,7 +272,7 @@ mod tests {
         let table = MemoryTable::new(8);
         let key = table
             .insert(MemoryRegion {
-                pd: 3,
+                pd: PdHandle(3),
                 iova: 0x1000_0000,
                 offset: 100,
                 length: 4096,
@@ -279,7 +287,7 @@ mod tests {
     #[test]
     fn a_key_opens_only_its_own_domain_and_rights() {
         let (table, key) = table(ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ);
-        let open = |pd, key, wanted| table.open(pd, key, 0x1000_0000, 1, wanted);
+        let open = |pd, key, wanted| table.open(PdHandle(pd), key, 0x1000_0000, 1, wanted);
         assert!(open(3, key, Use::LocalRead).is_ok());
         assert!(open(3, key, Use::LocalWrite).is_ok());
         assert!(open(3, key, Use::RemoteRead).is_ok());
@@ -316,7 +324,7 @@ mod tests {
             (first - 1, 2, false),
         ] {
             // The memory behind it is larger, so that nothing but the region's own bounds refuses.
-            let opened = table.open(3, key, address, length, Use::LocalRead);
+            let opened = table.open(PdHandle(3), key, address, length, Use::LocalRead);
             assert_eq!(opened.is_ok(), inside, "{length} bytes at {address:#x}");
         }
     }
@@ -338,7 +346,7 @@ mod tests {
             let (table, key) = table(ACCESS_LOCAL_WRITE);
             let inside = address >= 0x1000_0000
                 && u128::from(address) + u128::from(length) <= 0x1000_0000 + 4096;
-            match table.open(3, key, address, length, Use::LocalWrite) {
+            match table.open(PdHandle(3), key, address, length, Use::LocalWrite) {
                 Ok(part) => {
                     prop_assert!(inside);
                     prop_assert_eq!(part.offset, address - 0x1000_0000 + 100);

@@ -1,21 +1,23 @@
 //! A port: what one VM, or the processes of this host, see as their device.
 
-use crate::context::{Context, EventSink, Owner};
+use crate::adapter::Adapter;
+use crate::async_ring::EventSink;
+use crate::context::{Context, Owner};
 use crate::engine::{PortAddress, RawGid};
 use crate::ledger::{Account, Resource, Share};
-use crate::server::Core;
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
+use farlane_sys::log_limit::LogLimit;
+use farlane_sys::sync::lock;
 use farlane_zero_copy::Pool;
-use farlane_zero_copy::log_limit::LogLimit;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The contexts of one VM, or of the processes of this host.
 pub struct Port {
     address: PortAddress,
     label: String,
-    core: Arc<Core>,
+    adapter: Arc<Adapter>,
     account: Arc<Account>,
     limit: Arc<LogLimit>,
     contexts: Mutex<HashMap<u32, Arc<Context>>>,
@@ -30,13 +32,13 @@ impl std::fmt::Debug for Port {
 }
 
 impl Port {
-    pub(crate) fn new(address: PortAddress, label: String, core: Arc<Core>) -> Arc<Self> {
+    pub(crate) fn new(address: PortAddress, label: String, adapter: Arc<Adapter>) -> Arc<Self> {
         Arc::new(Self {
             address,
             label,
-            account: Account::new(&core.ledger),
+            account: Account::new(&adapter.ledger),
             limit: Arc::default(),
-            core,
+            adapter,
             contexts: Mutex::default(),
         })
     }
@@ -47,15 +49,15 @@ impl Port {
         self.address.gid
     }
 
-    /// Takes so much of what the ports share for somebody whom it serves, until the result is dropped; `None`: that is more than its
-    /// share.
+    /// Takes so much of what the ports share for somebody whom it serves, until the result is
+    /// dropped; `None`: that is more than its share.
     #[must_use]
     pub fn take(&self, of: Resource, amount: u64) -> Option<Share> {
         self.account.take(of, amount)
     }
 
     fn contexts(&self) -> MutexGuard<'_, HashMap<u32, Arc<Context>>> {
-        self.contexts.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.contexts)
     }
 
     /// Opens context `id`, whose events go to `events` and whose host-allocated buffers come from
@@ -79,13 +81,13 @@ impl Port {
         let owner = Owner {
             label: self.label.clone(),
             address: self.address,
-            engine: Arc::clone(&self.core.engine),
-            counters: Arc::clone(&self.core.counters),
+            engine: Arc::clone(&self.adapter.engine),
+            counters: Arc::clone(&self.adapter.counters),
             account: Arc::clone(&self.account),
             limit: Arc::clone(&self.limit),
         };
         let context = Context::new(id, owner, events, pool);
-        self.core.enlist(&context);
+        self.adapter.enlist(&context);
         contexts.insert(id, Arc::clone(&context));
         Ok(context)
     }
@@ -104,17 +106,18 @@ impl Port {
         self.contexts().keys().copied().collect()
     }
 
-    /// Has context `id` be served where most of its queues lie, after they were attached or have moved.
+    /// Has context `id` be served where most of its queues lie, after they were attached or have
+    /// moved.
     ///
     /// # Errors
     /// `ENOENT` where none is open.
     pub fn settle(&self, id: u32) -> Result<(), Errno> {
-        if !self.core.has_limbs() {
+        if !self.adapter.has_nodes() {
             return Ok(());
         }
         // Held, so that the context neither ends nor is paused meanwhile.
         let contexts = self.contexts();
-        self.core.settle(contexts.get(&id).ok_or(Errno::ENOENT)?);
+        self.adapter.settle(contexts.get(&id).ok_or(Errno::ENOENT)?);
         Ok(())
     }
 
@@ -141,7 +144,7 @@ impl Port {
         // Held, so that none of them is settled elsewhere meanwhile.
         let contexts = self.contexts();
         let all: Vec<_> = contexts.values().cloned().collect();
-        self.core.discharge_all(&all);
+        self.adapter.discharge_all(&all);
         for context in &all {
             context.pause(true);
         }
@@ -151,12 +154,12 @@ impl Port {
     pub fn resume(&self) {
         for context in self.contexts().values() {
             context.pause(false);
-            self.core.enlist(context);
+            self.adapter.enlist(context);
         }
     }
 
     fn end(&self, contexts: &[Arc<Context>]) {
-        self.core.discharge_all(contexts);
+        self.adapter.discharge_all(contexts);
         for context in contexts {
             context.teardown();
         }
@@ -166,7 +169,7 @@ impl Port {
 impl Drop for Port {
     fn drop(&mut self) {
         self.close_all();
-        self.core.forget_port(&self.address.gid);
+        self.adapter.forget_port(&self.address.gid);
     }
 }
 

@@ -4,6 +4,7 @@ use farlane_abi::queue::{
     MAX_INLINE_BYTES, MAX_SGE, OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND,
     OP_SEND_IMM, RecvEntry, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendEntry, Sge,
 };
+use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::FromBytes;
 use thiserror::Error;
 
@@ -94,24 +95,24 @@ impl Elements {
     /// Replaces them. More than the largest number of elements is refused.
     ///
     /// # Errors
-    /// [`BadRequest::Elements`].
-    pub fn set(&mut self, elements: &[Element]) -> Result<(), BadRequest> {
+    /// [`WqeError::Elements`].
+    pub fn set(&mut self, elements: &[Element]) -> Result<(), WqeError> {
         let room = self
             .elements
             .get_mut(..elements.len())
-            .ok_or(BadRequest::Elements(elements.len()))?;
+            .ok_or(WqeError::Elements(elements.len()))?;
         room.copy_from_slice(elements);
         self.count = elements.len();
         Ok(())
     }
 
-    fn parse(&mut self, count: usize, mut bytes: &[u8]) -> Result<(), BadRequest> {
+    fn parse(&mut self, count: usize, mut bytes: &[u8]) -> Result<(), WqeError> {
         self.count = 0;
         if count > ELEMENTS {
-            return Err(BadRequest::Elements(count));
+            return Err(WqeError::Elements(count));
         }
         for slot in &mut self.elements[..count] {
-            let (element, rest) = Element::parse(bytes).ok_or(BadRequest::Elements(count))?;
+            let (element, rest) = Element::parse(bytes).ok_or(WqeError::Elements(count))?;
             *slot = element;
             bytes = rest;
         }
@@ -122,7 +123,7 @@ impl Elements {
 
 /// A send request. Reused from request to request, so that no memory is allocated for one.
 #[derive(Clone, Debug)]
-pub struct SendRequest {
+pub struct SendWqe {
     /// The caller's number for it.
     pub wr_id: u64,
     /// What to do.
@@ -145,7 +146,7 @@ pub struct SendRequest {
     inline: [u8; INLINE],
 }
 
-impl Default for SendRequest {
+impl Default for SendWqe {
     fn default() -> Self {
         Self {
             wr_id: 0,
@@ -165,7 +166,7 @@ impl Default for SendRequest {
 
 /// A receive request.
 #[derive(Clone, Debug, Default)]
-pub struct RecvRequest {
+pub struct RecvWqe {
     /// The caller's number for it.
     pub wr_id: u64,
     /// Memory for the message.
@@ -174,7 +175,7 @@ pub struct RecvRequest {
 
 /// Why bytes are not a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum BadRequest {
+pub enum WqeError {
     /// An entry shorter than its head.
     #[error("An entry of {0} bytes")]
     Short(usize),
@@ -192,17 +193,17 @@ pub enum BadRequest {
     Inline(usize),
 }
 
-impl SendRequest {
+impl SendWqe {
     /// Parses an entry of a send queue, whole: head and payload. `self.wr_id` is valid also when
     /// the request is bad, unless the entry is too short to have one.
     ///
     /// # Errors
-    /// See [`BadRequest`].
-    pub fn parse(&mut self, entry: &[u8]) -> Result<(), BadRequest> {
+    /// See [`WqeError`].
+    pub fn parse(&mut self, entry: &[u8]) -> Result<(), WqeError> {
         self.elements.count = 0;
         self.inline_length = None;
         let (head, payload) =
-            SendEntry::read_from_prefix(entry).map_err(|_| BadRequest::Short(entry.len()))?;
+            SendEntry::read_from_prefix(entry).map_err(|_| WqeError::Short(entry.len()))?;
         self.wr_id = head.wr_id.get();
         self.opcode = match head.opcode {
             OP_SEND => Opcode::Send,
@@ -210,11 +211,11 @@ impl SendRequest {
             OP_RDMA_WRITE => Opcode::Write,
             OP_RDMA_WRITE_IMM => Opcode::WriteImm,
             OP_RDMA_READ => Opcode::Read,
-            other => return Err(BadRequest::Opcode(other)),
+            other => return Err(WqeError::Opcode(other)),
         };
         let known = SEND_SIGNALED | SEND_SOLICITED | SEND_FENCE | SEND_INLINE;
         if head.flags & !known != 0 {
-            return Err(BadRequest::Flags(head.flags));
+            return Err(WqeError::Flags(head.flags));
         }
         self.signalled = head.flags & SEND_SIGNALED != 0;
         self.solicited = head.flags & SEND_SOLICITED != 0;
@@ -225,22 +226,22 @@ impl SendRequest {
         if head.flags & SEND_INLINE == 0 {
             return self.elements.parse(head.num_sge.get().into(), payload);
         }
-        let length = usize::try_from(head.inline_bytes.get()).unwrap_or(usize::MAX);
+        let length = to_usize(head.inline_bytes.get().into());
         if self.opcode == Opcode::Read {
-            return Err(BadRequest::Inline(length));
+            return Err(WqeError::Inline(length));
         }
-        let bytes = payload.get(..length).ok_or(BadRequest::Inline(length))?;
+        let bytes = payload.get(..length).ok_or(WqeError::Inline(length))?;
         self.set_inline(bytes)
     }
 
     /// Makes `bytes` the request's data.
     ///
     /// # Errors
-    /// [`BadRequest::Inline`] for more than [`MAX_INLINE_BYTES`].
-    pub fn set_inline(&mut self, bytes: &[u8]) -> Result<(), BadRequest> {
+    /// [`WqeError::Inline`] for more than [`MAX_INLINE_BYTES`].
+    pub fn set_inline(&mut self, bytes: &[u8]) -> Result<(), WqeError> {
         self.inline
             .get_mut(..bytes.len())
-            .ok_or(BadRequest::Inline(bytes.len()))?
+            .ok_or(WqeError::Inline(bytes.len()))?
             .copy_from_slice(bytes);
         self.inline_length = Some(bytes.len());
         Ok(())
@@ -260,18 +261,18 @@ impl SendRequest {
     }
 }
 
-impl RecvRequest {
+impl RecvWqe {
     /// Parses an entry of a receive queue, whole. `self.wr_id` is valid as for
-    /// [`SendRequest::parse`].
+    /// [`SendWqe::parse`].
     ///
     /// # Errors
-    /// See [`BadRequest`].
-    pub fn parse(&mut self, entry: &[u8]) -> Result<(), BadRequest> {
+    /// See [`WqeError`].
+    pub fn parse(&mut self, entry: &[u8]) -> Result<(), WqeError> {
         self.elements.count = 0;
         let (head, payload) =
-            RecvEntry::read_from_prefix(entry).map_err(|_| BadRequest::Short(entry.len()))?;
+            RecvEntry::read_from_prefix(entry).map_err(|_| WqeError::Short(entry.len()))?;
         self.wr_id = head.wr_id.get();
-        let count = usize::try_from(head.num_sge.get()).unwrap_or(usize::MAX);
+        let count = to_usize(head.num_sge.get().into());
         self.elements.parse(count, payload)
     }
 }
@@ -294,10 +295,10 @@ mod tests {
             inline_bytes: 4.into(),
             ..Default::default()
         };
-        let mut request = SendRequest::default();
+        let mut request = SendWqe::default();
         assert_eq!(
             request.parse(&entry(head, &[0; 32])),
-            Err(BadRequest::Inline(4))
+            Err(WqeError::Inline(4))
         );
     }
 
@@ -308,11 +309,8 @@ mod tests {
             opcode: 200,
             ..Default::default()
         };
-        let mut request = SendRequest::default();
-        assert_eq!(
-            request.parse(&entry(head, &[])),
-            Err(BadRequest::Opcode(200))
-        );
+        let mut request = SendWqe::default();
+        assert_eq!(request.parse(&entry(head, &[])), Err(WqeError::Opcode(200)));
         assert_eq!(request.wr_id, 77);
     }
 
@@ -321,12 +319,12 @@ mod tests {
         fn any_bytes_are_a_request_within_limits_or_an_error(
             bytes in prop::collection::vec(any::<u8>(), 0..1400),
         ) {
-            let mut send = SendRequest::default();
+            let mut send = SendWqe::default();
             if send.parse(&bytes).is_ok() {
                 prop_assert!(send.elements.as_slice().len() <= ELEMENTS);
                 prop_assert!(send.inline().is_none_or(|i| i.len() <= INLINE));
             }
-            let mut recv = RecvRequest::default();
+            let mut recv = RecvWqe::default();
             if recv.parse(&bytes).is_ok() {
                 prop_assert!(recv.elements.as_slice().len() <= ELEMENTS);
             }
@@ -347,7 +345,7 @@ mod tests {
                 let sge = Sge { addr: addr.into(), length: length.into(), lkey: lkey.into() };
                 payload.extend_from_slice(sge.as_bytes());
             }
-            let mut request = SendRequest::default();
+            let mut request = SendWqe::default();
             request.parse(&entry(head, &payload)).unwrap();
             prop_assert_eq!((request.wr_id, request.immediate), (wr_id, imm));
             prop_assert_eq!((request.remote_address, request.rkey), (raddr, rkey));

@@ -1,19 +1,22 @@
-//! Who has a turn, and how long: of the queue pairs of a context, and of the contexts of each tenant.
+//! Who has a turn, and how long: of the queue pairs of a context, and of the contexts of each
+//! tenant.
 //!
-//! Those that had something to do lately come first in each turn. The others are looked at in rotation, a bounded number of them in a
-//! turn, so that they delay nobody however many there are. Before a worker sleeps it has to have looked at all of them once: it does
-//! that in as many turns as it takes, a *sweep*, in which those who are busy have theirs as ever.
+//! Those that had something to do lately come first in each turn. The others are looked at in
+//! rotation, a bounded number of them in a turn, so that they delay nobody however many there are.
+//! Before a worker sleeps it has to have looked at all of them once: it does that in as many turns
+//! as it takes, a *sweep*, in which those who are busy have theirs as ever.
 
-use crate::engine::Progress;
+use crate::engine::{Progress, Turn};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long the calls of a context, its queue pairs, and the contexts of a tenant may take in one turn of a worker, besides the first
-/// one's and the last one's: the rest go on in the next.
+/// How long the calls of a context, its queue pairs, and the contexts of a tenant may take in one
+/// turn of a worker, besides the first one's and the last one's: the rest go on in the next.
 pub(crate) const TURN: Duration = Duration::from_micros(100);
 /// How many with nothing to do have a turn before the clock is looked at.
 const BETWEEN_CLOCKS: usize = 64;
-/// Idle queue pairs of a tenant that are looked at in a turn, and those of the context that comes last; contexts count as well. About 10 us.
+/// Idle queue pairs of a tenant that are looked at in a turn, and those of the context that comes
+/// last; contexts count as well. About 10 us.
 const IDLE_OF_TENANT: usize = 128;
 /// Idle queue pairs of a context that are looked at in its turn.
 const IDLE_OF_CONTEXT: usize = 64;
@@ -25,15 +28,15 @@ const BUSY: Duration = Duration::from_millis(10);
 pub(crate) enum Pace {
     /// As many as there is time for: others wait.
     Bounded,
-    /// All.
+    /// All have a turn, however long it takes.
     Whole,
 }
 
 /// A turn of a worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
-    /// When it began.
-    pub now: Instant,
+    /// When it began, and where.
+    pub turn: Turn,
     /// Which sweep it is of.
     pub sweep: u64,
     /// How much of it there is.
@@ -96,7 +99,8 @@ impl<T> Default for Rota<T> {
 }
 
 impl<T> Rota<T> {
-    /// Has `all`, of which each has a key of its own, have turns from now on. Those who stay go on as they are.
+    /// Has `all`, of which each has a key of its own, have turns from now on. Those who stay go on
+    /// as they are.
     pub fn set(&mut self, all: impl Iterator<Item = T>, key: impl Fn(&T) -> usize) {
         let worked: HashMap<usize, Option<Instant>> = self
             .busy
@@ -130,10 +134,12 @@ impl<T> Rota<T> {
         self.all.iter().map(|member| &member.one)
     }
 
-    /// Gives turns: to those who are busy until the time of a `clock` is over, but to one at least, and to others in rotation as long as
-    /// there are `idle` looks, of which each turn takes some. Progress is cut when the sweep has not come to all.
+    /// Gives turns: to those who are busy until the time of a `clock` is over, but to one at least,
+    /// and to others in rotation as long as there are `idle` looks, of which each turn takes some.
+    /// Progress is cut when the sweep has not come to all.
     ///
-    /// Where only one is busy nobody waits, and there is no clock: a look at it costs as much as a look at a queue pair.
+    /// Where only one is busy nobody waits, and there is no clock: a look at it costs as much as a
+    /// look at a queue pair.
     pub fn turn<C: Fn() -> bool>(
         &mut self,
         look: &Look,
@@ -162,7 +168,7 @@ impl<T> Rota<T> {
                 break;
             }
         }
-        self.retire(look.now, done);
+        self.retire(look.turn.now, done);
         let mut looks = self.all.len();
         while looks > 0 && *idle > 0 {
             let is_last = self.next >= self.all.len();
@@ -184,8 +190,9 @@ impl<T> Rota<T> {
         progress
     }
 
-    /// The same, for the queue pairs of a context, whose tenant has so many `idle` looks left. However few those are, it has its share:
-    /// a context that came last each time would never be looked at.
+    /// The same, for the queue pairs of a context, whose tenant has so many `idle` looks left.
+    /// However few those are, it has its share: a context that came last each time would never be
+    /// looked at.
     pub fn turn_of_context(
         &mut self,
         look: &Look,
@@ -208,7 +215,7 @@ impl<T> Rota<T> {
     ) -> Progress {
         let member = &mut self.all[at];
         let came = turn(&member.one, idle);
-        if came.worked && member.worked.replace(look.now).is_none() {
+        if came.worked && member.worked.replace(look.turn.now).is_none() {
             self.busy.push(at);
         }
         if !came.cut && member.sweep != look.sweep {
@@ -218,7 +225,8 @@ impl<T> Rota<T> {
         came
     }
 
-    /// So many of those who are busy have had their turn. Who has had nothing to do for long is not busy any more.
+    /// So many of those who are busy have had their turn. Who has had nothing to do for long is not
+    /// busy any more.
     fn retire(&mut self, now: Instant, done: usize) {
         let all = &mut self.all;
         self.busy.rotate_left(done);
@@ -241,7 +249,8 @@ impl<T> Default for Tenants<T> {
 }
 
 impl<T: Clone> Tenants<T> {
-    /// Serves `all`, of which each has a key of its own, from now on. Tenants who stay go on where they are.
+    /// Serves `all`, of which each has a key of its own, from now on. Tenants who stay go on where
+    /// they are.
     pub fn set(
         &mut self,
         all: &[T],

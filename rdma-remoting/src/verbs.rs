@@ -1,13 +1,12 @@
 //! The calls, on the objects of one context.
 
 use crate::completion_queue::SharedCompletionQueue;
-use crate::context::{
-    BufferObject, Context, CqObject, MAX_CQS, MAX_MRS, MAX_PDS, MAX_QPS, Pd, QpObject,
-};
+use crate::context::Context;
 use crate::counters;
 use crate::engine::QpSpec;
 use crate::ledger::Resource;
-use crate::memory::{Access, MemoryRegion};
+use crate::memory::{Access, MemoryRegion, PdHandle};
+use crate::objects::{BufferObject, CqObject, MAX_CQS, MAX_MRS, MAX_PDS, MAX_QPS, Pd, QpObject};
 use crate::work_queue::shared_queues;
 use farlane_abi::Errno;
 use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
@@ -123,7 +122,7 @@ impl Verbs for CallHost<'_> {
             _buffer: buffer,
         };
         let memory = MemoryRegion {
-            pd: args.pd.get(),
+            pd: PdHandle(args.pd.get()),
             iova,
             offset: args.offset.get(),
             length,
@@ -233,7 +232,7 @@ impl Verbs for CallHost<'_> {
         };
         let engine = self.context.engine.create_qp(QpSpec {
             kind: args.qp_type.get(),
-            pd: args.pd.get(),
+            pd: PdHandle(args.pd.get()),
             address: self.context.address(),
             memory: Arc::clone(&self.context.memory),
             sends: Box::new(sends),

@@ -1,10 +1,11 @@
 //! Work queues in shared memory, the backend's end.
 
-use crate::request::{BadRequest, RecvRequest, SendRequest};
+use crate::request::{RecvWqe, SendWqe, WqeError};
 use farlane_abi::queue::{
     MAX_INLINE_BYTES, MAX_SGE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED,
     QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SendEntry, Sge,
 };
+use farlane_abi::width::to_usize;
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
 use std::sync::atomic::Ordering;
 use thiserror::Error;
@@ -14,15 +15,15 @@ use thiserror::Error;
 pub enum QueueError {
     /// The entry is not a work request; it counts as taken.
     #[error("Bad work request")]
-    Request(#[from] BadRequest),
+    Request(#[from] WqeError),
     /// The producer word is nonsense; nothing in the queue can be trusted any more.
     #[error("Producer index {produced} of a queue of {entries} with consumer index {consumed}")]
     Index {
-        /// What the process wrote.
+        /// Producer index that the process wrote.
         produced: u32,
-        /// What is consumed.
+        /// Consumer index.
         consumed: u32,
-        /// Entries there are.
+        /// Entries of the queue.
         entries: u32,
     },
     /// The queue is not where it should be. The layout is checked when the queue is made.
@@ -39,7 +40,7 @@ pub trait SendSource: Send {
     ///
     /// # Errors
     /// See [`QueueError`]; a bad request has been taken.
-    fn take(&mut self, into: &mut SendRequest) -> Result<bool, QueueError>;
+    fn take(&mut self, into: &mut SendWqe) -> Result<bool, QueueError>;
     /// Gives the place of the oldest request that was taken back to the producer.
     fn retire(&mut self);
     /// Whether something can be taken.
@@ -54,7 +55,7 @@ pub trait RecvSource: Send {
     ///
     /// # Errors
     /// See [`QueueError`]; a bad request has been taken.
-    fn take(&mut self, into: &mut RecvRequest) -> Result<bool, QueueError>;
+    fn take(&mut self, into: &mut RecvWqe) -> Result<bool, QueueError>;
     /// Whether something can be taken.
     fn is_ready(&self) -> bool;
     /// Drops everything that is queued.
@@ -99,7 +100,7 @@ impl Consumer {
         Ok(produced)
     }
 
-    /// Copies the next entry, of `head` bytes and what `rest` makes of them, to `buffer`.
+    /// Copies the next entry to the beginning of `buffer`.
     fn take<'b, const N: usize>(
         &mut self,
         buffer: &'b mut [u8; N],
@@ -107,7 +108,7 @@ impl Consumer {
         if self.produced()? == self.taken {
             return Ok(None);
         }
-        let index = usize::try_from(self.taken & (self.entries - 1)).unwrap_or(0);
+        let index = to_usize(u64::from(self.taken & (self.entries - 1)));
         let entry = &mut buffer[..self.stride.min(N)];
         self.memory
             .read_bytes(self.entries_at + index * self.stride, entry)?;
@@ -155,7 +156,7 @@ pub fn shared_queues(
     memory: &SharedMemory,
     layout: &QpLayout,
 ) -> Result<(SharedSendQueue, SharedRecvQueue), OutOfBounds> {
-    let need = usize::try_from(layout.segment_bytes()).unwrap_or(usize::MAX);
+    let need = to_usize(layout.segment_bytes());
     if memory.len() < need {
         return Err(OutOfBounds {
             offset: 0,
@@ -192,7 +193,7 @@ pub fn shared_queues(
 }
 
 impl SendSource for SharedSendQueue {
-    fn take(&mut self, into: &mut SendRequest) -> Result<bool, QueueError> {
+    fn take(&mut self, into: &mut SendWqe) -> Result<bool, QueueError> {
         let mut buffer = [0; MAX_SEND_STRIDE];
         let Some(entry) = self.0.take(&mut buffer)? else {
             return Ok(false);
@@ -215,7 +216,7 @@ impl SendSource for SharedSendQueue {
 }
 
 impl RecvSource for SharedRecvQueue {
-    fn take(&mut self, into: &mut RecvRequest) -> Result<bool, QueueError> {
+    fn take(&mut self, into: &mut RecvWqe) -> Result<bool, QueueError> {
         let mut buffer = [0; MAX_RECV_STRIDE];
         let Some(entry) = self.0.take(&mut buffer)? else {
             return Ok(false);

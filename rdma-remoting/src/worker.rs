@@ -2,30 +2,29 @@
 
 use crate::context::Context;
 use crate::counters::{self, Live};
-use crate::engine::{Progress, Waker};
-use crate::limbs::{self, Place};
+use crate::engine::{Progress, Turn, Waker};
+use crate::nodes::WorkerNode;
 use crate::round::{Look, Pace, Tenants};
-use crate::sleep;
-use crate::spin::Spin;
-use farlane_zero_copy::timeslice;
+use farlane_sys::sync::{held, lock};
+use farlane_worker::idle::{self, Idle};
+use farlane_worker::wake;
+use farlane_worker::{policy, thread};
 use farlane_zero_copy::topology::Node;
 use rustix::event::{EventfdFlags, epoll};
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Time slice that a worker asks for: the shortest there is.
-const SLICE: Duration = Duration::from_micros(100);
-
-/// The number of the next sweep of any worker: contexts go from one to another, and know which sweep was the last that has looked at them.
+/// The number of the next sweep of any worker: contexts go from one to another, and know which
+/// sweep was the last that has looked at them.
 static SWEEPS: AtomicU64 = AtomicU64::new(1);
 
-/// What a worker's thread and those who direct it share.
-struct Shared {
+/// What a worker's thread and those who direct it have in common.
+struct WorkerState {
     /// The contexts it serves.
     list: Mutex<Vec<Arc<Context>>>,
     /// Grows with each change of the list.
@@ -41,19 +40,19 @@ struct Shared {
     counters: Arc<Live>,
 }
 
-/// A worker thread.
+/// A worker thread, and how it is directed.
 pub(crate) struct Worker {
-    shared: Arc<Shared>,
+    state: Arc<WorkerState>,
     /// Its node, where it has one.
     node: Option<Node>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Worker {
-    pub fn start(index: usize, place: Option<Place>, counters: Arc<Live>) -> io::Result<Self> {
+    pub fn start(index: usize, on: Option<WorkerNode>, counters: Arc<Live>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let shared = Arc::new(Shared {
+        let state = Arc::new(WorkerState {
             list: Mutex::default(),
             generation: AtomicU64::new(0),
             seen: Mutex::new(0),
@@ -64,22 +63,21 @@ impl Worker {
             again: AtomicBool::new(false),
             counters,
         });
-        shared.watch(shared.wake.as_fd())?;
-        let node = place.as_ref().map(|place| place.node);
+        state.watch(state.wake.as_fd())?;
+        let node = on.as_ref().map(|on| on.node);
         let thread = std::thread::Builder::new()
             .name(format!("worker{index}"))
             .spawn({
-                let shared = Arc::clone(&shared);
+                let state = Arc::clone(&state);
                 move || {
-                    if let Some(place) = place {
-                        limbs::set_here(place.node);
-                        (place.enter)();
+                    if let Some(on) = on {
+                        (on.enter)();
                     }
-                    shared.run();
+                    state.run(node);
                 }
             })?;
         Ok(Self {
-            shared,
+            state,
             node,
             thread: Mutex::new(Some(thread)),
         })
@@ -90,13 +88,13 @@ impl Worker {
         self.node
     }
 
-    /// Contexts it serves.
+    /// Number of contexts that it serves.
     pub fn load(&self) -> usize {
-        self.shared.list().len()
+        self.state.list().len()
     }
 
     pub fn enlist(&self, context: &Arc<Context>) {
-        self.shared.change(|list| {
+        self.state.change(|list| {
             list.push(Arc::clone(context));
             true
         });
@@ -104,12 +102,13 @@ impl Worker {
 
     /// Whether it serves a context.
     pub fn serves(&self, context: &Arc<Context>) -> bool {
-        self.shared.list().iter().any(|c| Arc::ptr_eq(c, context))
+        self.state.list().iter().any(|c| Arc::ptr_eq(c, context))
     }
 
-    /// Takes these contexts from it. Returns what to [wait](Self::wait_seen) for, where it served one of them.
+    /// Takes these contexts from it. Returns what to [wait](Self::wait_seen) for, where it served
+    /// one of them.
     pub fn dismiss(&self, contexts: &HashSet<*const Context>) -> Option<u64> {
-        self.shared.change(|list| {
+        self.state.change(|list| {
             let before = list.len();
             list.retain(|context| !contexts.contains(&Arc::as_ptr(context)));
             list.len() != before
@@ -118,30 +117,31 @@ impl Worker {
 
     /// Returns when the thread goes by that state of its list, or a later one.
     pub fn wait_seen(&self, generation: u64) {
-        self.shared.wait_seen(generation);
+        self.state.wait_seen(generation);
     }
 
     /// How often its list has changed.
     #[cfg(test)]
     pub fn generation(&self) -> u64 {
-        self.shared.generation.load(Ordering::SeqCst)
+        self.state.generation.load(Ordering::SeqCst)
     }
 
     pub fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.shared.watch(fd)
+        self.state.watch(fd)
     }
 
-    /// Wakes its thread, for as long as there is one. The thread itself looks at all once more before it sleeps.
+    /// Wakes its thread, for as long as there is one. The thread itself looks at all once more
+    /// before it sleeps.
     pub fn waker(&self) -> Waker {
-        let shared = Arc::downgrade(&self.shared);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = Arc::downgrade(&self.state);
+        let thread = lock(&self.thread);
         let thread = thread.as_ref().map(|handle| handle.thread().id());
         Box::new(move || {
-            if let Some(shared) = shared.upgrade() {
+            if let Some(state) = state.upgrade() {
                 if thread == Some(std::thread::current().id()) {
-                    shared.again.store(true, Ordering::Relaxed);
+                    state.again.store(true, Ordering::Relaxed);
                 } else {
-                    shared.ring();
+                    state.ring();
                 }
             }
         })
@@ -149,19 +149,15 @@ impl Worker {
 
     pub fn unwatch(&self, fd: BorrowedFd<'_>) {
         // Fails only where it was never added.
-        if let Err(e) = epoll::delete(&self.shared.epoll, fd) {
+        if let Err(e) = epoll::delete(&self.state.epoll, fd) {
             log::debug!("A doorbell was not watched: {e}");
         }
     }
 
     pub fn stop(&self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.ring();
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        self.state.stop.store(true, Ordering::SeqCst);
+        self.state.ring();
+        let thread = lock(&self.thread).take();
         if let Some(thread) = thread
             && thread.join().is_err()
         {
@@ -170,9 +166,9 @@ impl Worker {
     }
 }
 
-impl Shared {
+impl WorkerState {
     fn list(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Context>>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.list)
     }
 
     /// Changes the list, and wakes the thread to take note. Returns the new generation.
@@ -197,17 +193,14 @@ impl Shared {
     }
 
     fn wait_seen(&self, generation: u64) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = lock(&self.seen);
         while *seen < generation {
-            seen = self
-                .seen_changed
-                .wait(seen)
-                .unwrap_or_else(PoisonError::into_inner);
+            seen = held(self.seen_changed.wait(seen));
         }
     }
 
     fn saw(&self, generation: u64) {
-        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = generation;
+        *lock(&self.seen) = generation;
         self.seen_changed.notify_all();
     }
 
@@ -222,16 +215,14 @@ impl Shared {
         Ok(())
     }
 
-    fn run(&self) {
-        if let Err(e) = timeslice::request(SLICE) {
-            log::debug!("A worker keeps the usual time slice: {e}");
-        }
+    fn run(&self, node: Option<Node>) {
+        thread::prepare();
         let mut contexts: Vec<Arc<Context>> = Vec::new();
         let mut tenants = Tenants::default();
         let mut generation = 0;
-        let mut spin = Spin::default();
+        let mut idle = Idle::new(policy::RINGS);
         let mut sweep = 0;
-        let mut rest = None;
+        let mut rest: Option<Rest> = None;
         while !self.stop.load(Ordering::Relaxed) {
             let current = self.generation.load(Ordering::Acquire);
             if current != generation {
@@ -240,26 +231,31 @@ impl Shared {
                 let key = |context: &Arc<Context>| Arc::as_ptr(context).addr();
                 tenants.set(&contexts, |one, other| one.is_beside(other), key);
                 self.saw(generation);
-                sleep::awake(words(&contexts));
+                wake::awake(words(&contexts));
                 rest = None;
             }
-            let progress = turn(&mut tenants, sweep);
+            let progress = turn(&mut tenants, sweep, node);
             if progress.worked || self.again.swap(false, Ordering::Relaxed) {
-                spin.worked();
+                idle.worked();
                 if rest.take().is_some() {
-                    sleep::awake(words(&contexts));
+                    wake::awake(words(&contexts));
                 }
                 continue;
             }
             match &mut rest {
-                None if spin.idle() => {
-                    // Who posts something from now on wakes it. What was posted before is found in a sweep.
-                    sleep::announce(words(&contexts));
-                    sweep = SWEEPS.fetch_add(1, Ordering::Relaxed);
-                    rest = Some(Rest::default());
-                }
-                None => {}
                 Some(rest) => rest.note(progress.deadline),
+                None => {
+                    if let idle::Rest::Sleep(limit) = idle.idle() {
+                        // Who posts something from now on wakes it. What was posted before is
+                        // found in a sweep.
+                        wake::announce(words(&contexts));
+                        sweep = SWEEPS.fetch_add(1, Ordering::Relaxed);
+                        rest = Some(Rest {
+                            looked: false,
+                            deadline: limit.map(|limit| Instant::now() + limit),
+                        });
+                    }
+                }
             }
             if !progress.cut
                 && let Some(rest) = rest.take_if(|rest| rest.looked)
@@ -268,8 +264,8 @@ impl Shared {
                 let left = |d: Instant| d.saturating_duration_since(Instant::now());
                 // A change of the list, the end, and every doorbell since the announcement end it.
                 self.wait(rest.deadline.map(left));
-                spin.woke();
-                sleep::awake(words(&contexts));
+                idle.woke();
+                wake::awake(words(&contexts));
             }
         }
         drop((contexts, tenants));
@@ -290,9 +286,9 @@ impl Shared {
 }
 
 /// Sleep is announced, and the sweep goes on.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Rest {
-    /// It has begun.
+    /// The sweep has begun.
     looked: bool,
     /// When to come back though nothing new arrives.
     deadline: Option<Instant>,
@@ -313,9 +309,12 @@ fn words(contexts: &[Arc<Context>]) -> impl Iterator<Item = &AtomicU32> {
     contexts.iter().filter_map(|context| context.state_word())
 }
 
-fn turn(tenants: &mut Tenants<Arc<Context>>, sweep: u64) -> Progress {
+fn turn(tenants: &mut Tenants<Arc<Context>>, sweep: u64, node: Option<Node>) -> Progress {
     let look = Look {
-        now: Instant::now(),
+        turn: Turn {
+            now: Instant::now(),
+            node,
+        },
         sweep,
         pace: Pace::Bounded,
     };

@@ -6,10 +6,10 @@ use farlane_abi::rdma::{self, *};
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::LocalCompletionQueue;
-use farlane_rdma_remoting::memory::MemoryTable;
-use farlane_rdma_remoting::request::{RecvRequest, SendRequest};
+use farlane_rdma_remoting::memory::{MemoryTable, PdHandle};
+use farlane_rdma_remoting::request::{RecvWqe, SendWqe};
 use farlane_rdma_remoting::work_queue::{QueueError, RecvSource, SendSource};
-use farlane_zero_copy::log_limit::LogLimit;
+use farlane_sys::log_limit::LogLimit;
 use log::{LevelFilter, Log, Metadata, Record};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,7 +40,7 @@ const ABSURD: QueueError = QueueError::Index {
 };
 
 impl SendSource for Nonsense {
-    fn take(&mut self, _: &mut SendRequest) -> Result<bool, QueueError> {
+    fn take(&mut self, _: &mut SendWqe) -> Result<bool, QueueError> {
         Err(ABSURD)
     }
     fn retire(&mut self) {}
@@ -51,7 +51,7 @@ impl SendSource for Nonsense {
 }
 
 impl RecvSource for Nonsense {
-    fn take(&mut self, _: &mut RecvRequest) -> Result<bool, QueueError> {
+    fn take(&mut self, _: &mut RecvWqe) -> Result<bool, QueueError> {
         Err(ABSURD)
     }
     fn is_ready(&self) -> bool {
@@ -66,7 +66,7 @@ fn give_up(engine: &SoftEngine, tenant: &Arc<LogLimit>, state: u8) {
     let qp = engine
         .create_qp(QpSpec {
             kind: QPT_RC,
-            pd: 1,
+            pd: PdHandle(1),
             address: PortAddress {
                 gid: [1; 16],
                 lid: 1,
@@ -112,7 +112,7 @@ fn give_up(engine: &SoftEngine, tenant: &Arc<LogLimit>, state: u8) {
     if state == QPS_ERR {
         qp.modify(rdma::QP_STATE, &attr(QPS_ERR)).unwrap();
     }
-    while qp.progress(Instant::now()).worked {}
+    while qp.progress(Instant::now().into()).worked {}
     qp.destroy();
 }
 

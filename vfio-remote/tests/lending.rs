@@ -1,4 +1,4 @@
-//! A device is taken, used and returned, as a virtual machine monitor does it.
+//! A device is taken, used and returned, as a VMM does it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,10 +20,10 @@ use common::{
 };
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower;
-use farlane_vfio_remote::link::message::{
+use farlane_vfio_remote::protocol::message::{
     Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION,
 };
-use farlane_vfio_remote::link::{Acceptor, Connector, Received, Receiver, Sender};
+use farlane_vfio_remote::protocol::{Acceptor, Connector, Received, Receiver, Sender};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -38,7 +38,7 @@ const REQUEST: u32 = 4;
 /// `VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER`.
 const BIND: u32 = 0x24;
 
-/// A monitor with a megabyte of memory at 1 MiB.
+/// A VMM with a megabyte of memory at 1 MiB.
 struct Monitor {
     client: Client,
     memory: OwnedFd,
@@ -315,7 +315,7 @@ fn a_lender_that_vanishes_leaves_a_device_that_does_not_answer() {
             let (sender, receiver) = incoming.finish().unwrap();
             links.send(sender.clone()).unwrap();
             let lender = Arc::clone(&lender);
-            std::thread::spawn(move || lender.serve_link(sender, receiver));
+            std::thread::spawn(move || lender.serve_session(sender, receiver));
         }
     });
     let path = serve_borrowed(folder.path(), "a", "plain", connector);

@@ -1,5 +1,6 @@
-//! Checks on a kernel that has two NUMA nodes, a processor each, that memory is found where it lies and followed when it moves.
-//! Run by `cargo xtask scenario topology`; ends with a panic where something is not so.
+//! Checks on a kernel that has two NUMA nodes, a processor each, that memory is found where it lies
+//! and followed when it moves. Run by `cargo xtask scenario topology`; ends with a panic where
+//! something is not so.
 #![allow(clippy::unwrap_used)]
 
 use farlane_zero_copy::placement::Placement;

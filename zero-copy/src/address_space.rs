@@ -5,8 +5,9 @@ use crate::region::Inner;
 use crate::topology::{Node, Topology, majority};
 use crate::view::{View, Views};
 use crate::{Mapping, MappingError};
+use farlane_sys::sync::{lock, read, write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
 use thiserror::Error;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
@@ -121,7 +122,7 @@ pub(crate) struct Range {
 
 impl Range {
     fn regions(&self) -> MutexGuard<'_, Option<Vec<Weak<Inner>>>> {
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.regions)
     }
 
     fn is_same(&self, start: u64, length: u64, id: FileId, file_offset: u64) -> bool {
@@ -235,7 +236,8 @@ impl Snapshot {
 #[derive(Debug, Default)]
 pub struct AddressSpace {
     current: RwLock<Arc<Snapshot>>,
-    /// Held while the space is changed, but not while views are waited for: earlier states of which there may be some.
+    /// Held while the space is changed, but not while views are waited for: earlier states of which
+    /// there may be some.
     change: Mutex<Vec<Weak<Snapshot>>>,
     kind: RangeKind,
 }
@@ -257,7 +259,7 @@ impl AddressSpace {
     }
 
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
-        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&read(&self.current))
     }
 
     /// Takes a vhost-user memory table. Ranges that are in the old and in the new one (same
@@ -267,7 +269,7 @@ impl AddressSpace {
     /// # Errors
     /// A range without a file, overlapping ranges, or what `mmap` says; nothing is changed then.
     pub fn replace_ram(&self, memory: &GuestMemoryMmap) -> Result<(), AddressSpaceError> {
-        let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = lock(&self.change);
         let old = self.snapshot();
         let mut ranges: Vec<Arc<Range>> = Vec::new();
         for region in memory.iter() {
@@ -301,8 +303,9 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Adds a range of guest-physical addresses behind which the bytes of a file lie: of a file of this host, such as a PCI function's BAR
-    /// in sysfs, or one that somebody has sent and that was [checked](crate::memory_file).
+    /// Adds a range of guest-physical addresses behind which the bytes of a file lie: of a file of
+    /// this host, such as a PCI function's BAR in sysfs, or one that somebody has sent and that was
+    /// [checked](crate::memory_file).
     ///
     /// # Errors
     /// It overlaps another, the file is too short, or what `mmap` says; nothing is changed then.
@@ -344,7 +347,7 @@ impl AddressSpace {
         (file, file_offset): (BorrowedFd<'_>, u64),
         writable: bool,
     ) -> Result<(), AddressSpaceError> {
-        let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = lock(&self.change);
         let stat = rustix::fs::fstat(file).map_err(std::io::Error::from)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         if file_offset.checked_add(length).is_none_or(|end| end > size) {
@@ -380,7 +383,7 @@ impl AddressSpace {
     /// # Errors
     /// There is no such range.
     pub fn unmap(&self, start: u64, length: u64) -> Result<(), AddressSpaceError> {
-        let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = lock(&self.change);
         let old = self.snapshot();
         let mut ranges = old.ranges.clone();
         ranges.retain(|r| (r.start, r.length) != (start, length));
@@ -398,7 +401,7 @@ impl AddressSpace {
     /// that have it are dropped.
     #[must_use]
     pub fn view(&self) -> View {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        let current = read(&self.current);
         View::new(&current)
     }
 
@@ -454,7 +457,7 @@ impl AddressSpace {
             .filter(|r| !ranges.iter().any(|n| Arc::ptr_eq(r, n)))
             .cloned()
             .collect();
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Snapshot {
+        *write(&self.current) = Arc::new(Snapshot {
             has_devices: ranges.iter().any(|r| r.kind == RangeKind::DeviceBar),
             ranges,
             views: Views::default(),
@@ -476,7 +479,7 @@ impl AddressSpace {
 
     /// Takes all memory away.
     pub fn clear(&self) {
-        let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = lock(&self.change);
         let old = self.snapshot();
         self.publish(earlier, &old, Vec::new());
     }
@@ -490,8 +493,8 @@ impl AddressSpace {
         Some((range.kind, node))
     }
 
-    /// Calls `each` for all memory, in order: for a range that is bound to a node at once, for others in parts of up to `granule`
-    /// bytes, each by the node of most of its sampled pages.
+    /// Calls `each` for all memory, in order: for a range that is bound to a node at once, for
+    /// others in parts of up to `granule` bytes, each by the node of most of its sampled pages.
     pub fn place(&self, topology: &Topology, granule: u64, mut each: impl FnMut(Placed)) {
         let mut at = Some(0);
         while let Some(from) = at {
@@ -499,7 +502,8 @@ impl AddressSpace {
         }
     }
 
-    /// As [`place`](Self::place) says of the part that an address is in, of which nothing before the address is looked at.
+    /// As [`place`](Self::place) says of the part that an address is in, of which nothing before
+    /// the address is looked at.
     #[must_use]
     pub fn place_at(&self, topology: &Topology, granule: u64, address: u64) -> Option<Placed> {
         let mut found = None;
@@ -509,8 +513,9 @@ impl AddressSpace {
         found
     }
 
-    /// As [`place`](Self::place), for some of the memory from an address on, in so many parts at most; returns where it goes on. So
-    /// whoever takes memory away does not wait for all of it to be looked at.
+    /// As [`place`](Self::place), for some of the memory from an address on, in so many parts at
+    /// most; returns where it goes on. So whoever takes memory away does not wait for all of it to
+    /// be looked at.
     fn place_some(
         &self,
         topology: &Topology,

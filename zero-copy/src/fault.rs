@@ -6,26 +6,29 @@
 //! else notices. System calls that are given such memory fail with `EFAULT`, with or without this.
 //!
 //! Each page that is replaced may cost the process two more mappings, of which it has not many
-//! (`vm.max_map_count`): a mapping that has lost [`MOST_PAGES`] is replaced as a whole when it loses another one, whatever others have
-//! lost; so are all when [`MOST_PAGES_OF_ALL`] are replaced.
+//! (`vm.max_map_count`): a mapping that has lost [`MOST_PAGES`] is replaced as a whole when it
+//! loses another one, whatever others have lost; so are all when [`MOST_PAGES_OF_ALL`] are
+//! replaced.
 //!
-//! Only [`Mapping`](crate::Mapping)s and [`CoveredMemory`] are covered; a fault anywhere else ends the
-//! process as ever.
+//! Only [`Mapping`](crate::Mapping)s and [`CoveredMemory`] are covered; a fault anywhere else ends
+//! the process as ever.
 
+use farlane_sys::sync::lock;
 use std::cell::UnsafeCell;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, Once};
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _};
 
-/// Mappings that there can be at a time: those beyond are refused. Memory is used for those that there are.
+/// Mappings that there can be at a time: those beyond are refused. Memory is used for those that
+/// there are.
 pub const PLACES: usize = 512 * 1024;
 /// Lost pages of a mapping that are replaced one by one.
 pub const MOST_PAGES: u64 = 128;
-/// Lost pages of all mappings that there are which are replaced one by one: an eighth of the mappings that a process may have where
-/// nobody has changed it.
+/// Lost pages of all mappings that there are which are replaced one by one: an eighth of the
+/// mappings that a process may have where nobody has changed it.
 pub const MOST_PAGES_OF_ALL: u64 = 4096;
 
 /// A mapping, for the handler. `turn` is odd while `start` and `end` are of a live mapping: it
@@ -83,7 +86,7 @@ pub(crate) struct Covered(usize);
 /// Covers `length` bytes at `start`, which are mapped, until the place is dropped. None where there
 /// are too many.
 pub(crate) fn cover(start: usize, length: usize) -> Option<Covered> {
-    let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut free = lock(&FREE);
     let index = match free.returned.pop() {
         Some(index) => index,
         None if free.fresh < PLACES => {
@@ -118,12 +121,13 @@ impl Drop for Covered {
         PAGES.fetch_sub(place.pages.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         // Before another one writes what the handler may be about to compare.
         fence(Ordering::SeqCst);
-        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&FREE);
         free.returned.push(self.0);
     }
 }
 
-/// The memory of a VM as [`vm_memory`] has mapped it, covered as long as this lives. Nobody may touch it any longer.
+/// The memory of a VM as [`vm_memory`] has mapped it, covered as long as this lives. Nobody may
+/// touch it any longer.
 #[derive(Debug)]
 pub struct CoveredMemory {
     // First: the ranges may be somebody else's at once.
@@ -197,9 +201,9 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, _context: *mut lib
     }
     // Somebody has sent it: there will be no second fault.
     let sent = code <= 0;
-    // SAFETY: `PREVIOUS` was written before `INSTALLED` was set, and never again; zeroes are a valid
-    // action, the default one. Without errors for a valid action of a valid signal, so that `errno`
-    // is left alone.
+    // SAFETY: `PREVIOUS` was written before `INSTALLED` was set, and never again; zeroes are a
+    // valid action, the default one. Without errors for a valid action of a valid signal, so that
+    // `errno` is left alone.
     unsafe {
         let default: libc::sigaction = MaybeUninit::zeroed().assume_init();
         let previous = if INSTALLED.load(Ordering::Acquire) && !sent {
@@ -229,8 +233,8 @@ fn replace(address: usize) -> bool {
             LOST.fetch_add(1, Ordering::Relaxed);
             let alone = place.takes_page();
             let page = address & !(PAGE - 1);
-            // A page; or all of it: where there are too many, where pages are huge, or where the kernel
-            // will not have more pieces.
+            // A page; or all of it: where there are too many, where pages are huge, or where the
+            // kernel will not have more pieces.
             return alone && put_zeroes(page, PAGE.min(end - page))
                 || put_zeroes(start, end - start);
         }

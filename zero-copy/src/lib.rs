@@ -3,25 +3,19 @@
 //! * [`AddressSpace`]: the memory of one VM as its backend sees it; the only place that turns a
 //!   guest-physical address into something that can be touched.
 //! * [`View`]: one consistent state of it, for transfers.
+//! * [`slices`]: scatter/gather lists into it.
 //! * [`Region`]: a registered buffer of a guest application or host process: extents plus rights.
 //! * [`SharedMemory`]: a region as one contiguous mapping, for rings and queues.
 //! * [`Pool`]: buffers in host memory that a guest maps.
 //! * [`broker`]: device memory of one backend of a VM, for the others.
-//! * [`eventfd`]: event descriptors that somebody else has made.
 //! * [`fault`]: mapped files that their owner shrinks.
 //! * [`tokens`]: device memory as the target of a disk's requests.
-//! * [`log_limit`]: log lines that somebody else can cause.
-//! * [`timeslice`]: a short time slice for threads that are woken often.
 //! * [`topology`]: the NUMA nodes of a machine; [`placement`]: on which of them a VM's memory lies.
 
 mod address_space;
 pub mod broker;
-mod chain;
-pub mod closing;
 mod copy;
-pub mod eventfd;
 pub mod fault;
-pub mod log_limit;
 mod mapping;
 pub mod memory_file;
 pub mod placement;
@@ -29,13 +23,12 @@ mod pool;
 mod process;
 mod region;
 mod shared;
-pub mod timeslice;
+pub mod slices;
 pub mod tokens;
 pub mod topology;
 mod view;
 
 pub use address_space::{AddressSpace, AddressSpaceError, Placed, RangeKind};
-pub use chain::chain;
 pub use copy::{CopyError, copy, copy_from_slice, copy_to_slice};
 pub use mapping::{Mapping, MappingError, punch_hole};
 pub use pool::{Pool, PoolBuffer, PoolError};

@@ -38,8 +38,8 @@ pub enum MappingError {
 pub fn punch_hole(file: impl AsFd, offset: u64, length: u64) -> io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(file, flags, offset, length)?;
-    // rustix tells the compiler that this call writes no memory. It does, where the file is mapped: what was read before must be
-    // read again.
+    // rustix tells the compiler that this call writes no memory. It does, where the file is mapped:
+    // what was read before must be read again.
     compiler_fence(Ordering::SeqCst);
     Ok(())
 }

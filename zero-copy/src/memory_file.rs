@@ -1,7 +1,7 @@
 //! Files of memory that somebody else has sent, before they are mapped.
 //!
-//! A fault in a mapping waits for whoever serves its file: in a file of FUSE, or of a server that is gone, for ever, and with it the
-//! thread that has touched it.
+//! A fault in a mapping waits for whoever serves its file: in a file of FUSE, or of a server that
+//! is gone, for ever, and with it the thread that has touched it.
 
 use rustix::fs::{AtFlags, FileType, OFlags, SealFlags, StatxFlags, fstat, fstatfs, statx};
 use rustix::io::Errno;
@@ -9,7 +9,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use thiserror::Error;
 
-/// `linux/magic.h`: file systems of disks of this host, which nobody without its administrator's rights can mount.
+/// `linux/magic.h`: file systems of disks of this host, which nobody without its administrator's
+/// rights can mount.
 const DISK: [u64; 3] = [
     0xef53,      // EXT4_SUPER_MAGIC, also ext2 and ext3
     0x5846_5342, // XFS_SUPER_MAGIC
@@ -22,7 +23,8 @@ const UNASKED: AtFlags = AtFlags::EMPTY_PATH.union(AtFlags::STATX_DONT_SYNC);
 /// Whose file it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A VMM's, with memory of its VM. It may lie on a disk (ext4, XFS, F2FS): QEMU's `memory-backend-file,mem-path=`.
+    /// A VMM's, with memory of its VM. It may lie on a disk (ext4, XFS, F2FS): QEMU's
+    /// `memory-backend-file,mem-path=`.
     Vmm,
     /// Another process's, which shows memory of its own.
     Peer,
@@ -67,8 +69,8 @@ impl From<Errno> for MemoryFileError {
     }
 }
 
-/// Checks that a mapping of `length` bytes of `file` at `offset` (more than none) is one of memory, and may be read, and written if it
-/// is to be. Says whether the file cannot shrink.
+/// Checks that a mapping of `length` bytes of `file` at `offset` (more than none) is one of memory,
+/// and may be read, and written if it is to be. Says whether the file cannot shrink.
 ///
 /// # Errors
 /// Why it must not be mapped.
@@ -78,7 +80,8 @@ pub fn check(
     writable: bool,
     source: Source,
 ) -> Result<bool, MemoryFileError> {
-    // Only memory knows seals. This is asked first: of a file of FUSE `fstat` and `fstatfs`, too, wait for whoever serves it.
+    // Only memory knows seals. This is asked first: of a file of FUSE `fstat` and `fstatfs`, too,
+    // wait for whoever serves it.
     let seals = rustix::fs::fcntl_get_seals(file).ok();
     if seals.is_none() && (source == Source::Peer || !is_of_a_disk(file)?) {
         return Err(MemoryFileError::NotMemory);
@@ -111,8 +114,8 @@ pub fn check(
     Ok(seals.contains(SealFlags::SHRINK))
 }
 
-/// Checks a file of a VM's memory table, which may also be a device that is memory (device-dax): that has no length, and is its
-/// administrator's.
+/// Checks a file of a VM's memory table, which may also be a device that is memory (device-dax):
+/// that has no length, and is its administrator's.
 ///
 /// # Errors
 /// Why it must not be mapped.

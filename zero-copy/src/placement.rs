@@ -2,8 +2,9 @@
 
 use crate::topology::{Node, Topology};
 use crate::{AddressSpace, Placed};
+use farlane_sys::sync::{read, write};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, RwLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,8 @@ pub struct NodeMap {
     runs: Vec<Run>,
     /// Where nothing is known.
     other: Node,
-    /// For each [`GRANULE`] from address 0 on, the first run that does not end before it; empty where runs are few and are searched.
+    /// For each [`GRANULE`] from address 0 on, the first run that does not end before it; empty
+    /// where runs are few and are searched.
     index: Vec<u32>,
 }
 
@@ -57,7 +59,8 @@ impl NodeMap {
         Self { runs, other, index }
     }
 
-    /// The node of the byte at a guest-physical address. Where nothing is known, the machine's first.
+    /// The node of the byte at a guest-physical address. Where nothing is known, the machine's
+    /// first.
     #[must_use]
     pub fn node_of(&self, address: u64) -> Node {
         self.run_at(address).0
@@ -86,7 +89,8 @@ impl NodeMap {
         }
     }
 
-    /// Calls `each(node, address, bytes)` for the longest runs of `[address, address + bytes)` that lie on one node.
+    /// Calls `each(node, address, bytes)` for the longest runs of `[address, address + bytes)` that
+    /// lie on one node.
     pub fn cut(&self, address: u64, bytes: u64, mut each: impl FnMut(Node, u64, u64)) {
         let end = address.saturating_add(bytes);
         let mut at = address;
@@ -110,9 +114,10 @@ impl NodeMap {
 
 /// The nodes of a VM's memory, followed as it moves.
 ///
-/// Memory that is bound to a node is on that node. Other memory is on the node of most of its sampled pages, in parts of 2 MiB. Parts
-/// that have no pages yet are where their range's policy will take them from; without one, on the node of the part before, of
-/// the part after, or the machine's first: the guess matters little, because the device that touches them first decides.
+/// Memory that is bound to a node is on that node. Other memory is on the node of most of its
+/// sampled pages, in parts of 2 MiB. Parts that have no pages yet are where their range's policy
+/// will take them from; without one, on the node of the part before, of the part after, or the
+/// machine's first: the guess matters little, because the device that touches them first decides.
 #[derive(Debug)]
 pub struct Placement {
     space: Arc<AddressSpace>,
@@ -133,8 +138,8 @@ impl Placement {
         placement
     }
 
-    /// The same, of memory that is not looked at yet: of a large VM that takes a second. Until it is, all but what is `given` is said to
-    /// lie on the machine's first node.
+    /// The same, of memory that is not looked at yet: of a large VM that takes a second. Until it
+    /// is, all but what is `given` is said to lie on the machine's first node.
     #[must_use]
     pub fn unseen(space: Arc<AddressSpace>, topology: Topology, given: Vec<Given>) -> Arc<Self> {
         let placement = Self {
@@ -149,10 +154,11 @@ impl Placement {
         Arc::new(placement)
     }
 
-    /// The nodes as they are known now. Keep it as long as the [generation](Self::generation) stays the same.
+    /// The nodes as they are known now. Keep it as long as the [generation](Self::generation) stays
+    /// the same.
     #[must_use]
     pub fn map(&self) -> Arc<NodeMap> {
-        Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&read(&self.map))
     }
 
     /// Counts changes of the map.
@@ -161,7 +167,8 @@ impl Placement {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Looks at the memory again: after it has come or gone, and now and then, because pages migrate.
+    /// Looks at the memory again: after it has come or gone, and now and then, because pages
+    /// migrate.
     pub fn refresh(&self) {
         // On a machine with one node there is nothing to look at.
         if self.nodes.len() < 2 {
@@ -200,15 +207,16 @@ impl Placement {
             runs = overlaid(&runs, given);
         }
         let map = NodeMap::new(runs, other);
-        let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = write(&self.map);
         if **current != map {
             *current = Arc::new(map);
             self.generation.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Looks at the memory again every so often from a thread of its own, until what is returned is dropped; more rarely where
-    /// that would take more than a hundredth of a processor. None where there is nothing to follow: the machine has one node.
+    /// Looks at the memory again every so often from a thread of its own, until what is returned is
+    /// dropped; more rarely where that would take more than a hundredth of a processor. None where
+    /// there is nothing to follow: the machine has one node.
     ///
     /// # Errors
     /// There are no more threads.

@@ -1,16 +1,18 @@
 //! Buffers in host memory that a guest or a process maps (paper section IV-C).
 //!
-//! What is freed is cleared before anybody else gets it, or given back to the system. For much memory that takes long (256 MiB:
-//! 17 ms), and whoever frees may be a thread that serves others: it is done by one of the pool's own, which ends when it has no more to do.
+//! What is freed is cleared before anybody else gets it, or given back to the system. For much
+//! memory that takes long (256 MiB: 17 ms), and whoever frees may be a thread that serves others:
+//! it is done by one of the pool's own, which ends when it has no more to do.
 
 use crate::{Mapping, MappingError, punch_hole};
 use farlane_abi::PAGE_BYTES;
+use farlane_sys::sync::lock;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use thiserror::Error;
 
 /// Bytes that whoever frees them clears at once: 12 us.
@@ -188,7 +190,7 @@ impl Pool {
     /// Bytes in use, or not yet cleared.
     #[must_use]
     pub fn used(&self) -> u64 {
-        *self.used.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.used)
     }
 
     /// Allocates a zeroed buffer of `length` bytes, rounded up to pages. It is freed on drop.
@@ -217,7 +219,7 @@ impl Pool {
             size: self.size,
         };
         {
-            let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut used = lock(&self.used);
             let sum = used.checked_add(length).filter(|&sum| sum <= self.size);
             *used = sum.ok_or_else(|| full(*used))?;
         }
@@ -226,9 +228,7 @@ impl Pool {
                 file,
                 mapping,
                 free,
-            } => free
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
+            } => lock(free)
                 .take(length)
                 .ok_or_else(|| full(self.used()))
                 .map(|offset| (Arc::clone(file), Arc::clone(mapping), offset)),
@@ -256,12 +256,12 @@ impl Pool {
     }
 
     fn release(&self, length: u64) {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = lock(&self.used);
         *used = used.saturating_sub(length);
     }
 
     fn clearing(&self) -> MutexGuard<'_, Clearing> {
-        self.clearing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.clearing)
     }
 
     /// Has freed memory cleared.
@@ -314,10 +314,7 @@ impl Pool {
         if let Backing::Window { file, free, .. } = &self.backing {
             // Gives the memory back to the host and zeroes it for the next user in one step.
             match punch_hole(file, offset, length) {
-                Ok(()) => free
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .give(offset, length),
+                Ok(()) => lock(free).give(offset, length),
                 // What could not be zeroed is never given to anybody else.
                 Err(e) => log::error!("Cannot clear {length:#x} bytes of a pool: {e}"),
             }

@@ -37,8 +37,9 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     (rc == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The user as which the process at the other end of a UNIX socket ran when it connected, or began to listen (`SO_PEERCRED`).
-/// It may be one of another process namespace, where it has no number here.
+/// The user as which the process at the other end of a UNIX socket ran when it connected, or began
+/// to listen (`SO_PEERCRED`). It may be one of another process namespace, where it has no number
+/// here.
 ///
 /// # Errors
 /// No credentials.

@@ -1,16 +1,21 @@
 //! Registered buffers.
 
+mod access;
+
 use crate::address_space::{AddressSpace, AddressSpaceError};
 use crate::memory_file::{self, MemoryFileError, Source};
 use crate::placement::Given;
 use crate::topology::{Node, Topology};
 use crate::{Mapping, MappingError, PoolBuffer, Process, SharedMemory};
 use farlane_abi::PAGE_BYTES;
+use farlane_sys::sync::write;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, RwLock, RwLockReadGuard};
 use thiserror::Error;
+
+pub(crate) use access::{Access, MappedRuns, Runs};
 
 /// Largest number of extents that [`Region::stitch`] maps one by one. The kernel limits mappings
 /// of a process (`vm.max_map_count`, 65530 unless changed).
@@ -126,12 +131,14 @@ pub(crate) struct Inner {
     pub writable: bool,
 }
 
-/// What a region is of. Each has a gate: its readers are transfers under way, its writer is the one who revokes. A reader never waits
-/// (it takes a pending writer for a revocation), so no order between the gates of two regions is needed.
+/// What a region is of. Each has a gate: its readers are transfers under way, its writer is the one
+/// who revokes. A reader never waits (it takes a pending writer for a revocation), so no order
+/// between the gates of two regions is needed.
 #[derive(Debug)]
 enum Behind {
     Own(Own),
-    /// Another region's memory, with an end of its own. It does not keep the memory: the other region does, as long as it is open.
+    /// Another region's memory, with an end of its own. It does not keep the memory: the other
+    /// region does, as long as it is open.
     Shared {
         open: RwLock<bool>,
         of: Arc<Inner>,
@@ -178,18 +185,19 @@ impl Inner {
         }
     }
 
-    /// Ends all access. When it returns, no transfer touches the memory, and the region does not keep it any more.
+    /// Ends all access. When it returns, no transfer touches the memory, and the region does not
+    /// keep it any more.
     pub fn revoke(&self) {
         match &self.behind {
             Behind::Own(own) => {
-                let mut gate = own.gate.write().unwrap_or_else(PoisonError::into_inner);
+                let mut gate = write(&own.gate);
                 let memory = gate.take();
                 drop(gate);
                 // Many extents take long: nobody who finds the gate locked has to.
                 drop(memory);
             }
             Behind::Shared { open, .. } => {
-                *open.write().unwrap_or_else(PoisonError::into_inner) = false;
+                *write(open) = false;
             }
         }
     }
@@ -233,8 +241,9 @@ impl Region {
         }
     }
 
-    /// A region of the same memory with an end of its own: to [revoke](Self::revoke) it leaves other handles to this one as they are, to
-    /// revoke those ends both. Where there is no other handle that is this one itself, which then lets its memory go when it ends.
+    /// A region of the same memory with an end of its own: to [revoke](Self::revoke) it leaves
+    /// other handles to this one as they are, to revoke those ends both. Where there is no other
+    /// handle that is this one itself, which then lets its memory go when it ends.
     #[must_use]
     pub fn share(self) -> Self {
         if Arc::strong_count(&self.inner) == 1 {
@@ -395,7 +404,8 @@ impl Region {
         }
     }
 
-    /// How many mappings and files it has that are nobody else's: none of the memory of a VM or of a process.
+    /// How many mappings and files it has that are nobody else's: none of the memory of a VM or of
+    /// a process.
     #[must_use]
     pub fn own_files(&self) -> usize {
         match self.inner.enter().as_ref().map(Gates::memory) {
@@ -404,8 +414,8 @@ impl Region {
         }
     }
 
-    /// Finds out on which node most of it lies: what is `given` is believed, other memory is asked about. All handles to it
-    /// know then.
+    /// Finds out on which node most of it lies: what is `given` is believed, other memory is asked
+    /// about. All handles to it know then.
     pub fn locate(&self, topology: &Topology, given: &[Given]) {
         let mut bytes: BTreeMap<Node, u64> = BTreeMap::new();
         let mut at = 0;
@@ -432,8 +442,8 @@ impl Region {
         self.inner.own().node.store(node, Ordering::Relaxed);
     }
 
-    /// The node on which most of it lies; none where nobody has [found out](Self::locate), or its memory is not known to lie on
-    /// one.
+    /// The node on which most of it lies; none where nobody has [found out](Self::locate), or its
+    /// memory is not known to lie on one.
     #[must_use]
     pub fn node(&self) -> Option<Node> {
         match self.inner.own().node.load(Ordering::Relaxed) {
@@ -442,8 +452,9 @@ impl Region {
         }
     }
 
-    /// Ends all access through this region. When it returns, no transfer touches the memory, none will, and what is left of the region
-    /// keeps nothing of it: neither its mappings nor the list of its extents.
+    /// Ends all access through this region. When it returns, no transfer touches the memory, none
+    /// will, and what is left of the region keeps nothing of it: neither its mappings nor the list
+    /// of its extents.
     pub fn revoke(&self) {
         self.inner.revoke();
     }
@@ -581,175 +592,5 @@ impl Stitched {
     }
 }
 
-/// A checked part of a region that stays valid while this value lives.
-pub(crate) struct Access<'a> {
-    gates: Gates<'a>,
-    offset: u64,
-    length: u64,
-}
-
-/// What a part of a region is made of.
-pub(crate) enum Runs<'a> {
-    Mapped(MappedRuns<'a>),
-    Process(&'a Process, u64),
-}
-
-impl Access<'_> {
-    pub fn runs(&self) -> Runs<'_> {
-        match self.gates.memory() {
-            Memory::Mapped(pieces) => {
-                let index = if pieces.len() == 1 {
-                    0
-                } else {
-                    pieces.partition_point(|p| p.start + p.length <= self.offset)
-                };
-                Runs::Mapped(MappedRuns {
-                    pieces: pieces.get(index..).unwrap_or_default(),
-                    skip: self.offset - pieces.get(index).map_or(0, |p| p.start),
-                    left: self.length,
-                })
-            }
-            // No overflow: the whole region was checked when it was made.
-            Memory::Process { process, address } => Runs::Process(process, address + self.offset),
-        }
-    }
-}
-
-/// The mapped runs of a part of a region, in order.
-pub(crate) struct MappedRuns<'a> {
-    pieces: &'a [Piece],
-    skip: u64,
-    left: u64,
-}
-
-impl MappedRuns<'_> {
-    /// The next run, at most `most` bytes long: its first byte and its length.
-    pub fn next(&mut self, most: usize) -> Option<(*mut u8, usize)> {
-        let piece = self.pieces.first()?;
-        let run = (piece.length - self.skip).min(self.left).min(most as u64);
-        if run == 0 {
-            return None;
-        }
-        // Lengths inside of a mapping fit usize.
-        let skip = usize::try_from(self.skip).ok()?;
-        let run_bytes = usize::try_from(run).ok()?;
-        let base = piece.mapping.base().wrapping_add(piece.offset + skip);
-        self.left -= run;
-        self.skip += run;
-        if self.skip == piece.length {
-            self.pieces = &self.pieces[1..];
-            self.skip = 0;
-        }
-        Some((base, run_bytes))
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::topology::Described;
-    use std::sync::atomic::AtomicBool;
-
-    #[test]
-    fn a_region_is_where_most_of_it_lies() {
-        const MIB: u64 = 1 << 20;
-        let space = AddressSpace::new();
-        let fd = rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&fd, 8 * MIB).unwrap();
-        space.map(0, 4 * MIB, fd.as_fd(), 0, true).unwrap();
-        space
-            .map(8 * MIB, 4 * MIB, fd.as_fd(), 4 * MIB, true)
-            .unwrap();
-        let extents = [(0, MIB), (8 * MIB, 2 * MIB)];
-        let region = Region::from_guest(&space, &extents, true).unwrap();
-        assert_eq!(region.node(), None);
-
-        let machine = Described::pair();
-        let topology = Topology::of(machine.clone());
-        region.locate(&topology, &[]);
-        assert_eq!(region.node(), None);
-        let gates = region.inner.enter().unwrap();
-        let Memory::Mapped(pieces) = gates.memory() else {
-            unreachable!()
-        };
-        for (piece, node) in pieces.iter().zip([0, 1]) {
-            let length = usize::try_from(piece.length).unwrap();
-            machine.move_pages(piece.mapping.base(), length, Some(Node(node)));
-        }
-        region.locate(&topology, &[]);
-        assert_eq!(region.clone().node(), Some(Node(1)));
-        let given = Given {
-            start: 8 * MIB,
-            length: 4 * MIB,
-            node: Node(0),
-        };
-        region.locate(&topology, &[given]);
-        assert_eq!(region.node(), Some(Node(0)));
-    }
-
-    #[test]
-    fn a_shared_region_ends_by_itself_and_with_the_one_it_is_of() {
-        let buffer = crate::Pool::separate_files(1 << 20).allocate(4096).unwrap();
-        let region = Region::from_buffer(&buffer);
-        let is_open = |region: &Region| region.access(0, 1, true).is_ok();
-        let (one, other) = (region.clone().share(), region.clone().share());
-        one.revoke();
-        assert_eq!([&one, &other, &region].map(is_open), [false, true, true]);
-        let (copying, revoking) = (other.access(0, 1, true).unwrap(), region.clone());
-        let revoking = std::thread::spawn(move || revoking.revoke());
-        while is_open(&region) {
-            std::thread::yield_now();
-        }
-        // Who copies through a shared one is waited for, too.
-        assert!(!revoking.is_finished());
-        drop(copying);
-        revoking.join().unwrap();
-        assert_eq!([&other, &region].map(is_open), [false, false]);
-    }
-
-    #[test]
-    fn a_region_that_has_ended_keeps_no_memory() {
-        let buffer = crate::Pool::separate_files(1 << 20).allocate(4096).unwrap();
-        let handles = || Arc::strong_count(buffer.parts().0);
-        let before = handles();
-        let region = Region::from_buffer(&buffer);
-        let shared = region.clone().share();
-        assert_eq!(handles(), before + 1);
-        region.revoke();
-        assert_eq!((handles(), region.extents()), (before, 0));
-        assert!(region.stitch().is_err() && shared.access(0, 1, false).is_err());
-        // One that nobody else has a handle to is not another's.
-        let own = Region::from_buffer(&buffer).share();
-        let stuck = own.clone();
-        assert_eq!(handles(), before + 1);
-        own.revoke();
-        assert_eq!(handles(), before);
-        assert!(stuck.access(0, 1, false).is_err());
-    }
-
-    #[test]
-    fn revoking_waits_for_whoever_copies() {
-        let buffer = crate::Pool::separate_files(1 << 20).allocate(4096).unwrap();
-        let region = Region::from_buffer(&buffer);
-        let copying = region.access(0, 1, true).unwrap();
-        let revoked = Arc::new(AtomicBool::new(false));
-        let revoking = std::thread::spawn({
-            let (region, revoked) = (region.clone(), Arc::clone(&revoked));
-            move || {
-                region.revoke();
-                revoked.store(true, Ordering::SeqCst);
-            }
-        });
-        // Nobody else gets in from when it waits.
-        while region.access(0, 1, true).is_ok() && !revoked.load(Ordering::SeqCst) {
-            std::thread::yield_now();
-        }
-        assert!(!revoked.load(Ordering::SeqCst));
-        drop(copying);
-        revoking.join().unwrap();
-        assert!(matches!(
-            region.access(0, 1, false),
-            Err(RegionError::Revoked)
-        ));
-    }
-}
+mod tests;

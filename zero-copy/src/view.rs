@@ -2,8 +2,9 @@
 
 use crate::AddressSpaceError;
 use crate::address_space::Snapshot;
+use farlane_sys::sync::{held, lock};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
 /// Counts the views of a state.
 #[derive(Debug, Default)]
@@ -24,7 +25,7 @@ impl Views {
     fn leave(&self) {
         let was_last = self.count.fetch_sub(1, Ordering::SeqCst) == 1;
         if was_last && self.awaited.load(Ordering::SeqCst) {
-            let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            let _guard = lock(&self.lock);
             self.idle.notify_all();
         }
     }
@@ -37,12 +38,9 @@ impl Views {
     /// Waits until there are none. New ones must not be taken meanwhile, but from others.
     pub fn wait(&self) {
         self.awaited.store(true, Ordering::SeqCst);
-        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = lock(&self.lock);
         while self.any() {
-            guard = self
-                .idle
-                .wait(guard)
-                .unwrap_or_else(PoisonError::into_inner);
+            guard = held(self.idle.wait(guard));
         }
     }
 }
@@ -66,6 +64,12 @@ impl View {
 
     pub(crate) fn state(&self) -> &Snapshot {
         &self.state
+    }
+
+    /// Whether both are of one state of one address space.
+    #[must_use]
+    pub fn is_same_state(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
     }
 
     /// Calls `each(first byte, bytes)` for every mapped run of `length` bytes at guest-physical

@@ -146,7 +146,8 @@ fn a_mapping_that_has_lost_much_costs_another_one_its_lost_page_only() {
             memory.word(0).unwrap().store(7, Ordering::Relaxed);
             memory
         };
-        // More of them, one after the other, than all may have at a time: those that are gone do not count.
+        // More of them, one after the other, than all may have at a time: those that are gone do
+        // not count.
         for _ in 0..2 * fault::MOST_PAGES_OF_ALL / fault::MOST_PAGES {
             let file = memory(bytes);
             let one = map(&file);

@@ -1,34 +1,29 @@
-//! What a disk counts.
+//! Counters of a disk.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+pub use farlane_worker::counters::count;
 
-farlane_daemon::counters! {
+farlane_worker::counters! {
     /// Counters of one disk.
     connections: "Connections of VMMs.",
-    reads: "Reads that succeeded.",
-    writes: "Writes that succeeded.",
+    reads: "Successful reads.",
+    writes: "Successful writes.",
     bytes_read: "Bytes read.",
     bytes_written: "Bytes written.",
-    bytes_tunnelled_in: "Bytes of reads that went into device memory.",
-    bytes_tunnelled_out: "Bytes of writes that came from device memory.",
-    tokens_refused: "Requests of phony buffers that were refused.",
-    flushes: "Flushes that succeeded.",
-    discards: "Discards that succeeded.",
-    write_zeroes: "Requests to write zeroes that succeeded.",
-    errors: "Requests that were answered with an error.",
-    copied: "Requests whose data was copied because memory was not aligned for direct I/O.",
-    resubmitted: "Requests taken over from a backend that had ended.",
-    handed: "Requests and parts that were handed to another limb.",
-    split: "Requests that were split because their data lies on several nodes.",
-    rehomed: "Times that a queue's worker followed its data to another node.",
-    redone: "Requests and parts that were done again over another path.",
-    waited: "Requests and parts that waited for a path.",
-    awaited: "Times that the last reads of a backend that had ended were waited for.",
-    kicks: "Notifications of drivers.",
-    interrupts: "Notifications to drivers.",
-}
-
-/// Adds to a counter.
-pub fn count(counter: &AtomicU64, by: u64) {
-    counter.fetch_add(by, Ordering::Relaxed);
+    bytes_tunnelled_in: "Bytes read into device memory.",
+    bytes_tunnelled_out: "Bytes written from device memory.",
+    tokens_refused: "Requests with rejected device-memory tokens.",
+    flushes: "Successful flushes.",
+    discards: "Successful discards.",
+    write_zeroes: "Successful write-zeroes requests.",
+    errors: "Requests completed with an error.",
+    copied: "Requests copied because their memory is not aligned for direct I/O.",
+    resubmitted: "In-flight requests resubmitted after a crash of the backend.",
+    handed: "Requests and parts executed by another node's worker.",
+    split: "Requests split because their data spans NUMA nodes.",
+    rehomed: "Migrations of a queue's worker to the node of its data.",
+    redone: "Requests and parts retried over another path.",
+    waited: "Requests and parts that had to wait for a path.",
+    awaited: "Waits for the last reads of a crashed backend.",
+    kicks: "Driver notifications received.",
+    interrupts: "Interrupts sent to the driver.",
 }

@@ -2,20 +2,21 @@
 
 use crate::bits::{Config, ID_BYTES, SECTOR, feature};
 use crate::counters::Counters;
-use crate::limb::executor::Executor;
 use crate::paths::open::{Manner, PathError};
 use crate::paths::{PathConfig, Paths, prober};
+use crate::per_node::executor::Executor;
 use crate::request::{Limits, MAX_RANGE_SECTORS, MAX_RANGES};
 use crate::surroundings::Surroundings;
+use farlane_block::storage::Alignment;
 use farlane_daemon::locality::Locality;
 use farlane_daemon::log_limit::LogLimit;
-use farlane_file_io::storage::Alignment;
-use farlane_vhost::bits::feature as common;
+use farlane_sys::sync::lock;
+use farlane_vhost_user::bits::feature as common;
 use farlane_zero_copy::tokens::Tokens;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 use thiserror::Error;
 
@@ -25,8 +26,8 @@ const SEG_MAX: u32 = 126;
 /// Bytes of a physical block, as file systems and disks have them.
 const PHYSICAL_BLOCK: u32 = 4096;
 
-/// What reads and writes need not exceed to be fast. Linux reads ahead twice as much; where nothing is said, it takes a
-/// virtio disk for one that rotates and reads ahead 8 MiB.
+/// What reads and writes need not exceed to be fast. Linux reads ahead twice as much; where nothing
+/// is said, it takes a virtio disk for one that rotates and reads ahead 8 MiB.
 const OPTIMAL_BYTES: u32 = 256 << 10;
 
 /// Why there is no disk.
@@ -59,7 +60,7 @@ pub enum Cache {
     Buffered,
 }
 
-/// What a disk is made of.
+/// Configuration of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
     /// The file or block device, or several ways to it.
@@ -68,7 +69,7 @@ pub struct DiskConfig {
     pub discovers: bool,
     /// Serial number; where there is none, one is made of the first path.
     pub serial: Option<String>,
-    /// Whether it cannot be written.
+    /// Whether it is read-only.
     pub read_only: bool,
     /// Most queues.
     pub queues: u16,
@@ -90,7 +91,7 @@ pub struct Disk {
     serial: String,
     paths: Arc<Paths>,
     around: Surroundings,
-    /// A thread for each limb, where there is something to steer.
+    /// Per-node workers, where requests are steered.
     executors: OnceLock<Vec<Executor>>,
     locality: Locality,
     sectors: AtomicU64,
@@ -173,7 +174,8 @@ impl Disk {
         }))
     }
 
-    /// Starts its limbs, where there are several nodes and several paths to steer to, and looks after its paths from now on.
+    /// Starts its per-node workers, where there are several nodes and several paths to steer to, and looks
+    /// after its paths from now on.
     ///
     /// # Errors
     /// What the system says.
@@ -188,7 +190,7 @@ impl Disk {
         Ok(())
     }
 
-    /// The threads of its limbs; none where nothing is steered.
+    /// Its per-node workers; none where nothing is steered.
     #[must_use]
     pub fn executors(&self) -> &[Executor] {
         self.executors.get().map_or(&[], Vec::as_slice)
@@ -206,7 +208,7 @@ impl Disk {
         &self.around
     }
 
-    /// What was moved where.
+    /// Bytes moved between nodes.
     #[must_use]
     pub fn locality(&self) -> &Locality {
         &self.locality
@@ -223,7 +225,7 @@ impl Disk {
         self.tokens.get().map(AsRef::as_ref)
     }
 
-    /// What it was made of.
+    /// Its configuration.
     #[must_use]
     pub fn config(&self) -> &DiskConfig {
         &self.config
@@ -245,7 +247,8 @@ impl Disk {
         id
     }
 
-    /// Whether transfers are over when their system call is, see [`Storage`](farlane_file_io::storage::Storage).
+    /// Whether transfers are over when their system call is, see
+    /// [`Storage`](farlane_block::storage::Storage).
     #[must_use]
     pub fn in_memory(&self) -> bool {
         self.paths.in_memory()
@@ -257,7 +260,7 @@ impl Disk {
         self.paths.alignment()
     }
 
-    /// What requests are judged by.
+    /// Limits that requests are checked against.
     #[must_use]
     pub fn limits(&self) -> Limits {
         Limits {
@@ -266,7 +269,7 @@ impl Disk {
         }
     }
 
-    /// What it counts.
+    /// Its counters.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -289,9 +292,9 @@ impl Disk {
         self.cannot_zero.store(true, Ordering::Relaxed);
     }
 
-    /// Why what was written cannot be made durable, if a sync has failed before. The kernel tells of write-back that has failed
-    /// once, and the next `fdatasync` succeeds although the bytes are not there (fsync(2)): only who opens the disk again, and
-    /// reads it, knows what it has.
+    /// Why what was written cannot be made durable, if a sync has failed before. The kernel tells
+    /// of write-back that has failed once, and the next `fdatasync` succeeds although the bytes are
+    /// not there (fsync(2)): only who opens the disk again, and reads it, knows what it has.
     ///
     /// # Errors
     /// That of the first sync that has failed.
@@ -333,7 +336,7 @@ impl Disk {
             return;
         }
         log::info!("Disk {}: {before} sectors have become {now}", self.serial);
-        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watchers = lock(&self.watchers);
         watchers.retain(|watcher| watcher.strong_count() > 0);
         let told: Vec<_> = watchers.iter().filter_map(Weak::upgrade).collect();
         drop(watchers);
@@ -344,7 +347,7 @@ impl Disk {
 
     /// Tells `watcher` of new sizes for as long as it lives.
     pub fn watch(&self, watcher: Weak<dyn Watcher>) {
-        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watchers = lock(&self.watchers);
         watchers.retain(|watcher| watcher.strong_count() > 0);
         watchers.push(watcher);
     }

@@ -1,20 +1,21 @@
 //! Disks of a virtual machine over vhost-user.
 //!
-//! * [`options`]: the command line.
+//! * [`daemon`]: the daemon; [`options`]: the command line.
 //! * [`surroundings`]: the machine, and how requests are steered on it.
 //! * [`disk`]: a file or block device as a disk; [`paths`]: one or several ways to its blocks.
 //! * [`session`]: the disk as a VMM's front-end sees it; [`sizes`]: files that grow and shrink.
 //! * [`request`], [`bits`]: what a guest asks for.
 //! * [`worker`]: the thread of a queue, which has `io_uring` move bytes between file and guest.
-//! * [`limb`]: threads of other nodes, to which it hands what lies there.
+//! * [`per_node`]: workers of other nodes, which move the data that lies there.
 //! * [`tunnel`]: requests whose data is in device memory.
 
 pub mod bits;
 pub mod counters;
+pub mod daemon;
 pub mod disk;
-pub mod limb;
 pub mod options;
 pub mod paths;
+pub mod per_node;
 pub mod request;
 pub mod session;
 pub mod sizes;

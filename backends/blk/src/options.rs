@@ -4,18 +4,18 @@ use crate::bits::ID_BYTES;
 use crate::disk::{Cache, DiskConfig};
 use crate::paths::PathConfig;
 use crate::surroundings::{SPLIT, Surroundings};
+use farlane_daemon::keys::{Keys, all_different, bytes, value};
 pub use farlane_daemon::keys::{KeysError as OptionsError, SocketOption};
-use farlane_daemon::keys::{all_different, value};
 use farlane_daemon::limb::Limbs;
-use farlane_daemon::options::{DaemonOptions, LocalityOptions, bytes};
+use farlane_daemon::options::{DaemonOptions, LocalityOptions};
 use farlane_zero_copy::topology::Node;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Most queues of a disk where nothing else is said: VMMs take as many as the VM has processors, and
-/// refuse a disk that has fewer.
+/// Most queues of a disk where nothing else is said: VMMs take as many as the VM has processors,
+/// and refuse a disk that has fewer.
 const DEFAULT_QUEUES: u16 = 64;
 const MAX_QUEUES: u16 = 256;
 
@@ -24,9 +24,9 @@ const MAX_QUEUES: u16 = 256;
 #[command(name = "farlane-blk", version)]
 pub struct Options {
     /// A disk: where its VMM finds it (a vhost-user socket to make, or an inherited listening one),
-    /// and what holds it, a file or block device, unless --path says that. serial=S is what the guest sees
-    /// (otherwise made of the path); cache=direct|buffered, block=512|4096, queues=N at most; paths=auto finds
-    /// the other paths to a multi-ported NVMe namespace
+    /// and what holds it, a file or block device, unless --path says that. serial=S is what the
+    /// guest sees (otherwise made of the path); cache=direct|buffered, block=512|4096, queues=N at
+    /// most; paths=auto finds the other paths to a multi-ported NVMe namespace
     #[arg(
         long = "disk",
         value_name = "socket=PATH|fd=N,path=PATH[,KEY=VALUE]...",
@@ -38,9 +38,9 @@ pub struct Options {
     #[arg(long, value_name = "PATH")]
     pub blk_file: Option<PathBuf>,
 
-    /// The same; or, with dev=, one of several paths to a disk: the file or block device, the NUMA node that it is attached to
-    /// (asked of the kernel where it is not given), and a name for the counters. disk=SERIAL says whose path it is where there
-    /// are several disks
+    /// The same; or, with dev=, one of several paths to a disk: the file or block device, the NUMA
+    /// node that it is attached to (asked of the kernel where it is not given), and a name for the
+    /// counters. disk=SERIAL says whose path it is where there are several disks
     #[arg(
         long = "path",
         value_name = "PATH|dev=PATH[,node=N][,disk=SERIAL][,name=NAME]"
@@ -59,11 +59,13 @@ pub struct Options {
     #[arg(long)]
     pub read_only: bool,
 
-    /// Whether requests of disks with several paths are done on the node where their data lies; otherwise on that of the queue
+    /// Whether requests of disks with several paths are done on the node where their data lies;
+    /// otherwise on that of the queue
     #[arg(long, value_name = "on|off", value_parser = switch, default_value = "on", action = clap::ArgAction::Set)]
     pub steer: bool,
 
-    /// Split requests whose data lies on several nodes into parts of at least so many bytes; K, M, G or T may follow
+    /// Split requests whose data lies on several nodes into parts of at least so many bytes; K, M,
+    /// G or T may follow
     #[arg(long, value_name = "BYTES", value_parser = split, default_value_t = SPLIT)]
     pub split: u64,
 
@@ -123,11 +125,7 @@ impl Options {
                 return Err(OptionsError::Missing("--socket-path or --fd"));
             }
         } else {
-            let socket = match (&self.socket_path, self.fd) {
-                (Some(path), _) => SocketOption::Path(path.clone()),
-                (None, Some(fd)) => SocketOption::Descriptor(fd),
-                (None, None) => return Err(OptionsError::Missing("--socket-path or --fd")),
-            };
+            let socket = SocketOption::of(self.socket_path.as_ref(), self.fd)?;
             let mut disk = DiskOptions::new(socket, single);
             disk.disk.read_only = self.read_only;
             disks.push(disk);
@@ -210,24 +208,14 @@ impl FromStr for PathOption {
         if !text.split(',').any(|word| word.starts_with("dev=")) {
             return Ok(Self::File(text.into()));
         }
-        let mut path = PathConfig::default();
-        let mut disk = None;
-        let mut seen = Vec::new();
-        for word in text.split(',') {
-            let unknown = || OptionsError::Unknown(word.to_owned());
-            let (key, given) = word.split_once('=').ok_or_else(unknown)?;
-            if given.is_empty() || seen.contains(&key) {
-                return Err(unknown());
-            }
-            seen.push(key);
-            match key {
-                "dev" => path.device = given.into(),
-                "node" => path.node = Some(Node(value(given, "a node", given.parse().ok())?)),
-                "name" => path.name = Some(given.to_owned()),
-                "disk" => disk = Some(given.to_owned()),
-                _ => return Err(unknown()),
-            }
-        }
+        let mut keys = Keys::split(text);
+        let mut path = PathConfig::new(keys.take("dev").unwrap_or_default().into());
+        path.node = keys.parse("node", "the number of a NUMA node", |node| {
+            node.parse().ok().map(Node)
+        })?;
+        path.name = keys.take("name");
+        let disk = keys.take("disk");
+        keys.finish()?;
         Ok(Self::Path { disk, path })
     }
 }
@@ -264,56 +252,40 @@ impl FromStr for DiskOptions {
     type Err = OptionsError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mut socket = None;
-        let mut options = Self::new(SocketOption::Descriptor(-1), Vec::new());
+        let mut keys = Keys::split(text);
+        let socket = keys.socket()?;
+        let paths = keys.take("path").map(|path| PathConfig::new(path.into()));
+        let discovers = keys.parse("paths", "auto", |text| (text == "auto").then_some(true))?;
+        let serial = keys.parse("serial", "a serial number of 20 characters", |serial| {
+            (serial.len() <= ID_BYTES).then(|| serial.to_owned())
+        })?;
+        let read_only = keys
+            .take("read-only")
+            .map(|text| switch(&text))
+            .transpose()?;
+        let cache = keys.parse("cache", "direct or buffered", |text| match text {
+            "direct" => Some(Cache::Direct),
+            "buffered" => Some(Cache::Buffered),
+            _ => None,
+        })?;
+        let block = keys.parse("block", "512 or 4096", |text| {
+            text.parse()
+                .ok()
+                .filter(|block| [512, 4096].contains(block))
+        })?;
+        let queues = keys.parse("queues", "a number from 1 to 256", |text| {
+            text.parse().ok().filter(|n| (1..=MAX_QUEUES).contains(n))
+        })?;
+        keys.finish()?;
+        let socket = socket.ok_or(OptionsError::Missing("socket or fd"))?;
+        let mut options = Self::new(socket, paths.into_iter().collect());
         let disk = &mut options.disk;
-        let mut seen = Vec::new();
-        for word in text.split(',') {
-            let unknown = || OptionsError::Unknown(word.to_owned());
-            let (key, given) = word.split_once('=').ok_or_else(unknown)?;
-            // Two names of one thing.
-            let name = if key == "fd" { "socket" } else { key };
-            if given.is_empty() || seen.contains(&name) {
-                return Err(unknown());
-            }
-            seen.push(name);
-            match key {
-                "socket" => socket = Some(SocketOption::Path(given.into())),
-                "fd" => {
-                    let fd = value(given, "a descriptor", given.parse().ok())?;
-                    socket = Some(SocketOption::Descriptor(fd));
-                }
-                "path" => disk.paths.push(PathConfig::new(given.into())),
-                "paths" => {
-                    disk.discovers = value(given, "auto", (given == "auto").then_some(true))?;
-                }
-                "serial" => {
-                    let fits = given.len() <= ID_BYTES;
-                    let serial = fits.then(|| given.to_owned());
-                    disk.serial = Some(value(given, "a serial number of 20 characters", serial)?);
-                }
-                "read-only" => disk.read_only = switch(given)?,
-                "cache" => {
-                    let cache = match given {
-                        "direct" => Some(Cache::Direct),
-                        "buffered" => Some(Cache::Buffered),
-                        _ => None,
-                    };
-                    disk.cache = value(given, "direct or buffered", cache)?;
-                }
-                "block" => {
-                    let block = given.parse().ok().filter(|b| [512, 4096].contains(b));
-                    disk.block = value(given, "512 or 4096", block)?;
-                }
-                "queues" => {
-                    let queues = given.parse().ok();
-                    let queues = queues.filter(|n| (1..=MAX_QUEUES).contains(n));
-                    disk.queues = value(given, "a number from 1 to 256", queues)?;
-                }
-                _ => return Err(unknown()),
-            }
-        }
-        options.socket = socket.ok_or(OptionsError::Missing("socket or fd"))?;
+        disk.discovers = discovers.unwrap_or(disk.discovers);
+        disk.serial = serial;
+        disk.read_only = read_only.unwrap_or(disk.read_only);
+        disk.cache = cache.unwrap_or(disk.cache);
+        disk.block = block.unwrap_or(disk.block);
+        disk.queues = queues.unwrap_or(disk.queues);
         Ok(options)
     }
 }

@@ -1,6 +1,7 @@
 //! Requests: from descriptors and bytes that a guest has written to something that is what it says.
 
 use crate::bits::{Header, ID_BYTES, RANGE_UNMAP, SECTOR, WireRange, kind};
+use farlane_block::engine::{Deallocate, Extent, Range};
 use zerocopy::FromBytes as _;
 
 /// Most ranges of one DISCARD or WRITE_ZEROES.
@@ -17,24 +18,6 @@ pub struct Limits {
     pub sectors: u64,
     /// Whether it cannot be written.
     pub read_only: bool,
-}
-
-/// A part of a disk, within it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// First byte, a multiple of a sector.
-    pub offset: u64,
-    /// Bytes, a multiple of a sector.
-    pub bytes: u64,
-}
-
-/// A part of a disk that is to be zeroed or given back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    /// Which.
-    pub extent: Extent,
-    /// Whether its blocks may be given back.
-    pub unmap: bool,
 }
 
 /// A request without its data.
@@ -177,7 +160,11 @@ pub fn parse_ranges(
         }
         Ok(Range {
             extent: limits.extent(range.sector.get(), u64::from(sectors) * SECTOR)?,
-            unmap: flags & RANGE_UNMAP != 0,
+            deallocate: if flags & RANGE_UNMAP != 0 {
+                Deallocate::Preferred
+            } else {
+                Deallocate::Never
+            },
         })
     });
     parsed.collect()

@@ -4,9 +4,9 @@ use crate::bits::feature;
 use crate::counters::count;
 use crate::disk::{Disk, Watcher};
 use crate::worker::Worker;
-use farlane_vhost::channel::Channel;
-use farlane_vhost::inflight::Note;
-use farlane_vhost::session::{Device, Setup};
+use farlane_vhost_user::channel::Channel;
+use farlane_vhost_user::inflight::Note;
+use farlane_vhost_user::session::{Device, PROTOCOL_FEATURES, Setup};
 use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::{Placement, Watch};
 use farlane_zero_copy::tokens::Secret;
@@ -97,7 +97,8 @@ impl DiskDevice {
                 Followed { placement, watch }
             }
         };
-        // A queue starts after memory has come. All of it is looked at aside: the VMM waits for its queue.
+        // A queue starts after memory has come. All of it is looked at aside: the VMM waits for its
+        // queue.
         if let Some(watch) = &followed.watch {
             watch.look();
         }
@@ -144,7 +145,7 @@ impl Device for DiskDevice {
     }
 
     fn protocol_features(&self) -> VhostUserProtocolFeatures {
-        VhostUserProtocolFeatures::INFLIGHT_SHMFD
+        PROTOCOL_FEATURES | VhostUserProtocolFeatures::INFLIGHT_SHMFD
     }
 
     fn negotiated(&mut self, features: u64) {
@@ -185,8 +186,8 @@ impl Device for DiskDevice {
         worker.stop()
     }
 
-    /// The note is the secret of the VM's tokens, zeroes without one, and a number for the VM's memory that no other disk of
-    /// another VM has.
+    /// The note is the secret of the VM's tokens, zeroes without one, and a number for the VM's
+    /// memory that no other disk of another VM has.
     fn note(&mut self, found: Option<Note>) -> io::Result<Option<Note>> {
         let [mut secret @ .., mut user] = found.unwrap_or_default();
         if user == 0 {

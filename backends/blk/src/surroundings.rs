@@ -22,7 +22,7 @@ pub struct Surroundings {
     pub sysfs: PathBuf,
     /// What is known of the VM's memory.
     pub given: Vec<Given>,
-    /// Whether requests go to the limb of their data.
+    /// Whether requests go to the node of their data.
     pub steers: bool,
     /// Bytes that a part of a request has at least.
     pub split: u64,

@@ -6,7 +6,7 @@ mod common;
 
 use common::vmm::{DATA, Vm};
 use common::{Daemon, PROGRAM, make_disk};
-use farlane_conventions as conventions;
+use farlane_support::conventions;
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixListener;

@@ -1,5 +1,6 @@
-//! What the driver was told is durable survives a power loss of the disk below, whose write cache is volatile. Needs root and
-//! `/dev/fuse`; the tests with two ways to the disk need loop devices too.
+//! What the driver was told is durable survives a power loss of the disk below, whose write cache
+//! is volatile. Needs root and `/dev/fuse`; the tests with two ways to the disk need loop devices
+//! too.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +12,7 @@ use common::stage::{
 };
 use common::vmm::{CONFIG_WCE, DATA, FEATURE_FLUSH, Vm};
 use common::wait_until;
-use farlane_volatile_disk::{Checked, Device, Load, Operation, Request};
+use farlane_support::volatile_disk::{Checked, Device, Load, Operation, Request};
 
 const REQUESTS: usize = 400;
 
@@ -182,7 +183,8 @@ fn a_flush_that_fails_is_an_error_for_the_driver() {
     put_range(&vm, DATA, 0, 1);
     assert_eq!(vm.does(WRITE_ZEROES, 0, DATA, 16), IOERR);
     assert_eq!(vm.does(DISCARD, 0, DATA, 16), IOERR);
-    // Nobody knows what has become of the write: that another flush succeeds does not bring it back.
+    // Nobody knows what has become of the write: that another flush succeeds does not bring it
+    // back.
     stage.disk.heal();
     assert_eq!(vm.does(WRITE_ZEROES, 0, DATA, 16), IOERR);
     assert_eq!(vm.does(FLUSH, 0, DATA, 512), IOERR);

@@ -1,4 +1,5 @@
-//! A disk that fails, that cannot do something, or does a part of it. Needs root and `/dev/fuse`, and loop devices.
+//! A disk that fails, that cannot do something, or does a part of it. Needs root and `/dev/fuse`,
+//! and loop devices.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +13,7 @@ use common::stage::{
     write_through,
 };
 use common::vmm::{DATA, Vm};
-use farlane_volatile_disk::{Caches, Operation};
+use farlane_support::volatile_disk::{Caches, Operation};
 
 #[test]
 fn errors_of_the_disk_are_those_of_their_requests_and_no_others() {

@@ -1,6 +1,6 @@
-//! Paths that are pulled and returned under load: two loop devices over one file, whose sizes are set to almost nothing and
-//! back. Reads and writes of a device without blocks fail as those of a pulled NVMe drive do. Needs root and loop devices;
-//! without them the tests fail.
+//! Paths that are pulled and returned under load: two loop devices over one file, whose sizes are
+//! set to almost nothing and back. Reads and writes of a device without blocks fail as those of a
+//! pulled NVMe drive do. Needs root and loop devices; without them the tests fail.
 
 #![allow(clippy::unwrap_used)]
 
@@ -267,7 +267,8 @@ fn forget(root: &Path, device: &Path) {
     std::fs::remove_file(root.join("class/block").join(device.file_name().unwrap())).unwrap();
 }
 
-/// Has both paths to a drive of `DISK` bytes pulled, and one of them return under another name, with so many bytes.
+/// Has both paths to a drive of `DISK` bytes pulled, and one of them return under another name,
+/// with so many bytes.
 fn plugged_in_again(bytes: u64) {
     let folder = tempfile::tempdir().unwrap();
     let file = make_disk(folder.path(), DISK);
@@ -300,7 +301,8 @@ fn plugged_in_again(bytes: u64) {
     assert!(up(&one_name, "0") && up(&two_name, "1"));
     let mut vm = Vm::new();
     let mut frontend = vm.boot(&socket);
-    // The first fails, then the second: the disk is only there if that one has come back under its new name.
+    // The first fails, then the second: the disk is only there if that one has come back under its
+    // new name.
     two.pull(1);
     forget(&root, two.device());
     one.pull(2);

@@ -232,7 +232,8 @@ fn a_vmm_is_told_when_the_disk_grows() {
 
 #[test]
 fn zeroes_beyond_the_end_of_a_disk_that_has_become_smaller_are_an_error() {
-    // Once would do, but for the look at the size once a second, after which the request is refused without being tried.
+    // Once would do, but for the look at the size once a second, after which the request is refused
+    // without being tried.
     for _ in 0..4 {
         let stage = Stage::new();
         let mut vm = Vm::new();

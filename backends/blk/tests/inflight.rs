@@ -7,7 +7,7 @@ mod common;
 use common::loops::Loop;
 use common::vmm::{DATA, STATUSES, Vm};
 use common::{Daemon, make_disk, wait_until};
-use farlane_volatile_disk::{Caches, VolatileDisk};
+use farlane_support::volatile_disk::{Caches, VolatileDisk};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 

@@ -61,7 +61,8 @@ fn every_request_is_done_where_its_data_is() {
             .map(|l| l.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap())
             .sum();
         assert_eq!(sum, 262_144);
-        // Beyond the end it is an error at any limb, and memory that is not aligned is copied there.
+        // Beyond the end it is an error at any limb, and memory that is not aligned is copied
+        // there.
         assert_eq!(vm.does(0, DISK / 512, FAR, 512), 1);
         assert_eq!(vm.does(0, 128, FAR + 3, 65536), 0);
         assert!(vm.get::<65536>(FAR + 3)[..] == pattern(1, 65536));

@@ -1,4 +1,5 @@
-//! Writes and flushes that fail: which of them say so, and which that follow. Needs root, `/dev/fuse` and loop devices.
+//! Writes and flushes that fail: which of them say so, and which that follow. Needs root,
+//! `/dev/fuse` and loop devices.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +10,7 @@ use common::machine::{FAR, start_over};
 use common::stage::{FLUSH, IOERR, OK, READ, Stage, WRITE, write_through};
 use common::vmm::{DATA, Vm};
 use common::{Daemon, Driver};
-use farlane_volatile_disk::{Caches, Operation};
+use farlane_support::volatile_disk::{Caches, Operation};
 use virtio_driver::VirtioTransport as _;
 
 /// Flushes at once.

@@ -14,7 +14,7 @@ use farlane_blk::disk::{Cache, Disk, DiskConfig};
 use farlane_blk::paths::PathConfig;
 use farlane_blk::session::DiskDevice;
 use farlane_blk::surroundings::Surroundings;
-use farlane_vhost::serve::serve;
+use farlane_vhost_user::serve::serve;
 use farlane_zero_copy::tokens::Tokens;
 use farlane_zero_copy::{AddressSpace, Mapping, SharedMemory};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -101,8 +101,8 @@ fn memory(bytes: u64) -> OwnedFd {
     fd
 }
 
-/// A process of the VM with two phony pages at [`DATA`] and a page of device memory, and a disk of this program at
-/// `folder/socket` that opens its tokens.
+/// A process of the VM with two phony pages at [`DATA`] and a page of device memory, and a disk of
+/// this program at `folder/socket` that opens its tokens.
 struct Process {
     header: SharedMemory,
     device: Arc<AddressSpace>,

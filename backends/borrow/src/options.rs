@@ -1,10 +1,11 @@
-//! The command line.
+//! The command line of the borrower.
 
+use farlane_daemon::keys::{KeysError, SocketOption, all_different, value};
 use farlane_daemon::options::{DaemonOptions, TlsOptions};
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower::{InterruptView, PeerWindow};
 use farlane_vfio_remote::lender::is_name;
-use farlane_vfio_remote::link::Address;
+use farlane_vfio_remote::protocol::Address;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -17,48 +18,46 @@ const DEFAULT_LENDER: &str = "unix:/run/farlane/lend.sock";
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "farlane-borrow", version)]
 pub struct Options {
-    /// A vfio-user socket to make, where one virtual machine monitor finds the device; for
-    /// further devices, repeat it and --device
+    /// vfio-user socket to create, at which one VMM connects to the device; for further devices,
+    /// repeat it and --device
     #[arg(long, value_name = "PATH")]
     pub socket_path: Vec<PathBuf>,
 
-    /// A listening vfio-user socket that this program inherits, instead of --socket-path
+    /// Inherited descriptor of a listening vfio-user socket, instead of --socket-path
     #[arg(long, value_name = "N", conflicts_with = "socket_path")]
     pub fd: Vec<RawFd>,
 
-    /// The lender's name of the device behind the socket in the same place
+    /// The lender's name of the device that is served at the socket in the same position
     #[arg(long = "device", value_name = "NAME")]
     pub devices: Vec<String>,
 
-    /// Where the lender listens: unix:PATH, tls:HOST:PORT, or tcp:127.0.0.1:PORT
+    /// Address of the lender: unix:PATH, tls:HOST:PORT, or tcp:127.0.0.1:PORT
     #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_LENDER)]
     pub lender: Address,
 
-    /// What this host calls itself: with TLS, a name of its certificate [default: the host name]
+    /// Name of this host; with TLS, a name in its certificate [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
-    /// A memory window of the lender, and the file of this host that is seen through it: the
-    /// memory of the virtual machine
+    /// Memory window of the lender, and the file of this host that it maps: the memory of the VM
     #[arg(long = "window", value_name = "NAME=FILE")]
     pub windows: Vec<WindowOption>,
 
-    /// A UNIX socket to make, on which the memory of the devices is published to other backends of
-    /// the same virtual machine; all devices of this program are that machine's then
+    /// UNIX socket to create, on which the devices' memory is published to other backends of the
+    /// same VM; all devices of this daemon then belong to that VM
     #[arg(long, value_name = "PATH")]
     pub publish: Option<PathBuf>,
 
-    /// A socket on which another backend of the same virtual machine publishes memory of its
-    /// devices, which the devices of this program then reach; repeated for more
+    /// Socket on which another backend of the same VM publishes memory of its devices, which the
+    /// devices of this daemon then reach; can be repeated
     #[arg(long, value_name = "PATH")]
     pub device_memory: Vec<PathBuf>,
 
-    /// A memory window of the lender that shows a BAR of a device of another lender; repeated for
-    /// more
+    /// Memory window of the lender that maps a BAR of a device of another lender; can be repeated
     #[arg(long = "peer-window", value_name = "NAME=LENDER/DEVICE/BAR")]
     pub peer_windows: Vec<PeerWindowOption>,
 
-    /// How the virtual machine sees the interrupts of a device with MSI-X
+    /// How the VM sees the interrupts of a device with MSI-X
     #[arg(long, value_enum, value_name = "KIND", default_value_t = Interrupts::Msi)]
     pub interrupts: Interrupts,
 
@@ -93,32 +92,23 @@ impl From<Interrupts> for InterruptView {
 /// Why the command line cannot be followed.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum OptionsError {
-    /// Nothing to do.
+    /// Neither a socket nor a device.
     #[error("Nothing to borrow: give --socket-path and --device")]
     Nothing,
     /// A socket without a device, or the reverse.
     #[error("{sockets} sockets and {devices} devices do not go together")]
     Pairs {
-        /// Sockets.
+        /// Number of sockets.
         sockets: usize,
-        /// Devices.
+        /// Number of devices.
         devices: usize,
     },
     /// One socket for two devices.
-    #[error("{} is given twice", .0.display())]
-    Twice(PathBuf),
-    /// One descriptor for two devices.
-    #[error("Descriptor {0} is given twice")]
-    DescriptorTwice(RawFd),
-    /// No name.
+    #[error(transparent)]
+    Twice(#[from] KeysError),
+    /// A name with other characters, or of another length.
     #[error("{0:?} is not a name: 1 to 64 letters, digits, '-', '_', '.' and ':'")]
     Name(String),
-    /// No window.
-    #[error("{0:?} is not NAME=FILE")]
-    Window(String),
-    /// No window of a device.
-    #[error("{0:?} is not NAME=LENDER/DEVICE/BAR with a BAR of 0 to 5")]
-    PeerWindow(String),
 }
 
 impl Options {
@@ -135,18 +125,11 @@ impl Options {
         if sockets != devices {
             return Err(OptionsError::Pairs { sockets, devices });
         }
-        let mut paths: Vec<&PathBuf> = self.socket_path.iter().collect();
-        paths.extend(&self.daemon.metrics);
-        paths.extend(&self.publish);
-        paths.sort();
-        if let Some(pair) = paths.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(OptionsError::Twice(pair[0].clone()));
-        }
-        let mut fds = self.fd.clone();
-        fds.sort_unstable();
-        if let Some(pair) = fds.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(OptionsError::DescriptorTwice(pair[0]));
-        }
+        let paths = self.socket_path.iter();
+        let paths = paths.chain(&self.daemon.metrics).chain(&self.publish);
+        let paths = paths.cloned().map(SocketOption::Path);
+        let fds = self.fd.iter().map(|&fd| SocketOption::Descriptor(fd));
+        all_different(paths.chain(fds).map(|socket| socket.to_string()).collect())?;
         match self.devices.iter().chain(&self.name).find(|n| !is_name(n)) {
             Some(name) => Err(OptionsError::Name(name.clone())),
             None => Ok(()),
@@ -159,21 +142,21 @@ impl Options {
 pub struct WindowOption {
     /// The lender's name of it.
     pub name: String,
-    /// The file.
+    /// The file that it maps.
     pub file: PathBuf,
 }
 
 impl FromStr for WindowOption {
-    type Err = OptionsError;
+    type Err = KeysError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once('=') {
-            Some((name, file)) if is_name(name) && !file.is_empty() => Ok(Self {
-                name: name.to_owned(),
-                file: file.into(),
-            }),
-            _ => Err(OptionsError::Window(text.to_owned())),
-        }
+        let window = text.split_once('=');
+        let window = window.filter(|(name, file)| is_name(name) && !file.is_empty());
+        let (name, file) = value(text, "NAME=FILE", window)?;
+        Ok(Self {
+            name: name.to_owned(),
+            file: file.into(),
+        })
     }
 }
 
@@ -182,7 +165,7 @@ impl FromStr for WindowOption {
 pub struct PeerWindowOption(pub PeerWindow);
 
 impl FromStr for PeerWindowOption {
-    type Err = OptionsError;
+    type Err = KeysError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parse = || {
@@ -199,10 +182,8 @@ impl FromStr for PeerWindowOption {
                 region,
             })
         };
-        match parse() {
-            Some(window) => Ok(Self(window)),
-            None => Err(OptionsError::PeerWindow(text.to_owned())),
-        }
+        let wanted = "NAME=LENDER/DEVICE/BAR with a BAR of 0 to 5";
+        value(text, wanted, parse().map(Self))
     }
 }
 
@@ -231,10 +212,11 @@ mod tests {
             "--socket-path=/a",
             "--device=b",
         ];
-        assert_eq!(check(&two), Err(OptionsError::Twice("/a".into())));
+        let twice = |what: &str| Err(KeysError::Twice(what.to_owned()).into());
+        assert_eq!(check(&two), twice("/a"));
         assert_eq!(
             check(&["--fd=5", "--device=a", "--fd=5", "--device=b"]),
-            Err(OptionsError::DescriptorTwice(5))
+            twice("descriptor 5")
         );
         assert_eq!(
             check(&["--device=nvme0"]),

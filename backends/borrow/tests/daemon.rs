@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use farlane_conventions as conventions;
+use farlane_support::conventions;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};

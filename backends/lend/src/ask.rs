@@ -1,11 +1,11 @@
-//! `list` and `revoke`.
+//! The commands `list` and `revoke`, which ask a running lender.
 
-use crate::options::LenderOptions;
+use crate::options::{Command, LenderOptions};
 use anyhow::Context as _;
 use farlane_daemon::options::host_name;
 use farlane_vfio_remote::borrower;
-use farlane_vfio_remote::link::message::{DeviceStatus, PeerName, PeerStatus};
-use farlane_vfio_remote::link::{Connector, TlsIdentity};
+use farlane_vfio_remote::protocol::message::{DeviceStatus, PeerName, PeerStatus};
+use farlane_vfio_remote::protocol::{Connector, TlsIdentity};
 use std::fmt::Write as _;
 use std::io::Write as _;
 
@@ -21,11 +21,19 @@ fn connector(options: &LenderOptions) -> anyhow::Result<(Connector, String)> {
     Ok((connector, name))
 }
 
-/// Prints what a lender offers.
+/// Has a lender do it.
 ///
 /// # Errors
-/// The lender cannot be asked, or nothing be printed.
-pub fn list(options: &LenderOptions, json: bool) -> anyhow::Result<()> {
+/// The lender cannot be asked, or refuses, or nothing can be printed.
+pub fn run(command: &Command) -> anyhow::Result<()> {
+    match command {
+        Command::List { lender, json } => list(lender, *json),
+        Command::Revoke { device, lender } => revoke(lender, device),
+    }
+}
+
+/// Prints what a lender offers.
+fn list(options: &LenderOptions, json: bool) -> anyhow::Result<()> {
     let (connector, name) = connector(options)?;
     let devices = borrower::list(&connector, &name)?;
     let text = if json {
@@ -39,10 +47,7 @@ pub fn list(options: &LenderOptions, json: bool) -> anyhow::Result<()> {
 }
 
 /// Takes a device from its holder.
-///
-/// # Errors
-/// The lender cannot be asked, or refuses.
-pub fn revoke(options: &LenderOptions, device: &str) -> anyhow::Result<()> {
+fn revoke(options: &LenderOptions, device: &str) -> anyhow::Result<()> {
     let (connector, name) = connector(options)?;
     borrower::revoke(&connector, &name, device)?;
     Ok(())
@@ -122,7 +127,7 @@ fn table(devices: &[DeviceStatus]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farlane_vfio_remote::link::message::{Holder, MappingStatus};
+    use farlane_vfio_remote::protocol::message::{Holder, MappingStatus};
 
     #[test]
     fn a_table_has_a_line_for_each_device() {

@@ -1,30 +1,31 @@
-//! What is lent, and to whom, as the configuration file and the command line say it.
+//! The configuration of a lender: which devices are lent, and to whom.
 
-use farlane_vfio_remote::link::Address;
+use farlane_sys::{PciAddress, PciAddressError};
+use farlane_vfio_remote::protocol::Address;
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// What a lender is configured with; [`file`](crate::file) reads it.
+/// Configuration of a lender; [`file`](crate::file) parses it.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// What this host calls itself.
+    /// Name of this lender.
     pub name: Option<String>,
-    /// Where borrowers connect.
+    /// Addresses at which borrowers connect.
     pub listen: Vec<AddressText>,
-    /// A lease ends when it has not been renewed for so many seconds (3).
+    /// Term of a lease in seconds: it ends when it has not been renewed for so long (3).
     pub term_seconds: Option<u16>,
-    /// How many seconds a holder has to give a device back that is revoked (5).
+    /// Grace in seconds that a holder has to return a revoked device (5).
     pub grace_seconds: Option<u16>,
-    /// Certificates, for `tls:` addresses.
+    /// Certificate, key and authorities of `tls:` addresses.
     pub tls: Option<TlsFiles>,
-    /// What is lent.
+    /// Devices that are lent.
     pub devices: Vec<DeviceConfig>,
-    /// Bridges to other hosts.
+    /// Memory windows to other hosts.
     pub windows: Vec<WindowConfig>,
-    /// Other lenders, whose devices may reach those that are lent here.
+    /// Names of other lenders whose devices may reach those that are lent here.
     pub lenders: Vec<String>,
-    /// Users of this host, besides this one and root.
+    /// Users of this host that may borrow, besides this one and root.
     pub users: Vec<UserConfig>,
 }
 
@@ -32,9 +33,9 @@ pub struct Config {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UserConfig {
-    /// Its number.
+    /// User ID.
     pub uid: u32,
-    /// What it may call itself.
+    /// Names under which it may borrow.
     pub names: Vec<String>,
 }
 
@@ -44,7 +45,7 @@ pub struct UserConfig {
 pub struct AddressText(pub Address);
 
 impl TryFrom<String> for AddressText {
-    type Error = farlane_vfio_remote::link::AddressError;
+    type Error = farlane_vfio_remote::protocol::AddressError;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         text.parse().map(Self)
@@ -55,26 +56,26 @@ impl TryFrom<String> for AddressText {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
-    /// This host's certificate, and those between it and an authority.
+    /// Certificate chain of this host.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// Private key of the certificate.
     pub key: PathBuf,
-    /// The authorities that borrowers' certificates must be signed by.
+    /// Certificate authorities that borrowers' certificates are verified against.
     pub authorities: PathBuf,
 }
 
-/// A device.
+/// A device that is lent.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
-    /// Its name.
+    /// Name under which it is borrowed.
     pub name: String,
     /// Who may borrow it: names of hosts; everybody who can connect where it is empty.
     pub borrowers: Vec<String>,
-    /// Where it comes from.
+    /// What implements it.
     pub source: SourceConfig,
 }
 
-/// Where a device comes from.
+/// What implements a device.
 #[derive(Clone, Debug)]
 pub enum SourceConfig {
     /// A software NVMe controller.
@@ -85,14 +86,14 @@ pub enum SourceConfig {
     Vfio(Function),
 }
 
-/// A software GPU.
+/// Options of a software GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuOptions {
-    /// Its video memory: a power of two.
+    /// Size of its video memory: a power of two.
     pub memory: Option<Size>,
 }
 
-/// A software NVMe controller.
+/// Options of a software NVMe controller.
 #[derive(Clone, Debug, Default)]
 pub struct NvmeOptions {
     /// Its namespaces, at least one.
@@ -103,9 +104,9 @@ pub struct NvmeOptions {
     pub doorbells: DoorbellMode,
     /// Whether the host's page cache takes part.
     pub cache: CacheMode,
-    /// Bytes of a logical block.
+    /// Logical block size.
     pub block: BlockBytes,
-    /// I/O queue pairs.
+    /// Number of I/O queue pairs.
     pub queues: Option<u16>,
     /// Whether nothing can be written.
     pub read_only: bool,
@@ -117,11 +118,11 @@ pub struct NvmeOptions {
 pub enum Backing {
     /// A file or block device.
     File(PathBuf),
-    /// Nothing: for measurements.
+    /// Nothing is stored: a namespace for measurements.
     Null(Size),
 }
 
-/// A number of bytes that is not zero, as [`farlane_daemon::options::bytes`] reads it.
+/// A number of bytes that is not zero, as [`farlane_daemon::keys::bytes`] reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Size(pub u64);
@@ -130,7 +131,7 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bytes = farlane_daemon::options::bytes(text).filter(|&bytes| bytes > 0);
+        let bytes = farlane_daemon::keys::bytes(text).filter(|&bytes| bytes > 0);
         let bytes = bytes.ok_or_else(|| format!("{text:?} is not a size such as 16G"));
         bytes.map(Self)
     }
@@ -171,10 +172,10 @@ impl FromStr for DoorbellMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheMode {
-    /// Around it.
+    /// Direct I/O, around the page cache.
     #[default]
     Direct,
-    /// Through it.
+    /// Buffered I/O, through the page cache.
     Buffered,
 }
 
@@ -190,14 +191,14 @@ impl FromStr for CacheMode {
     }
 }
 
-/// Bytes of a logical block.
+/// Logical block size in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "u16")]
 pub enum BlockBytes {
-    /// 512.
+    /// Blocks of 512 bytes.
     #[default]
     B512,
-    /// 4096.
+    /// Blocks of 4096 bytes.
     B4096,
 }
 
@@ -225,52 +226,40 @@ impl FromStr for BlockBytes {
 /// A function of this host, bound to vfio-pci.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// Its address.
+    /// PCI address.
     pub function: FunctionAddress,
 }
 
 impl FromStr for Function {
-    type Err = String;
+    type Err = PciAddressError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self {
-            function: FunctionAddress::try_from(text.to_owned())?,
-        })
+        let function = FunctionAddress(text.parse()?);
+        Ok(Self { function })
     }
 }
 
-/// Address of a function as sysfs writes it: `0000:01:00.0`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+/// Address of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub struct FunctionAddress(pub String);
+pub struct FunctionAddress(pub PciAddress);
 
 impl TryFrom<String> for FunctionAddress {
-    type Error = String;
+    type Error = PciAddressError;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        let parts: Vec<&str> = text.split([':', '.']).collect();
-        let widths = [4, 2, 2, 1];
-        let fits = parts.len() == widths.len()
-            && text.matches(':').count() == 2
-            && parts.iter().zip(widths).all(|(part, width)| {
-                part.len() == width && part.bytes().all(|b| b.is_ascii_hexdigit())
-            });
-        if fits {
-            Ok(Self(text))
-        } else {
-            Err(format!("{text:?} is not a function such as 0000:01:00.0"))
-        }
+        text.parse().map(Self)
     }
 }
 
-/// A bridge to other hosts.
+/// A memory window to other hosts.
 #[derive(Clone, Debug)]
 pub struct WindowConfig {
     /// What both ends call it.
     pub name: String,
     /// Whose memory is seen through it: names of hosts. Nobody else's devices reach it.
     pub borrowers: Vec<String>,
-    /// What it is.
+    /// The bridge whose memory it is.
     pub bridge: BridgeConfig,
     /// The device of another lender that is seen through it, instead of a VM's memory.
     pub shows: Option<ShowsConfig>,
@@ -282,7 +271,7 @@ pub struct WindowConfig {
 pub struct ShowsConfig {
     /// Name of the other lender.
     pub lender: String,
-    /// Where it listens.
+    /// Address at which it listens.
     pub address: AddressText,
     /// Its name of the device.
     pub device: String,
@@ -290,23 +279,23 @@ pub struct ShowsConfig {
     pub bar: u8,
 }
 
-/// Kinds of bridges.
+/// The bridge behind a memory window.
 #[derive(Clone, Debug)]
 pub enum BridgeConfig {
     /// An ivshmem function of this (virtual) host.
     Ivshmem {
-        /// Its address.
+        /// PCI address of the ivshmem function.
         function: FunctionAddress,
     },
     /// A memory BAR of an NTB endpoint, whose translation has been set up.
     Pci {
-        /// Its address.
+        /// PCI address of the NTB endpoint.
         function: FunctionAddress,
-        /// Which BAR.
+        /// Index of the memory BAR.
         bar: u8,
         /// Where in the BAR the window begins, in bytes.
         offset: u64,
-        /// Its size.
+        /// Size of the window in bytes.
         size: Size,
     },
 }

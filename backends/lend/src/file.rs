@@ -1,5 +1,5 @@
-//! The configuration file. A key that is not known where it stands is refused, with its line: a typing error in a list of
-//! borrowers would otherwise lend to everybody.
+//! The configuration file. A key that is not known where it stands is refused, with its line: a
+//! typing error in a list of borrowers would otherwise lend to everybody.
 
 use crate::config::{
     AddressText, Backing, BlockBytes, BridgeConfig, CacheMode, Config, DeviceConfig, DoorbellMode,
@@ -18,18 +18,18 @@ pub enum FileError {
     /// The file cannot be read.
     #[error("Cannot read {}", path.display())]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// The error of the system call.
         #[source]
         source: std::io::Error,
     },
-    /// It says something that is not understood.
+    /// Its text is not a configuration.
     #[error("{} is not a configuration of a lender", path.display())]
     Parse {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and why.
+        /// The line and what is wrong with it.
         #[source]
         source: TextError,
     },
@@ -46,9 +46,9 @@ pub enum TextError {
     Misplaced {
         /// Line, from 1 on.
         line: usize,
-        /// The key.
+        /// Name of the key.
         key: &'static str,
-        /// What it stands in.
+        /// The kind of table that it stands in.
         table: &'static str,
     },
     /// A key that this kind of device or window needs.
@@ -56,15 +56,15 @@ pub enum TextError {
     Missing {
         /// First line of the table, from 1 on.
         line: usize,
-        /// The key.
+        /// Name of the key.
         key: &'static str,
-        /// What needs it.
+        /// The kind of table that needs it.
         table: &'static str,
     },
 }
 
 impl Config {
-    /// Reads a file.
+    /// Reads a configuration file.
     ///
     /// # Errors
     /// See [`FileError`].
@@ -79,7 +79,7 @@ impl Config {
         })
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a configuration file.
     ///
     /// # Errors
     /// See [`TextError`].

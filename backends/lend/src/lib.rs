@@ -4,8 +4,8 @@
 //! * [`config`]: what is lent, and to whom;
 //! * [`mod@file`]: the configuration file that says so;
 //! * [`machine`]: which host this is;
-//! * [`setup`]: from both, the lender of the library (`farlane-vfio-remote`) with its devices and
-//!   bridges;
+//! * [`setup`]: the daemon: from both, the lender of the library (`farlane-vfio-remote`) with its
+//!   devices and bridges;
 //! * [`ask`]: `list` and `revoke`.
 
 pub mod ask;
@@ -29,14 +29,14 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
 #[must_use]
 pub fn metrics_text(lender: &Lender) -> String {
     let mut text = String::new();
-    let links = u64::try_from(lender.links()).unwrap_or(u64::MAX);
+    let sessions = u64::try_from(lender.sessions()).unwrap_or(u64::MAX);
     write_samples(
         &mut text,
         "farlane_lend",
         [Sample {
             name: "links",
-            help: "Links that are open.",
-            value: links,
+            help: "Lending sessions that are open.",
+            value: sessions,
         }],
     );
     let held = lender.status().into_iter().map(|device| {

@@ -4,11 +4,11 @@ use std::path::Path;
 
 /// Where the machine ID is (`machine-id(5)`), and where D-Bus has kept its own.
 const FILES: [&str; 2] = ["etc/machine-id", "var/lib/dbus/machine-id"];
-/// Characters of it.
+/// Hexadecimal digits of a machine ID.
 const LENGTH: usize = 32;
 
-/// The machine ID of the host whose root directory this is. There is none where nothing has made one: in containers, in the
-/// first boot of an image, without systemd and D-Bus.
+/// The machine ID of the host whose root directory this is. There is none where nothing has made
+/// one: in containers, in the first boot of an image, without systemd and D-Bus.
 #[must_use]
 pub fn id(root: &Path) -> Option<String> {
     FILES.iter().find_map(|file| {

@@ -1,11 +1,11 @@
-//! The command line.
+//! The command line of the lender.
 
-use crate::config::{Backing, DeviceConfig, Function, GpuOptions, NvmeOptions, Size, SourceConfig};
+use crate::config::{Backing, DeviceConfig, GpuOptions, NvmeOptions, SourceConfig};
+use farlane_daemon::keys::{Keys, KeysError, value};
 use farlane_daemon::options::{DaemonOptions, TlsOptions};
-use farlane_vfio_remote::link::Address;
+use farlane_vfio_remote::protocol::Address;
 use std::path::PathBuf;
 use std::str::FromStr;
-use thiserror::Error;
 
 /// Where `list` and `revoke` look for a lender.
 const DEFAULT_LENDER: &str = "unix:/run/farlane/lend.sock";
@@ -14,26 +14,26 @@ const DEFAULT_LENDER: &str = "unix:/run/farlane/lend.sock";
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "farlane-lend", version, args_conflicts_with_subcommands = true)]
 pub struct Options {
-    /// Something else than lending
+    /// Ask a running lender instead of lending
     #[command(subcommand)]
     pub command: Option<Command>,
 
-    /// A file that says what is lent, and to whom
+    /// Configuration file: which devices are lent, and to whom
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Where borrowers connect: unix:PATH, tls:HOST:PORT, or tcp:127.0.0.1:PORT
+    /// Address at which borrowers connect: unix:PATH, tls:HOST:PORT, or tcp:127.0.0.1:PORT
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<Address>,
 
-    /// A device for everybody who can connect: nvme,file=PATH or nvme,null=SIZE (a software NVMe
+    /// A device that any borrower may take: nvme,file=PATH or nvme,null=SIZE (a software NVMe
     /// controller; each file or null is a namespace; serial=S, doorbells=trapped|shared, readonly,
     /// cache=direct|buffered, block=512|4096, queues=N), gpu,memory=SIZE (a software GPU) or
     /// vfio,function=0000:01:00.0 (a function of this host)
     #[arg(long = "device", value_name = "NAME=SOURCE[,KEY=VALUE]...")]
     pub devices: Vec<DeviceConfig>,
 
-    /// What this host calls itself
+    /// Name of this lender [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
@@ -42,19 +42,19 @@ pub struct Options {
     pub daemon: DaemonOptions,
 }
 
-/// What else can be done.
+/// Requests to a running lender.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Command {
-    /// Show what a lender offers, who holds it, and how the devices reach memory
+    /// Show a lender's devices, their holders, and how they reach memory
     List {
         #[command(flatten)]
         #[allow(missing_docs)]
         lender: LenderOptions,
-        /// As JSON
+        /// Print JSON instead of a table
         #[arg(long)]
         json: bool,
     },
-    /// Take a device from its holder, who is asked first
+    /// Take a device from its holder, after a request to return it
     Revoke {
         /// Name of the device
         device: String,
@@ -64,14 +64,14 @@ pub enum Command {
     },
 }
 
-/// How a lender is reached.
+/// How a lender is reached, and as whom.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LenderOptions {
-    /// Where the lender listens
+    /// Address of the lender
     #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_LENDER)]
     pub lender: Address,
 
-    /// What this host calls itself: with TLS, a name of its certificate
+    /// Name of this host; with TLS, a name in its certificate [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
@@ -80,44 +80,26 @@ pub struct LenderOptions {
     pub tls: TlsOptions,
 }
 
-/// Why the description of a device cannot be followed.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum DeviceError {
-    /// There is no name, or no source.
-    #[error("{0:?} is not NAME=SOURCE[,KEY=VALUE]...")]
-    Form(String),
-    /// No such source.
-    #[error("{0:?} is not a source: nvme, gpu, vfio")]
-    Source(String),
-    /// No such key for the source, or given twice.
-    #[error("{0:?} is not known for this source, or given twice")]
-    Unknown(String),
-    /// A key is missing.
-    #[error("{0} is missing")]
-    Missing(&'static str),
-    /// A value that is none.
-    #[error("{value:?} is not {wanted}")]
-    Value {
-        /// What was given.
-        value: String,
-        /// What it should be.
-        wanted: &'static str,
-    },
-}
-
 impl FromStr for DeviceConfig {
-    type Err = DeviceError;
+    type Err = KeysError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let form = || DeviceError::Form(text.to_owned());
-        let (name, rest) = text.split_once('=').ok_or_else(form)?;
-        let mut words = rest.split(',');
-        let source = match words.next().ok_or_else(form)? {
-            "nvme" => SourceConfig::Nvme(nvme(words)?),
-            "gpu" => SourceConfig::Gpu(gpu(words)?),
-            "vfio" => SourceConfig::Vfio(vfio(words)?),
-            other => return Err(DeviceError::Source(other.to_owned())),
+        let form = text.split_once('=');
+        let (name, source) = value(text, "NAME=SOURCE[,KEY=VALUE]...", form)?;
+        let (source, mut keys) = Keys::split_first(source);
+        let source = match source.as_str() {
+            "nvme" => SourceConfig::Nvme(nvme(&mut keys)?),
+            "gpu" => SourceConfig::Gpu(GpuOptions {
+                memory: keys.parse("memory", "a size such as 256M", from_str)?,
+            }),
+            "vfio" => {
+                let function =
+                    keys.parse("function", "a function such as 0000:01:00.0", from_str)?;
+                SourceConfig::Vfio(function.ok_or(KeysError::Missing("function"))?)
+            }
+            other => return value(other, "a source: nvme, gpu, vfio", None),
         };
+        keys.finish()?;
         Ok(Self {
             name: name.to_owned(),
             borrowers: Vec::new(),
@@ -126,72 +108,39 @@ impl FromStr for DeviceConfig {
     }
 }
 
-fn parse<T: FromStr>(value: &str, wanted: &'static str) -> Result<T, DeviceError> {
-    value.parse().map_err(|_| DeviceError::Value {
-        value: value.to_owned(),
-        wanted,
+fn from_str<T: FromStr>(text: &str) -> Option<T> {
+    text.parse().ok()
+}
+
+fn nvme(keys: &mut Keys) -> Result<NvmeOptions, KeysError> {
+    let mut namespaces = Vec::new();
+    for (kind, given) in keys.take_all(&["file", "null"]) {
+        namespaces.push(match kind {
+            "file" => Backing::File(given.into()),
+            _ => Backing::Null(value(&given, "a size such as 16G", from_str(&given))?),
+        });
+    }
+    if namespaces.is_empty() {
+        return Err(KeysError::Missing("file or null"));
+    }
+    let doorbells = keys.parse("doorbells", "trapped or shared", from_str)?;
+    let cache = keys.parse("cache", "direct or buffered", from_str)?;
+    let block = keys.parse("block", "512 or 4096", from_str)?;
+    Ok(NvmeOptions {
+        namespaces,
+        serial: keys.take("serial"),
+        doorbells: doorbells.unwrap_or_default(),
+        cache: cache.unwrap_or_default(),
+        block: block.unwrap_or_default(),
+        queues: keys.parse("queues", "a number", from_str)?,
+        read_only: keys.take_flag("readonly"),
     })
-}
-
-fn nvme<'a>(words: impl Iterator<Item = &'a str>) -> Result<NvmeOptions, DeviceError> {
-    let mut options = NvmeOptions::default();
-    let mut seen = Vec::new();
-    for word in words {
-        let unknown = || DeviceError::Unknown(word.to_owned());
-        let (key, value) = word.split_once('=').unwrap_or((word, ""));
-        match key {
-            "file" => options.namespaces.push(Backing::File(value.into())),
-            "null" => {
-                let size: Size = parse(value, "a size such as 16G")?;
-                options.namespaces.push(Backing::Null(size));
-            }
-            _ if seen.contains(&key) => return Err(unknown()),
-            "serial" => options.serial = Some(value.to_owned()),
-            "doorbells" => options.doorbells = parse(value, "trapped or shared")?,
-            "cache" => options.cache = parse(value, "direct or buffered")?,
-            "block" => options.block = parse(value, "512 or 4096")?,
-            "queues" => options.queues = Some(parse(value, "a number")?),
-            "readonly" if value.is_empty() => options.read_only = true,
-            _ => return Err(unknown()),
-        }
-        seen.push(key);
-    }
-    if options.namespaces.is_empty() {
-        return Err(DeviceError::Missing("file or null"));
-    }
-    Ok(options)
-}
-
-fn gpu<'a>(words: impl Iterator<Item = &'a str>) -> Result<GpuOptions, DeviceError> {
-    let mut options = GpuOptions::default();
-    for word in words {
-        match word.split_once('=') {
-            Some(("memory", value)) if options.memory.is_none() => {
-                options.memory = Some(parse(value, "a size such as 256M")?);
-            }
-            _ => return Err(DeviceError::Unknown(word.to_owned())),
-        }
-    }
-    Ok(options)
-}
-
-fn vfio<'a>(words: impl Iterator<Item = &'a str>) -> Result<Function, DeviceError> {
-    let mut function = None;
-    for word in words {
-        match word.split_once('=') {
-            Some(("function", value)) if function.is_none() => {
-                function = Some(parse(value, "a function such as 0000:01:00.0")?);
-            }
-            _ => return Err(DeviceError::Unknown(word.to_owned())),
-        }
-    }
-    function.ok_or(DeviceError::Missing("function"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{BlockBytes, DoorbellMode};
+    use crate::config::{BlockBytes, DoorbellMode, Size};
     use clap::{CommandFactory as _, Parser as _};
 
     #[test]

@@ -1,22 +1,27 @@
-//! From command line and configuration file to a lender. All files are opened here.
+//! The daemon: from command line and configuration file to the lender of the library
+//! (`farlane-vfio-remote`). All files are opened here.
 
 use crate::config::{
     Backing, BlockBytes, BridgeConfig, CacheMode, Config, DeviceConfig, DoorbellMode, NvmeOptions,
-    ShowsConfig, SourceConfig, WindowConfig,
+    ShowsConfig, SourceConfig, TlsFiles, WindowConfig,
 };
-use crate::machine;
 use crate::options::Options;
+use crate::{CAPABILITIES, machine, metrics_text};
 use anyhow::{Context as _, bail};
 use farlane_daemon::access::Access;
+use farlane_daemon::control::Stopper;
 use farlane_daemon::listener::{Kind, Listener};
-use farlane_daemon::options::host_name;
+use farlane_daemon::metrics::MetricsText;
+use farlane_daemon::options::{Capabilities, DaemonOptions, host_name};
+use farlane_daemon::run::{Daemon, Drain};
+use farlane_daemon::seccomp::{ALL_SOCKETS, NONBLOCKING, SystemCalls, With};
+use farlane_gpu::{DEFAULT_MEMORY_BYTES, GpuSource};
 use farlane_ntb::{IvshmemNtb, Ntb, OutboundWindow, PciNtb};
 use farlane_nvme::{BlockSize, Cache, Doorbells, Host, NamespaceConfig, NvmeConfig, NvmeSource};
 use farlane_pci::{BAR_COUNT, Region, Source};
-use farlane_soft_gpu::{DEFAULT_MEMORY_BYTES, GpuSource};
 use farlane_vfio::VfioSource;
-use farlane_vfio_remote::lender::{BridgeOffer, FarBar, Lender, LenderConfig, Offer};
-use farlane_vfio_remote::link::{Acceptor, Address, Connector, TlsIdentity};
+use farlane_vfio_remote::lender::{BridgeOffer, ForeignBar, Lender, LenderConfig, Offer};
+use farlane_vfio_remote::protocol::{Acceptor, Address, Connector, TlsIdentity};
 use ring::digest::{SHA256, digest};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -31,45 +36,109 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Longest serial number of an NVMe controller (NVMe 1.4, figure 247).
 const SERIAL_BYTES: usize = 20;
 
-/// A lender and where it is reached.
-pub struct Setup {
-    /// The lender.
-    pub lender: Arc<Lender>,
-    /// What accepts connections, and where.
-    pub acceptors: Vec<(Address, Acceptor)>,
-    /// Files of sockets, which go with this.
-    pub sockets: Vec<Listener>,
+/// `farlane-lend`.
+pub struct LendDaemon {
+    lender: Arc<Lender>,
+    /// What accepts borrowers, and where; until it is started.
+    acceptors: Vec<(Address, Acceptor)>,
+    /// UNIX sockets among them.
+    sockets: Vec<Listener>,
     /// Whether it connects to other lenders.
-    pub connects: bool,
+    connects: bool,
 }
 
-/// Opens everything.
-///
-/// # Errors
-/// Says what cannot be opened.
-pub fn open(options: &Options) -> anyhow::Result<Setup> {
-    let config = match &options.config {
-        Some(path) => Config::load(path)?,
-        None => Config::default(),
-    };
-    let mut addresses: Vec<Address> = config.listen.iter().map(|a| a.0.clone()).collect();
-    addresses.extend(options.listen.iter().cloned());
-    if addresses.is_empty() {
-        bail!("Nobody can connect: give --listen, or listen in the configuration");
+impl Daemon for LendDaemon {
+    type Options = Options;
+
+    const CAPABILITIES: Capabilities = CAPABILITIES;
+
+    fn daemon_options(options: &Options) -> &DaemonOptions {
+        &options.daemon
     }
-    let devices: Vec<&DeviceConfig> = config.devices.iter().chain(&options.devices).collect();
-    if devices.is_empty() {
-        bail!("Nothing to lend: give --device, or a device in the configuration");
+
+    fn open(options: &Options) -> anyhow::Result<Self> {
+        let config = match &options.config {
+            Some(path) => Config::load(path)?,
+            None => Config::default(),
+        };
+        let addresses = config.listen.iter().map(|address| &address.0);
+        let addresses: Vec<&Address> = addresses.chain(&options.listen).collect();
+        if addresses.is_empty() {
+            bail!("Nobody can connect: give --listen, or listen in the configuration");
+        }
+        let identity = match &config.tls {
+            Some(tls) => {
+                let TlsFiles {
+                    certificate,
+                    key,
+                    authorities,
+                } = tls;
+                Some(TlsIdentity::load(certificate, key, authorities)?)
+            }
+            None => None,
+        };
+        let lender = Lender::new(lender_config(&config, options, identity.as_ref())?)?;
+        let (mut acceptors, mut sockets) = (Vec::new(), Vec::new());
+        for address in addresses {
+            let access = &options.daemon.access;
+            let opened = listen(address, identity.as_ref(), access, &mut sockets);
+            acceptors.push(opened.with_context(|| format!("Cannot listen at {address}"))?);
+        }
+        Ok(Self {
+            lender,
+            acceptors,
+            sockets,
+            connects: config.windows.iter().any(|window| window.shows.is_some()),
+        })
     }
-    let identity = match &config.tls {
-        Some(tls) => Some(TlsIdentity::load(
-            &tls.certificate,
-            &tls.key,
-            &tls.authorities,
-        )?),
-        None => None,
-    };
-    let name = options.name.clone().or(config.name);
+
+    fn start(&mut self, _options: &Options, _stop: &Stopper) -> anyhow::Result<MetricsText> {
+        for (address, acceptor) in std::mem::take(&mut self.acceptors) {
+            let lender = Arc::clone(&self.lender);
+            log::info!("Waiting for borrowers at {address}");
+            let thread = std::thread::Builder::new().name("listener".to_owned());
+            thread.spawn(move || lender.serve(&acceptor))?;
+        }
+        let lender = Arc::clone(&self.lender);
+        Ok(Arc::new(move || metrics_text(&lender)))
+    }
+
+    fn system_calls(&self) -> SystemCalls {
+        let calls = SystemCalls::any(&[
+            farlane_block::SYSTEM_CALLS,
+            farlane_ntb::SYSTEM_CALLS,
+            farlane_vfio::SYSTEM_CALLS,
+            if self.connects {
+                &[libc::SYS_connect]
+            } else {
+                &[]
+            },
+        ])
+        .with(&[
+            NONBLOCKING,
+            With::requests(farlane_vfio::IOCTLS),
+            With::requests(farlane_nvme::IOCTLS),
+        ]);
+        match self.connects {
+            true => calls.with(&[ALL_SOCKETS]),
+            false => calls,
+        }
+    }
+
+    /// Devices stop with the process.
+    fn end(&mut self) -> Option<Drain> {
+        self.sockets.clear();
+        None
+    }
+}
+
+/// What is lent, and to whom.
+fn lender_config(
+    config: &Config,
+    options: &Options,
+    identity: Option<&TlsIdentity>,
+) -> anyhow::Result<LenderConfig> {
+    let name = options.name.clone().or_else(|| config.name.clone());
     let host = Host {
         machine: machine::id(Path::new("/")),
         lender: name.unwrap_or_else(host_name),
@@ -78,65 +147,64 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
         log::info!("There is no machine ID: disks are told apart by names alone");
     }
     let mut offers = Vec::new();
-    for device in devices {
-        let source =
-            source(device, &host).with_context(|| format!("Cannot lend {}", device.name))?;
-        log::info!("{}: {}", device.name, source.description().name);
-        offers.push(Offer {
-            name: device.name.clone(),
-            source,
-            borrowers: device.borrowers.clone(),
-        });
+    for device in config.devices.iter().chain(&options.devices) {
+        offers.push(offer(device, &host).with_context(|| format!("Cannot lend {}", device.name))?);
+    }
+    if offers.is_empty() {
+        bail!("Nothing to lend: give --device, or a device in the configuration");
     }
     let mut bridges = BTreeMap::new();
     for window in &config.windows {
-        let wrong = || format!("Cannot use window {}", window.name);
-        let shows = window.shows.as_ref();
-        let shows = shows.map(|shows| far_bar(shows, identity.as_ref()));
-        let bridge = BridgeOffer {
-            ntb: bridge(window).with_context(wrong)?,
-            borrowers: window.borrowers.clone(),
-            shows: shows.transpose().with_context(wrong)?,
-        };
+        let bridge = bridge_offer(window, identity)
+            .with_context(|| format!("Cannot use window {}", window.name))?;
         if bridges.insert(window.name.clone(), bridge).is_some() {
             bail!("There are two windows {}", window.name);
         }
     }
     let mut users = BTreeMap::new();
-    for user in config.users {
-        if users.insert(user.uid, user.names).is_some() {
+    for user in &config.users {
+        if users.insert(user.uid, user.names.clone()).is_some() {
             bail!("There are two users {}", user.uid);
         }
     }
-    let seconds = |given: Option<u16>, default: Duration| {
-        given.map_or(default, |s| Duration::from_secs(u64::from(s)))
-    };
-    let lender = Lender::new(LenderConfig {
+    let seconds = |seconds: u16| Duration::from_secs(seconds.into());
+    Ok(LenderConfig {
         name: host.lender,
         offers,
         bridges,
         users,
-        lenders: config.lenders,
-        term: seconds(config.term_seconds, TERM),
-        grace: seconds(config.grace_seconds, GRACE),
-    })?;
-    let mut acceptors = Vec::new();
-    let mut sockets = Vec::new();
-    for address in addresses {
-        let access = &options.daemon.access;
-        let opened = listen(&address, identity.as_ref(), access, &mut sockets)
-            .with_context(|| format!("Cannot listen at {address}"))?;
-        acceptors.push(opened);
-    }
-    Ok(Setup {
-        lender,
-        acceptors,
-        sockets,
-        connects: config.windows.iter().any(|window| window.shows.is_some()),
+        lenders: config.lenders.clone(),
+        term: config.term_seconds.map_or(TERM, seconds),
+        grace: config.grace_seconds.map_or(GRACE, seconds),
     })
 }
 
-/// What accepts connections at an address, and the address as it is then: the system has chosen the port where it was 0.
+fn offer(device: &DeviceConfig, host: &Host) -> anyhow::Result<Offer> {
+    let source = source(device, host)?;
+    log::info!("{}: {}", device.name, source.description().name);
+    Ok(Offer {
+        name: device.name.clone(),
+        source,
+        borrowers: device.borrowers.clone(),
+    })
+}
+
+fn bridge_offer(
+    window: &WindowConfig,
+    identity: Option<&TlsIdentity>,
+) -> anyhow::Result<BridgeOffer> {
+    let shows = window.shows.as_ref();
+    Ok(BridgeOffer {
+        ntb: bridge(window)?,
+        borrowers: window.borrowers.clone(),
+        shows: shows
+            .map(|shows| foreign_bar(shows, identity))
+            .transpose()?,
+    })
+}
+
+/// What accepts connections at an address, and the address as it is then: the system has chosen the
+/// port where it was 0.
 fn listen(
     address: &Address,
     identity: Option<&TlsIdentity>,
@@ -177,12 +245,13 @@ fn source(device: &DeviceConfig, host: &Host) -> anyhow::Result<Box<dyn Source>>
             Box::new(GpuSource::new(bytes)?)
         }
         SourceConfig::Vfio(function) => {
-            Box::new(VfioSource::open(&function.function.0, Path::new("/sys"))?)
+            Box::new(VfioSource::open(function.function.0, Path::new("/sys"))?)
         }
     })
 }
 
-/// The serial number of a device that has been given none. Names too long for it have a digest of the whole name at its end.
+/// The serial number of a device that has been given none. Names too long for it have a digest of
+/// the whole name at its end.
 fn serial_of(name: &str) -> String {
     let serial = format!("farlane-{name}");
     if serial.len() <= SERIAL_BYTES {
@@ -235,7 +304,7 @@ fn nvme(name: &str, options: &NvmeOptions, host: &Host) -> NvmeConfig {
 
 fn bridge(window: &WindowConfig) -> anyhow::Result<Arc<dyn Ntb>> {
     Ok(match &window.bridge {
-        BridgeConfig::Ivshmem { function } => IvshmemNtb::open_pci(&function.0)?,
+        BridgeConfig::Ivshmem { function } => IvshmemNtb::open_pci(function.0)?,
         BridgeConfig::Pci {
             function,
             bar,
@@ -243,7 +312,7 @@ fn bridge(window: &WindowConfig) -> anyhow::Result<Arc<dyn Ntb>> {
             size,
         } => {
             let outbound = OutboundWindow {
-                function: function.0.clone(),
+                function: function.0,
                 bar: *bar,
                 offset: *offset,
                 size: size.0,
@@ -255,9 +324,9 @@ fn bridge(window: &WindowConfig) -> anyhow::Result<Arc<dyn Ntb>> {
 }
 
 /// A device of another lender, which a window shows.
-fn far_bar(shows: &ShowsConfig, identity: Option<&TlsIdentity>) -> anyhow::Result<FarBar> {
+fn foreign_bar(shows: &ShowsConfig, identity: Option<&TlsIdentity>) -> anyhow::Result<ForeignBar> {
     let region = Region::from_index(shows.bar.into()).filter(|region| region.bar().is_some());
-    Ok(FarBar {
+    Ok(ForeignBar {
         lender: shows.lender.clone(),
         connector: Connector::new(shows.address.0.clone(), identity.cloned())?,
         device: shows.device.clone(),

@@ -2,13 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-use farlane_conventions as conventions;
 use farlane_pci::Region;
+use farlane_support::conventions;
 use farlane_vfio_remote::borrower;
-use farlane_vfio_remote::link::message::{
+use farlane_vfio_remote::protocol::message::{
     Delivery, Fence, Place, Reply, Request, ToBorrower, ToLender, VERSION,
 };
-use farlane_vfio_remote::link::{Connector, Received, Receiver, Sender};
+use farlane_vfio_remote::protocol::{Connector, Received, Receiver, Sender};
 use std::io::Read as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;

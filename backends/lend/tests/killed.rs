@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use farlane_vfio_remote::borrower;
-use farlane_vfio_remote::link::message::{Reply, Request, ToBorrower, ToLender, VERSION};
-use farlane_vfio_remote::link::{Connector, LinkError, Received, Receiver, Sender};
+use farlane_vfio_remote::protocol::message::{Reply, Request, ToBorrower, ToLender, VERSION};
+use farlane_vfio_remote::protocol::{ConnectionError, Connector, Received, Receiver, Sender};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -36,7 +36,8 @@ fn ask((sender, receiver): &mut (Sender, Receiver), request: Request) -> Reply {
 /// How often the kernel is asked for a ring's files: it does not tell while the ring is in use.
 const ASKED: usize = 200;
 
-/// The files of its rings, one of which is `disk`, as the kernel tells of them. None where it does not, or tells no paths (before Linux 6.14).
+/// The files of its rings, one of which is `disk`, as the kernel tells of them. None where it does
+/// not, or tells no paths (before Linux 6.14).
 fn files_of_rings(pid: u32, disk: &Path) -> Option<String> {
     (0..ASKED).find_map(|_| {
         std::thread::sleep(Duration::from_millis(5));
@@ -61,9 +62,10 @@ fn told_of_rings(pid: u32) -> Option<String> {
     Some(told)
 }
 
-/// A transfer that is under way when a lender is killed goes on until the disk has done it, and writes into memory of the VM. No
-/// disk of a test takes long enough to be caught at that. What its ring holds the kernel keeps open for as long, which is where
-/// it closes what a process had that was killed; so the link is to be there.
+/// A transfer that is under way when a lender is killed goes on until the disk has done it, and
+/// writes into memory of the VM. No disk of a test takes long enough to be caught at that. What its
+/// ring holds the kernel keeps open for as long, which is where it closes what a process had that
+/// was killed; so the link is to be there.
 #[test]
 fn what_is_under_way_keeps_the_link_open() {
     let folder = tempfile::tempdir().unwrap();
@@ -108,5 +110,8 @@ fn what_is_under_way_keeps_the_link_open() {
             other => break other.map(drop),
         }
     };
-    assert!(matches!(hung_up, Err(LinkError::Closed)), "{hung_up:?}");
+    assert!(
+        matches!(hung_up, Err(ConnectionError::Closed)),
+        "{hung_up:?}"
+    );
 }

@@ -5,53 +5,53 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Feature bits (5.1.3).
 pub mod feature {
-    /// The device takes frames with a partial checksum.
+    /// Device handles packets with partial checksum.
     pub const CSUM: u64 = 1 << 0;
-    /// The driver takes frames with a partial checksum.
+    /// Driver handles packets with partial checksum.
     pub const GUEST_CSUM: u64 = 1 << 1;
-    /// Offloads towards the guest can be switched.
+    /// Offloads towards the driver can be reconfigured over the control queue.
     pub const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
-    /// `mtu` is valid.
+    /// Device maximum MTU reporting.
     pub const MTU: u64 = 1 << 3;
-    /// `mac` is valid.
+    /// Device has given MAC address.
     pub const MAC: u64 = 1 << 5;
-    /// The driver takes TCP segments over IPv4 that are to be cut.
+    /// Driver can receive TSOv4.
     pub const GUEST_TSO4: u64 = 1 << 7;
-    /// Over IPv6.
+    /// Driver can receive TSOv6.
     pub const GUEST_TSO6: u64 = 1 << 8;
-    /// With ECN.
+    /// Driver can receive TSO with ECN.
     pub const GUEST_ECN: u64 = 1 << 9;
-    /// UDP (whole datagrams).
+    /// Driver can receive UFO, UDP fragmentation offload.
     pub const GUEST_UFO: u64 = 1 << 10;
-    /// The device takes TCP segments over IPv4 that are to be cut.
+    /// Device can receive TSOv4.
     pub const HOST_TSO4: u64 = 1 << 11;
-    /// Over IPv6.
+    /// Device can receive TSOv6.
     pub const HOST_TSO6: u64 = 1 << 12;
-    /// With ECN.
+    /// Device can receive TSO with ECN.
     pub const HOST_ECN: u64 = 1 << 13;
-    /// UDP (whole datagrams).
+    /// Device can receive UFO, UDP fragmentation offload.
     pub const HOST_UFO: u64 = 1 << 14;
-    /// Received frames may be spread over several buffers.
+    /// Driver can merge receive buffers.
     pub const MRG_RXBUF: u64 = 1 << 15;
-    /// `status` is valid.
+    /// Configuration status field is available.
     pub const STATUS: u64 = 1 << 16;
-    /// There is a control queue.
+    /// Control channel is available.
     pub const CTRL_VQ: u64 = 1 << 17;
-    /// Receive modes.
+    /// Control channel RX mode support.
     pub const CTRL_RX: u64 = 1 << 18;
-    /// VLAN filter.
+    /// Control channel VLAN filtering.
     pub const CTRL_VLAN: u64 = 1 << 19;
-    /// More receive modes.
+    /// Control channel RX extra mode support.
     pub const CTRL_RX_EXTRA: u64 = 1 << 20;
-    /// The driver can be asked to announce itself.
+    /// Driver can send gratuitous packets.
     pub const GUEST_ANNOUNCE: u64 = 1 << 21;
-    /// Several queue pairs.
+    /// Device supports multiqueue with automatic receive steering.
     pub const MQ: u64 = 1 << 22;
-    /// The MAC address can be set over the control queue.
+    /// Set MAC address through control channel.
     pub const CTRL_MAC_ADDR: u64 = 1 << 23;
-    /// Receive-side scaling.
+    /// Device supports RSS, receive-side scaling.
     pub const RSS: u64 = 1 << 60;
-    /// Speed and duplex are valid.
+    /// Device reports speed and duplex.
     pub const SPEED_DUPLEX: u64 = 1 << 63;
 }
 
@@ -61,43 +61,43 @@ pub mod feature {
 )]
 #[repr(C)]
 pub struct FrameHeader {
-    /// [`header_flag`].
+    /// Bits of [`header_flag`].
     pub flags: u8,
-    /// [`gso`].
+    /// A type of [`gso`], perhaps with [`gso::ECN`].
     pub gso_type: u8,
-    /// Bytes of headers before the payload that is cut.
+    /// `hdr_len`: bytes of headers before the payload that is segmented.
     pub header_bytes: U16,
-    /// Bytes of payload of a segment.
+    /// `gso_size`: bytes of payload a segment.
     pub gso_size: U16,
-    /// Where the checksum begins.
+    /// `csum_start`: the first byte that is checksummed.
     pub checksum_start: U16,
-    /// Where in that it is put.
+    /// `csum_offset`: where the checksum is put, from `csum_start` on.
     pub checksum_offset: U16,
-    /// Buffers of a received frame, with [`feature::MRG_RXBUF`] or `VERSION_1`.
+    /// `num_buffers`: buffers of a received frame, with [`feature::MRG_RXBUF`] or `VERSION_1`.
     pub buffers: U16,
 }
 
 /// Flags of a frame's header.
 pub mod header_flag {
-    /// The checksum is to be completed.
+    /// `NEEDS_CSUM`: the checksum is partial.
     pub const NEEDS_CSUM: u8 = 1;
-    /// The checksum is right.
+    /// `DATA_VALID`: the checksum has been validated.
     pub const DATA_VALID: u8 = 2;
 }
 
-/// How a frame is to be cut.
+/// Segmentation types of a frame's header.
 pub mod gso {
-    /// Not at all.
+    /// No segmentation.
     pub const NONE: u8 = 0;
     /// TCP over IPv4.
     pub const TCPV4: u8 = 1;
-    /// UDP, whole datagrams.
+    /// UDP fragmentation.
     pub const UDP: u8 = 3;
     /// TCP over IPv6.
     pub const TCPV6: u8 = 4;
-    /// UDP, by segments.
+    /// UDP segmentation.
     pub const UDP_L4: u8 = 5;
-    /// With ECN.
+    /// Bit: the TCP header has the ECN bits of congestion control.
     pub const ECN: u8 = 0x80;
 }
 
@@ -105,40 +105,76 @@ pub mod gso {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Config {
-    /// The address.
+    /// MAC address of the device.
     pub mac: [u8; 6],
-    /// [`status`].
+    /// Bits of [`status`].
     pub status: U16,
-    /// Queue pairs.
+    /// `max_virtqueue_pairs`: queue pairs.
     pub pairs: U16,
-    /// Bytes of payload of the largest frame.
+    /// Largest MTU that the driver may use.
     pub mtu: U16,
-    /// In Mbit/s, or [`SPEED_UNKNOWN`].
+    /// Link speed in Mbit/s, or [`SPEED_UNKNOWN`].
     pub speed: U32,
-    /// One of 0 (half), 1 (full), 255 (unknown).
+    /// Duplex mode: 0 (half), 1 (full), 255 (unknown).
     pub duplex: u8,
-    /// Most bytes of a key of receive-side scaling.
+    /// `rss_max_key_size`: bytes of the longest Toeplitz key.
     pub rss_key_bytes: u8,
-    /// Most entries of its table.
+    /// `rss_max_indirection_table_length`, in entries.
     pub rss_table_entries: U16,
-    /// Its kinds of hashes.
+    /// `supported_hash_types`.
     pub hash_types: U32,
 }
 
-/// Bits of `status`.
+/// Bits of the configuration's `status`.
 pub mod status {
-    /// There is a link.
+    /// `VIRTIO_NET_S_LINK_UP`.
     pub const LINK_UP: u16 = 1;
-    /// The driver is to announce itself.
+    /// `VIRTIO_NET_S_ANNOUNCE`: the driver is asked to announce itself.
     pub const ANNOUNCE: u16 = 2;
 }
 
-/// There is no such thing as a speed.
+/// The link's speed is not known.
 pub const SPEED_UNKNOWN: u32 = u32::MAX;
-/// Nor as a duplex mode.
+/// The link's duplex mode is not known.
 pub const DUPLEX_UNKNOWN: u8 = 255;
 
 /// Bytes of [`FrameHeader`].
 pub const HEADER_BYTES: usize = size_of::<FrameHeader>();
 
 const _: () = assert!(HEADER_BYTES == 12 && size_of::<Config>() == 24);
+
+/// A length in 64 bits.
+#[must_use]
+pub const fn wide(length: usize) -> u64 {
+    const { assert!(size_of::<usize>() <= size_of::<u64>()) };
+    length as u64
+}
+
+/// A number of 32 bits as an index or a length.
+#[must_use]
+pub const fn index(number: u32) -> usize {
+    const { assert!(size_of::<u32>() <= size_of::<usize>()) };
+    number as usize
+}
+
+/// A length that is bounded by memory, as a length of the process.
+#[must_use]
+#[allow(clippy::cast_possible_truncation)] // As asserted.
+pub const fn narrow(length: u64) -> usize {
+    const { assert!(size_of::<u64>() <= size_of::<usize>()) };
+    length as usize
+}
+
+/// The low 16 bits of a number.
+#[must_use]
+pub const fn low16(number: u64) -> u16 {
+    let [a, b, ..] = number.to_le_bytes();
+    u16::from_le_bytes([a, b])
+}
+
+/// The low 32 bits of a number.
+#[must_use]
+pub const fn low32(number: u64) -> u32 {
+    let [a, b, c, d, ..] = number.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
+}

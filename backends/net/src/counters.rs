@@ -1,28 +1,26 @@
 //! What an interface counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+pub use farlane_worker::counters::count;
 
-farlane_daemon::counters! {
+farlane_worker::counters! {
     /// Counters of one interface. The guest's view: what it receives comes from the port.
     connections: "Connections of VMMs.",
     rx_frames: "Frames that the guest received.",
     rx_bytes: "Bytes of these frames.",
     tx_frames: "Frames that the guest sent.",
     tx_bytes: "Bytes of these frames.",
-    rx_dropped: "Frames for the guest that were dropped because a queue had no room, or was stopped.",
+    rx_dropped: "Frames for the guest that were dropped because a queue had no room, or was \
+                 stopped.",
     rx_too_large: "Frames for the guest that were dropped because its buffers were too small.",
-    rx_filtered: "Frames for the guest that its receive filter did not want.",
-    tx_dropped: "Frames of the guest that the port did not take.",
-    tx_invalid: "Frames of the guest that were dropped because they or their headers made no sense.",
-    handed_over: "Frames that one queue pair's worker took and another's delivered.",
+    rx_filtered: "Frames for the guest that its receive filter rejected.",
+    tx_dropped: "Frames of the guest that the port refused.",
+    tx_invalid: "Frames of the guest that were dropped because of their length or an invalid \
+                 virtio header.",
+    handed_over: "Frames that one queue pair's worker read from the port and forwarded to \
+                  another's.",
     rehomed: "Times that a queue pair's worker followed its memory to another node.",
     commands: "Commands on control queues.",
     kicks: "Notifications of drivers.",
     interrupts: "Notifications to drivers.",
-    broken_queues: "Queues that stopped because their driver wrote nonsense.",
-}
-
-/// Adds to a counter.
-pub fn count(counter: &AtomicU64, by: u64) {
-    counter.fetch_add(by, Ordering::Relaxed);
+    broken_queues: "Queues that stopped because their driver violated the specification.",
 }

@@ -7,10 +7,10 @@ use crate::flow::FlowTable;
 use crate::interface::Interface;
 use crate::port::Offloads;
 use farlane_daemon::warn_limited;
+use farlane_sys::sync::{lock, read, write};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
-/// A VM's driver.
 pub struct Guest {
     interface: Arc<Interface>,
     table: Option<Arc<FlowTable>>,
@@ -25,18 +25,11 @@ pub struct Guest {
     /// Pairs whose receive queues are served, and those that it wants to be used; zero: all.
     served: AtomicU16,
     wanted: AtomicU16,
-    /// Held by whoever tells how many are in use: the front-end and the control queue change it at the same time.
+    /// Held by whoever tells how many are in use: the front-end and the control queue change it at
+    /// the same time.
     spreading: Mutex<()>,
     /// It is to announce itself.
     announces: AtomicBool,
-}
-
-impl std::fmt::Debug for Guest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Guest")
-            .field("interface", &self.interface)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Offloads by the bits of features towards a driver.
@@ -52,7 +45,6 @@ fn offloads_of(bits: u64) -> Offloads {
 
 impl Guest {
     /// A driver that has set nothing.
-    #[must_use]
     pub fn new(interface: Arc<Interface>, table: Option<Arc<FlowTable>>) -> Self {
         Self {
             control: Mutex::new(Control::new(0, interface.pairs(), interface.mac())),
@@ -70,7 +62,7 @@ impl Guest {
     }
 
     fn control(&self) -> MutexGuard<'_, Control> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.control)
     }
 
     /// It has accepted these features.
@@ -134,7 +126,7 @@ impl Guest {
     }
 
     fn set_filter(&self, filter: Option<Arc<Filter>>) {
-        *self.filter.write().unwrap_or_else(PoisonError::into_inner) = filter;
+        *write(&self.filter) = filter;
         self.changes.fetch_add(1, Ordering::Release);
     }
 
@@ -152,20 +144,17 @@ impl Guest {
     }
 
     /// Which frames it wants; none: all.
-    #[must_use]
     pub fn filter(&self) -> Option<Arc<Filter>> {
-        let filter = self.filter.read().unwrap_or_else(PoisonError::into_inner);
+        let filter = read(&self.filter);
         filter.clone()
     }
 
     /// What frames for it may ask of it.
-    #[must_use]
     pub fn takes(&self) -> Offloads {
         offloads_of(self.offloads.load(Ordering::Acquire))
     }
 
     /// Counts changes of [`filter`](Self::filter) and [`takes`](Self::takes).
-    #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -183,10 +172,7 @@ impl Guest {
 
     /// Tells whoever spreads frames how many pairs are in use.
     fn spread(&self) {
-        let _turn = self
-            .spreading
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _turn = lock(&self.spreading);
         let served = self.served.load(Ordering::Acquire);
         let pairs = match self.wanted.load(Ordering::Acquire) {
             0 => served,
@@ -198,13 +184,12 @@ impl Guest {
         }
     }
 
-    /// Its address.
-    #[must_use]
     pub fn mac(&self) -> [u8; 6] {
         self.control().filter().mac()
     }
 
-    /// The link is up again: others may not know where it is. Returns whether it can be asked to tell them.
+    /// The link is up again: others may not know where it is. Returns whether it can be asked to
+    /// tell them.
     pub fn announce(&self) -> bool {
         let wanted = feature::GUEST_ANNOUNCE | feature::CTRL_VQ;
         let can = self.features.load(Ordering::Acquire) & wanted == wanted;
@@ -215,7 +200,6 @@ impl Guest {
     }
 
     /// Further bits of the configuration's status.
-    #[must_use]
     pub fn status(&self) -> u16 {
         if self.announces.load(Ordering::Acquire) {
             status::ANNOUNCE

@@ -1,4 +1,5 @@
-//! Headers of frames that a guest sends: what they ask for is checked before the host's kernel sees it.
+//! Headers of frames that a guest sends: what they ask for is checked before the host's kernel sees
+//! it.
 
 use crate::bits::{FrameHeader, gso, header_flag};
 use crate::port::Offloads;
@@ -6,8 +7,8 @@ use thiserror::Error;
 
 /// Bytes of the header of the Ethernet layer: the least that a frame has.
 pub const ETHERNET_BYTES: usize = 14;
-/// Most bytes of a frame, without the header of virtio: the largest IP packet that is to be cut, with an Ethernet header that
-/// has several VLAN tags.
+/// Most bytes of a frame, without the header of virtio: the largest IP packet that is to be cut,
+/// with an Ethernet header that has several VLAN tags.
 pub const MAX_FRAME: usize = 65_535 + 64;
 
 /// Why a frame is not sent.
@@ -19,7 +20,6 @@ pub enum HeaderError {
     /// Flags or a kind that were not negotiated, or that there are not.
     #[error("A header with flags {flags:#x} and segmentation {gso:#x}")]
     NotNegotiated {
-        /// Its flags.
         flags: u8,
         /// Its kind of segmentation.
         gso: u8,
@@ -31,7 +31,6 @@ pub enum HeaderError {
         start: u16,
         /// Where in that the sum is put.
         offset: u16,
-        /// The frame's length.
         bytes: usize,
     },
     /// Segments of nothing, or headers beyond the frame.
@@ -39,18 +38,14 @@ pub enum HeaderError {
     Segmentation {
         /// Bytes of payload a segment.
         size: u16,
-        /// Bytes of headers.
         headers: u16,
-        /// The frame's length.
         bytes: usize,
     },
 }
 
-/// Checks the header of a frame of `bytes` bytes (without the header) of a guest that may use `allowed` (virtio 1.2,
-/// 5.1.6.2). Returns it as it goes to a port: without what is not meant for one.
-///
-/// # Errors
-/// See [`HeaderError`].
+/// Checks the header of a frame of `bytes` bytes (without the header) of a guest that may use
+/// `allowed` (virtio 1.2, 5.1.6.2). Returns it as it goes to a port: without what is not meant for
+/// one.
 pub fn check_sent(
     header: FrameHeader,
     bytes: usize,
@@ -110,8 +105,8 @@ pub fn check_sent(
     Ok(checked)
 }
 
-/// The header of a received frame as a guest that takes `allowed` gets it, in `buffers` buffers (5.1.6.4).
-#[must_use]
+/// The header of a received frame as a guest that takes `allowed` gets it, in `buffers` buffers
+/// (5.1.6.4).
 pub fn received(mut header: FrameHeader, allowed: Offloads, buffers: u16) -> FrameHeader {
     if !allowed.checksum {
         header.flags = 0;
@@ -125,12 +120,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ALL: Offloads = Offloads {
-        checksum: true,
-        tso4: true,
-        tso6: true,
-        ecn: true,
-    };
+    const ALL: Offloads = Offloads::ALL;
 
     #[test]
     fn what_was_not_negotiated_is_refused() {

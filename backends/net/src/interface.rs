@@ -8,12 +8,13 @@ use farlane_daemon::limb::Limbs;
 use farlane_daemon::locality::Locality;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::metrics::{Sample, label};
-use farlane_vhost::bits::feature as common;
+use farlane_sys::sync::lock;
+use farlane_vhost_user::bits::feature as common;
 use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::{Given, Placement};
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 /// Whoever is to be told of a change.
@@ -108,31 +109,32 @@ impl Interface {
     /// What the flow table of the VM that is there has done.
     #[must_use]
     pub fn flow_samples(&self) -> Option<Vec<Sample<'static>>> {
-        let census = self.table().as_ref().and_then(Weak::upgrade)?.census();
-        let sample = |name, help, value| Sample { name, help, value };
-        Some(vec![
-            sample("flows", "Flows that are known now.", census.flows),
-            sample(
+        let counts = self.table().as_ref().and_then(Weak::upgrade)?.counts();
+        let samples = [
+            ("flows", "Flows in the flow table.", counts.flows),
+            (
                 "flows_established",
-                "Those of them that are established.",
-                census.established,
+                "Flows in the flow table that are established.",
+                counts.established,
             ),
-            sample(
+            (
                 "flow_moves",
-                "Times that a flow began to move to another queue pair.",
-                census.moves,
+                "Flow moves to another queue pair that were begun.",
+                counts.moves,
             ),
-            sample(
+            (
                 "flows_forgotten",
-                "Flows that were forgotten.",
-                census.forgotten,
+                "Flows that were evicted from the flow table, or expired.",
+                counts.forgotten,
             ),
-            sample(
+            (
                 "flows_refused",
-                "Flows for which there was no room.",
-                census.refused,
+                "Flows that the flow table had no room for.",
+                counts.refused,
             ),
-        ])
+        ];
+        let sample = |(name, help, value)| Sample { name, help, value };
+        Some(samples.map(sample).into())
     }
 
     /// The features that it offers.
@@ -190,12 +192,12 @@ impl Interface {
 
     /// From now on this one is told of changes.
     pub fn watch(&self, watcher: Weak<dyn Watcher>) {
-        *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = Some(watcher);
+        *lock(&self.watcher) = Some(watcher);
     }
 
     /// The flow table of the VM that is there now.
     pub fn table(&self) -> MutexGuard<'_, Option<Weak<FlowTable>>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 
     /// The nodes of a VM's memory, which is not looked at yet.
@@ -208,7 +210,8 @@ impl Interface {
     /// Microseconds since it was made.
     #[must_use]
     pub fn now_us(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX)
+        let elapsed = self.begun.elapsed();
+        elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())
     }
 
     /// Looks whether there is a link.
@@ -217,7 +220,7 @@ impl Interface {
         if self.link.swap(up, Ordering::Relaxed) != up {
             let state = if up { "up" } else { "down" };
             log::info!("Interface {}: the link is {state}", self.name);
-            let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
+            let watcher = lock(&self.watcher);
             if let Some(watcher) = watcher.as_ref().and_then(Weak::upgrade) {
                 watcher.changed(up);
             }
@@ -236,7 +239,8 @@ impl Interface {
     }
 }
 
-/// An address for an interface that was given none: the same whenever it is over the same port. Locally administered.
+/// An address for an interface that was given none: the same whenever it is over the same port.
+/// Locally administered.
 fn address_for(port: &dyn Port) -> [u8; 6] {
     // Not keyed: the same in each process.
     #[allow(deprecated)]

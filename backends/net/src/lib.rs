@@ -1,30 +1,32 @@
-//! A network interface of a virtual machine over vhost-user, with a limb on every NUMA node.
+//! A network interface of a virtual machine over vhost-user, with a worker on every NUMA node.
 //!
-//! * [`options`]: the command line.
+//! * [`daemon`]: the daemon; `options`: the command line.
 //! * [`port`]: where frames come from and go to on the host.
-//! * [`interface`]: an interface; [`session`]: as a VMM's front-end sees it; [`watch`]: links.
-//! * [`worker`]: the thread of a queue pair, which moves frames; [`header`]: what a guest's frames ask for.
-//! * [`guest`]: what a VM's driver has set.
+//! * [`interface`]: an interface; [`session`]: as a VMM's front-end sees it; `watch`: its link.
+//! * `worker`: the thread of a queue pair, which moves frames; `header`: what a guest's frames ask
+//!   for.
+//! * `guest`: what a VM's driver has set.
 //! * [`flow`]: which received flow belongs to which queue.
 //! * [`control`]: the control queue.
 //! * [`offload`]: checksums and segmentation in software.
-//! * [`ebpf`]: small programs that the kernel runs for a port.
+//! * `ebpf`: small programs that the kernel runs for a port.
 //! * [`bits`]: wire layouts (virtio 1.2, 5.1).
 
 pub mod bits;
 pub mod control;
-pub mod counters;
-pub mod ebpf;
+mod counters;
+pub mod daemon;
+mod ebpf;
 pub mod flow;
-pub mod guest;
-pub mod header;
+mod guest;
+mod header;
 pub mod interface;
 pub mod offload;
-pub mod options;
+mod options;
 pub mod port;
 pub mod session;
-pub mod watch;
-pub mod worker;
+mod watch;
+mod worker;
 
 use farlane_daemon::locality;
 use farlane_daemon::metrics::write_labelled;
@@ -39,7 +41,8 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
         features: &[],
     };
 
-/// What the kernel is asked for besides what every daemon asks: offloads and states of interfaces, and where flows go.
+/// What the kernel is asked for besides what every daemon asks: offloads and states of interfaces,
+/// and where flows go.
 pub const SYSTEM_CALLS: &[With] = &[
     With {
         call: libc::SYS_bpf,

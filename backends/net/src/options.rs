@@ -2,8 +2,8 @@
 
 use crate::port::tap::MAX_QUEUES;
 use crate::port::xdp;
+use farlane_daemon::keys::{Keys, all_different, value};
 pub use farlane_daemon::keys::{KeysError as OptionsError, SocketOption};
-use farlane_daemon::keys::{all_different, value};
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -16,9 +16,9 @@ const MTU: std::ops::RangeInclusive<u16> = 68..=65_535;
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "farlane-net", version)]
 pub struct Options {
-    /// An interface: where its VMM finds it (a vhost-user socket to make, or an inherited listening one), and the tap or the
-    /// interface of the host that it is connected to. queues=N queue pairs, mac=M, mtu=N of a tap, mode=MODE of xdp, id=S for the
-    /// counters
+    /// An interface: where its VMM finds it (a vhost-user socket to make, or an inherited listening
+    /// one), and the tap or the interface of the host that it is connected to. queues=N queue
+    /// pairs, mac=M, mtu=N of a tap, mode=MODE of xdp, id=S for the counters
     #[arg(
         long = "net",
         value_name = "socket=PATH|fd=N,tap=NAME|xdp=NAME[,KEY=VALUE]...",
@@ -26,12 +26,13 @@ pub struct Options {
     )]
     pub nets: Vec<NetOptions>,
 
-    /// One interface by itself: the tap that it is connected to. One that is not there is made, and goes when this ends
+    /// One interface by itself: the tap that it is connected to. One that is not there is made, and
+    /// goes when this ends
     #[arg(long, value_name = "NAME", group = "host")]
     pub tap: Option<String>,
 
-    /// In place of a tap, queues of an interface of the host, over AF_XDP: all its frames are the guest's. MODE: native, generic,
-    /// copy or zerocopy; otherwise the best that its driver has
+    /// In place of a tap, queues of an interface of the host, over AF_XDP: all its frames are the
+    /// guest's. MODE: native, generic, copy or zerocopy; otherwise the best that its driver has
     #[arg(long, value_name = "NAME[,queues=N][,mode=MODE]", group = "host")]
     pub xdp: Option<XdpOptions>,
 
@@ -49,15 +50,28 @@ pub struct Options {
     pub fd: Option<RawFd>,
 
     /// Its queue pairs
-    #[arg(long, value_name = "N", requires = "host", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_QUEUES)))]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "host",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_QUEUES))
+    )]
     pub queues: u16,
 
-    /// Its address, for a VMM that does not choose one itself; made of the host's where it is not given
+    /// Its address, for a VMM that does not choose one itself; made of the host's where it is not
+    /// given
     #[arg(long, value_name = "M", requires = "host")]
     pub mac: Option<Mac>,
 
     /// Sets the tap's MTU, which the guest is told; otherwise it is left as it is
-    #[arg(long, value_name = "BYTES", requires = "tap", conflicts_with = "xdp", value_parser = clap::value_parser!(u16).range(i64::from(*MTU.start())..))]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        requires = "tap",
+        conflicts_with = "xdp",
+        value_parser = clap::value_parser!(u16).range(i64::from(*MTU.start())..)
+    )]
     pub mtu: Option<u16>,
 
     #[command(flatten)]
@@ -71,9 +85,6 @@ pub struct Options {
 
 impl Options {
     /// All interfaces, of which no two have anything that must be their own.
-    ///
-    /// # Errors
-    /// See [`OptionsError`].
     pub fn all_nets(&self) -> Result<Vec<NetOptions>, OptionsError> {
         let mut nets = self.nets.clone();
         let tap = self
@@ -85,13 +96,8 @@ impl Options {
             (HostOption::Xdp(xdp.name, xdp.mode), queues)
         });
         if let Some((host, queues)) = tap.or(xdp) {
-            let socket = match (&self.socket_path, self.fd) {
-                (Some(path), _) => SocketOption::Path(path.clone()),
-                (None, Some(fd)) => SocketOption::Descriptor(fd),
-                (None, None) => return Err(OptionsError::Missing("--socket-path or --fd")),
-            };
             nets.push(NetOptions {
-                socket,
+                socket: SocketOption::of(self.socket_path.as_ref(), self.fd)?,
                 id: host.name().to_owned(),
                 host,
                 queues,
@@ -126,7 +132,6 @@ pub enum HostOption {
 
 impl HostOption {
     /// Its name there.
-    #[must_use]
     pub fn name(&self) -> &str {
         match self {
             Self::Tap(name) | Self::Xdp(name, _) => name,
@@ -149,47 +154,29 @@ impl FromStr for XdpOptions {
     type Err = OptionsError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mut words = text.split(',');
-        let name = words.next().unwrap_or_default();
-        let mut options = Self {
-            name: value(
-                name,
-                "an interface",
-                (!name.is_empty()).then(|| name.to_owned()),
-            )?,
-            queues: None,
-            mode: xdp::Mode::Any,
+        let (name, mut keys) = Keys::split_first(text);
+        let name = Some(name).filter(|name| !name.is_empty());
+        let options = Self {
+            name: value(text, "an interface", name)?,
+            queues: queues(&mut keys)?,
+            mode: mode(&mut keys)?.unwrap_or(xdp::Mode::Any),
         };
-        let mut seen = Vec::new();
-        for word in words {
-            let unknown = || OptionsError::Unknown(word.to_owned());
-            let (key, given) = word.split_once('=').ok_or_else(unknown)?;
-            if seen.contains(&key) {
-                return Err(unknown());
-            }
-            seen.push(key);
-            match key {
-                "queues" => options.queues = Some(queues(given)?),
-                "mode" => options.mode = mode(given)?,
-                _ => return Err(unknown()),
-            }
-        }
+        keys.finish()?;
         Ok(options)
     }
 }
 
-fn queues(given: &str) -> Result<u16, OptionsError> {
-    let number = given.parse().ok();
-    let number = number.filter(|n| (1..=MAX_QUEUES).contains(n));
-    value(given, "a number from 1 to 256", number)
+fn queues(keys: &mut Keys) -> Result<Option<u16>, OptionsError> {
+    let fits = |n: &u16| (1..=MAX_QUEUES).contains(n);
+    keys.parse("queues", "a number from 1 to 256", |text| {
+        text.parse().ok().filter(fits)
+    })
 }
 
-fn mode(given: &str) -> Result<xdp::Mode, OptionsError> {
-    value(
-        given,
-        "native, generic, copy or zerocopy",
-        given.parse().ok(),
-    )
+fn mode(keys: &mut Keys) -> Result<Option<xdp::Mode>, OptionsError> {
+    keys.parse("mode", "native, generic, copy or zerocopy", |text| {
+        text.parse().ok()
+    })
 }
 
 /// An address of an interface: not one of a group.
@@ -235,61 +222,33 @@ impl FromStr for NetOptions {
     type Err = OptionsError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (mut socket, mut host, mut id) = (None, None, None);
-        let (mut pairs, mut mac, mut mtu, mut how) = (1, None, None, None);
-        let mut seen = Vec::new();
-        for word in text.split(',') {
-            let unknown = || OptionsError::Unknown(word.to_owned());
-            let (key, given) = word.split_once('=').ok_or_else(unknown)?;
-            // Two names of one thing.
-            let name = match key {
-                "fd" => "socket",
-                "xdp" => "tap",
-                key => key,
-            };
-            if given.is_empty() || seen.contains(&name) {
-                return Err(unknown());
-            }
-            seen.push(name);
-            match key {
-                "socket" => socket = Some(SocketOption::Path(given.into())),
-                "fd" => {
-                    let fd = value(given, "a descriptor", given.parse().ok())?;
-                    socket = Some(SocketOption::Descriptor(fd));
-                }
-                "tap" => host = Some(HostOption::Tap(given.to_owned())),
-                "xdp" => host = Some(HostOption::Xdp(given.to_owned(), xdp::Mode::Any)),
-                "mode" => how = Some(mode(given)?),
-                "id" => {
-                    let plain = !given.contains(['"', '\\']);
-                    id = Some(value(
-                        given,
-                        "a name without quotes",
-                        plain.then(|| given.to_owned()),
-                    )?);
-                }
-                "queues" => pairs = queues(given)?,
-                "mac" => mac = Some(given.parse()?),
-                "mtu" => {
-                    let number = given.parse().ok().filter(|n| MTU.contains(n));
-                    mtu = Some(value(given, "a number from 68 to 65535", number)?);
-                }
-                _ => return Err(unknown()),
-            }
-        }
-        let mut host = host.ok_or(OptionsError::Missing("tap or xdp"))?;
-        match (&mut host, how, mtu) {
-            (HostOption::Tap(_), Some(_), _) => return Err(OptionsError::Unknown("mode".into())),
+        let mut keys = Keys::split(text);
+        let socket = keys.socket()?;
+        let how = mode(&mut keys)?;
+        let mtu = keys.parse("mtu", "a number from 68 to 65535", |text| {
+            text.parse().ok().filter(|n| MTU.contains(n))
+        })?;
+        let host = match (keys.take("tap"), keys.take("xdp"), how, mtu) {
+            (Some(_), None, Some(_), _) => return Err(OptionsError::Unknown("mode".into())),
             // The MTU of a NIC is its administrator's.
-            (HostOption::Xdp(..), _, Some(_)) => return Err(OptionsError::Unknown("mtu".into())),
-            (HostOption::Xdp(_, mode), Some(how), _) => *mode = how,
-            _ => {}
-        }
+            (None, Some(_), _, Some(_)) => return Err(OptionsError::Unknown("mtu".into())),
+            (Some(_), Some(_), ..) => return Err(OptionsError::Twice("tap or xdp".into())),
+            (Some(tap), None, ..) => Some(HostOption::Tap(tap)),
+            (None, Some(xdp), how, _) => Some(HostOption::Xdp(xdp, how.unwrap_or(xdp::Mode::Any))),
+            (None, None, ..) => None,
+        };
+        let id = keys.parse("id", "a name without quotes", |id| {
+            (!id.contains(['"', '\\'])).then(|| id.to_owned())
+        })?;
+        let queues = queues(&mut keys)?;
+        let mac = keys.take("mac").map(|mac| mac.parse()).transpose()?;
+        keys.finish()?;
+        let host = host.ok_or(OptionsError::Missing("tap or xdp"))?;
         Ok(Self {
             socket: socket.ok_or(OptionsError::Missing("socket or fd"))?,
             id: id.unwrap_or_else(|| host.name().to_owned()),
             host,
-            queues: pairs,
+            queues: queues.unwrap_or(1),
             mac,
             mtu,
         })

@@ -6,10 +6,10 @@ use crate::flow::{self, FlowTable};
 use crate::guest::Guest;
 use crate::interface::{Interface, Watcher};
 use crate::port::Offloads;
-use crate::worker::{ControlWorker, Pair, Side, Terms, Worker};
-use farlane_vhost::bits::feature as common;
-use farlane_vhost::channel::Channel;
-use farlane_vhost::session::{Device, Setup};
+use crate::worker::{ControlWorker, Framing, Pair, Side, Worker};
+use farlane_vhost_user::bits::feature as common;
+use farlane_vhost_user::channel::Channel;
+use farlane_vhost_user::session::{Device, Setup};
 use farlane_zero_copy::placement::{Placement, Watch};
 use std::io;
 use std::sync::Arc;
@@ -18,19 +18,20 @@ use std::time::Duration;
 use vhost::vhost_user::{Error, Result};
 use zerocopy::IntoBytes as _;
 
-/// Bytes of the header of a legacy device without mergeable buffers: `buffers` is not there (virtio 1.2, 5.1.6.1).
+/// Bytes of the header of a legacy device without mergeable buffers: `buffers` is not there (virtio
+/// 1.2, 5.1.6.1).
 const LEGACY_HEADER_BYTES: usize = HEADER_BYTES - 2;
 
 /// How often it is looked where the VM's memory lies.
 const LOOK_AT_MEMORY: Duration = Duration::from_secs(1);
 
 /// The front-end is told of a change.
-struct Changed {
+struct LinkWatcher {
     channel: Arc<Channel>,
     guest: Arc<Guest>,
 }
 
-impl Watcher for Changed {
+impl Watcher for LinkWatcher {
     fn changed(&self, up: bool) {
         if up {
             self.guest.announce();
@@ -41,7 +42,7 @@ impl Watcher for Changed {
 
 /// How a queue pair is used.
 #[derive(Debug, Default)]
-struct Used {
+struct PairUse {
     worker: Option<Worker>,
     /// Whether its receive and its transmit queue are served.
     serves: [bool; 2],
@@ -49,7 +50,7 @@ struct Used {
 
 /// A queue that is served.
 #[derive(Debug)]
-pub enum Served {
+pub enum ServedQueue {
     /// One of a pair's, by its number.
     Frames(u16),
     /// The control queue.
@@ -61,21 +62,13 @@ pub struct NetDevice {
     interface: Arc<Interface>,
     features: u64,
     pairs: Arc<[Arc<Pair>]>,
-    used: Vec<Used>,
+    used: Vec<PairUse>,
     /// None where there is one pair only.
     table: Option<Arc<FlowTable>>,
     guest: Arc<Guest>,
     placement: Option<(Arc<Placement>, Option<Watch>)>,
     /// Kept for as long as it is to be told.
     _watcher: Arc<dyn Watcher>,
-}
-
-impl std::fmt::Debug for NetDevice {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NetDevice")
-            .field("interface", &self.interface)
-            .finish_non_exhaustive()
-    }
 }
 
 fn side_of(index: u16) -> Side {
@@ -94,9 +87,6 @@ fn discard(interface: &Interface) {
 
 impl NetDevice {
     /// A VMM has just connected.
-    ///
-    /// # Errors
-    /// Too many open files.
     pub fn new(interface: Arc<Interface>, channel: &Arc<Channel>) -> io::Result<Self> {
         interface.look();
         if interface
@@ -105,7 +95,8 @@ impl NetDevice {
             .fetch_add(1, Ordering::Relaxed)
             > 0
         {
-            // What waits came for the VM before. What came for that of a backend that was killed is still there.
+            // What waits came for the VM before. What came for that of a backend that was killed is
+            // still there.
             discard(&interface);
         }
         let count = interface.pairs();
@@ -122,7 +113,7 @@ impl NetDevice {
             Arc::new(table)
         });
         let guest = Arc::new(Guest::new(Arc::clone(&interface), table.clone()));
-        let watcher: Arc<dyn Watcher> = Arc::new(Changed {
+        let watcher: Arc<dyn Watcher> = Arc::new(LinkWatcher {
             channel: Arc::clone(channel),
             guest: Arc::clone(&guest),
         });
@@ -130,7 +121,7 @@ impl NetDevice {
         *interface.table() = table.as_ref().map(Arc::downgrade);
         Ok(Self {
             pairs: pairs.collect::<io::Result<_>>()?,
-            used: (0..count).map(|_| Used::default()).collect(),
+            used: (0..count).map(|_| PairUse::default()).collect(),
             table,
             guest,
             features: 0,
@@ -146,8 +137,9 @@ impl NetDevice {
 
     /// Tells whoever spreads frames how many pairs there are.
     fn pairs_changed(&self) {
-        let served = self.used.iter().take_while(|used| used.serves[0]).count();
-        let served = u16::try_from(served).unwrap_or(u16::MAX);
+        let mut numbered = (0..).zip(&self.used);
+        let first_stopped = numbered.find(|(_, used)| !used.serves[0]);
+        let served = first_stopped.map_or(self.interface.pairs(), |(number, _)| number);
         self.guest.set_served(served);
     }
 
@@ -168,10 +160,10 @@ impl NetDevice {
         }
     }
 
-    fn terms(&self) -> Terms {
+    fn framing(&self) -> Framing {
         let mergeable = self.has(feature::MRG_RXBUF);
         let long = mergeable || self.has(common::VERSION_1);
-        Terms {
+        Framing {
             header_bytes: if long {
                 HEADER_BYTES
             } else {
@@ -199,7 +191,7 @@ impl Drop for NetDevice {
 }
 
 impl Device for NetDevice {
-    type Worker = Served;
+    type Worker = ServedQueue;
 
     fn name(&self) -> String {
         format!("Interface {}", self.interface.name)
@@ -233,13 +225,13 @@ impl Device for NetDevice {
         Err(Error::InvalidParam)
     }
 
-    fn start(&mut self, queue: Setup) -> io::Result<Served> {
+    fn start(&mut self, queue: Setup) -> io::Result<ServedQueue> {
         if queue.index == 2 * self.interface.pairs() {
             let (guest, interface) = (Arc::clone(&self.guest), Arc::clone(&self.interface));
-            return ControlWorker::start(queue, guest, interface).map(Served::Control);
+            return ControlWorker::start(queue, guest, interface).map(ServedQueue::Control);
         }
         let (index, side) = (queue.index, side_of(queue.index));
-        let (terms, guest) = (self.terms(), Arc::clone(&self.guest));
+        let (framing, guest) = (self.framing(), Arc::clone(&self.guest));
         let interface = Arc::clone(&self.interface);
         if self.placement.is_none() {
             let placement = interface.place(&queue.space);
@@ -247,7 +239,8 @@ impl Device for NetDevice {
             self.placement = Some((placement, watch));
         }
         let (placement, watch) = self.placement.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        // A queue starts after memory has come. All of it is looked at aside: the VMM waits for its queue.
+        // A queue starts after memory has come. All of it is looked at aside: the VMM waits for its
+        // queue.
         if let Some(watch) = watch {
             watch.look();
         }
@@ -269,20 +262,20 @@ impl Device for NetDevice {
             }
         };
         if is_first && side == Side::Receive && queue.next_available == 0 {
-            // It begins anew, and has sent nothing yet: what waits came for another driver. One that was paused, or whose backend was
-            // killed, gets it.
+            // It begins anew, and has sent nothing yet: what waits came for another driver. One
+            // that was paused, or whose backend was killed, gets it.
             discard(&interface);
         }
-        worker.begin(side, queue, terms);
+        worker.begin(side, queue, framing);
         used.serves[usize::from(index % 2)] = true;
         self.pairs_changed();
-        Ok(Served::Frames(index))
+        Ok(ServedQueue::Frames(index))
     }
 
-    fn stop(&mut self, served: Served) -> u16 {
+    fn stop(&mut self, served: ServedQueue) -> u16 {
         let index = match served {
-            Served::Frames(index) => index,
-            Served::Control(worker) => return worker.stop(),
+            ServedQueue::Frames(index) => index,
+            ServedQueue::Control(worker) => return worker.stop(),
         };
         let Some(used) = self.used.get_mut(usize::from(index / 2)) else {
             return 0;

@@ -9,9 +9,6 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Looks at interfaces now and then, from a thread of its own.
-///
-/// # Errors
-/// When the thread cannot be started.
 pub fn watch(interfaces: Vec<Arc<Interface>>) -> io::Result<()> {
     std::thread::Builder::new()
         .name("links".to_owned())

@@ -1,4 +1,5 @@
-//! The control queue, and what a driver is told, where the backend has them (`vhost-user-test-device-pci` in QEMU).
+//! The control queue, and what a driver is told, where the backend has them
+//! (`vhost-user-test-device-pci` in QEMU).
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -7,7 +8,7 @@ mod common;
 use common::{
     Backend, GUEST, HOST, PATIENCE, TAP, datagram, echo, host_socket, ip, next_datagram, wait_until,
 };
-use farlane_net_driver::{Nic, Options, feature};
+use farlane_vm_front_end::net::{Nic, Options, feature};
 use std::time::Instant;
 
 const OK: u8 = 0;

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use farlane_conventions as conventions;
+use farlane_support::conventions;
 use std::process::Command;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_farlane-net");

@@ -1,4 +1,5 @@
-//! A flow that is to go to another queue pair, and frames that the driver has not taken from the one before, or never takes.
+//! A flow that is to go to another queue pair, and frames that the driver has not taken from the
+//! one before, or never takes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -10,7 +11,7 @@ mod vmm;
 
 pub use common::PATIENCE;
 use common::{GUEST, HOST};
-use farlane_net_driver::frame::udp;
+use farlane_vm_front_end::net::frame::udp;
 use feed::Feed;
 use std::sync::atomic::Ordering;
 use vmm::{DATA, SIZE, Vm, WRITE, descriptors, used};
@@ -30,7 +31,8 @@ fn send(vm: &mut Vm, queue: usize, count: u16) {
     vm.wait_used(queue, count);
 }
 
-/// A VM whose receive queues are full of buffers, and has sent something of the flow on the first pair.
+/// A VM whose receive queues are full of buffers, and has sent something of the flow on the first
+/// pair.
 fn boot(feed: &Feed) -> Vm {
     let mut vm = Vm::boot(&feed.socket());
     for (half, queue) in (0..).zip(RX) {
@@ -45,8 +47,8 @@ fn boot(feed: &Feed) -> Vm {
     vm
 }
 
-/// Of so many used buffers of the first pair the driver has all but the last. The flow is to go to the second pair: it waits for that
-/// one, in vain, and stays.
+/// Of so many used buffers of the first pair the driver has all but the last. The flow is to go to
+/// the second pair: it waits for that one, in vain, and stays.
 fn stays(feed: &Feed, vm: &mut Vm, buffers: u16) {
     vm.wait_used(RX[0], buffers);
     for head in 0..buffers - 1 {

@@ -8,7 +8,7 @@ mod vmm;
 
 pub use common::PATIENCE;
 use common::{Backend, GUEST, HOST, datagram, echo, host_socket, wait_until};
-use farlane_net_driver::feature;
+use farlane_vm_front_end::net::feature;
 use std::io::{Read as _, Write as _};
 use std::net::UdpSocket;
 use std::os::unix::net::UnixStream;

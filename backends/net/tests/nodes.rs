@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Backend, datagram, echo, host_socket, next_datagram, wait_until};
-use farlane_net_driver::{Nic, Options, feature};
+use farlane_vm_front_end::net::{Nic, Options, feature};
 use std::path::Path;
 
 /// Describes a machine with two nodes of a processor each, as sysfs has it.

@@ -7,7 +7,7 @@ mod common;
 mod feed;
 
 use common::PATIENCE;
-use farlane_net_driver::feature;
+use farlane_vm_front_end::net::feature;
 use farlane_zero_copy::topology::{Described, Machine, Node, Topology};
 use feed::Feed;
 use std::sync::{Arc, Condvar, Mutex};

@@ -18,7 +18,8 @@ const TX: usize = 1;
 const POSTED: u16 = 200;
 const BUFFER_BYTES: u32 = 2048;
 
-/// Received frames so far, by queue. Buffers were used in the order in which they were posted, each once.
+/// Received frames so far, by queue. Buffers were used in the order in which they were posted, each
+/// once.
 fn received(vm: &Vm) -> [u16; 2] {
     RX.map(|queue| {
         let count = vm.word(used(queue) + 2);

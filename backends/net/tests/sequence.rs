@@ -7,16 +7,16 @@ mod common;
 mod feed;
 
 use common::{GUEST, HOST, PATIENCE, next_datagram};
-use farlane_net_driver::frame::{End, udp};
-use farlane_net_driver::{Nic, feature};
+use farlane_vm_front_end::net::frame::{End, udp};
+use farlane_vm_front_end::net::{Nic, feature};
 use feed::Feed;
 use std::time::Instant;
 
 /// Somebody of whom no frame is waited for.
 const NOISE: End = End { port: 9, ..HOST };
 
-/// An interface with a flow whose process is on pair 0, from whose queue of the port it has come so far. That queue is never empty
-/// again.
+/// An interface with a flow whose process is on pair 0, from whose queue of the port it has come so
+/// far. That queue is never empty again.
 fn busy() -> (Feed, Nic) {
     let feed = Feed::start(2);
     let mut nic = feed.connect(feature::PLAIN);

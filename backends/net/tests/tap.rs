@@ -8,8 +8,8 @@ use common::{
     Backend, GUEST, HOST, TAP, datagram, echo, host_socket, ip, next_datagram, wait_for_carrier,
     wait_until,
 };
-use farlane_net_driver::frame::{self, End};
-use farlane_net_driver::{Header, Nic, Options, feature};
+use farlane_vm_front_end::net::frame::{self, End};
+use farlane_vm_front_end::net::{Header, Nic, Options, feature};
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
 use std::net::UdpSocket;
@@ -230,7 +230,8 @@ fn a_flow_comes_to_where_the_guest_sends_it_from_in_order() {
     assert!(moves >= 30, "it has followed {moves} times of 40");
 }
 
-/// The guest sends on a queue until the tap itself gives the flow to that pair, and nothing is handed over any more.
+/// The guest sends on a queue until the tap itself gives the flow to that pair, and nothing is
+/// handed over any more.
 fn draw_to(queue: usize, backend: &Backend, socket: &UdpSocket, nic: &mut Nic) {
     let mut quiet = 0;
     for _ in 0..2000 {

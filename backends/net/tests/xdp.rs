@@ -1,12 +1,12 @@
-//! The backend over AF_XDP on one end of a pair of interfaces, with a driver at native speed; the other end is this machine's
-//! network stack.
+//! The backend over AF_XDP on one end of a pair of interfaces, with a driver at native speed; the
+//! other end is this machine's network stack.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
 
 use common::{GUEST, HOST, echo, host_socket, ip, wait_until};
-use farlane_net_driver::{Nic, Options, feature};
+use farlane_vm_front_end::net::{Nic, Options, feature};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
 

@@ -1,9 +1,10 @@
 //! The RDMA contexts of a VM, for the device that its guest sees.
 
-use crate::limbs::Limbs;
+use crate::nodes::Nodes;
 use farlane_abi::Errno;
-use farlane_guest_device::contexts::{Contexts, Place};
+use farlane_guest_device::contexts::{Contexts, WindowRange};
 use farlane_guest_device::events::ContextEvents;
+use farlane_guest_device::ids::{ContextId, RegionId};
 use farlane_rdma_remoting::{EventSink, Port, Server};
 use farlane_zero_copy::{Pool, Region};
 use std::any::Any;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 pub struct PortContexts {
     port: Arc<Port>,
     server: Arc<Server>,
-    limbs: Option<Arc<Limbs>>,
+    nodes: Option<Arc<Nodes>>,
 }
 
 /// Events of a context go to its guest.
@@ -39,26 +40,26 @@ impl PortContexts {
     /// The contexts of `port`, which `server` serves.
     #[must_use]
     pub fn new(port: Arc<Port>, server: Arc<Server>) -> Arc<Self> {
-        Self::with_limbs(port, server, None)
+        Self::with_nodes(port, server, None)
     }
 
     /// The same, where there are workers on several nodes.
     #[must_use]
-    pub fn with_limbs(
+    pub fn with_nodes(
         port: Arc<Port>,
         server: Arc<Server>,
-        limbs: Option<Arc<Limbs>>,
+        nodes: Option<Arc<Nodes>>,
     ) -> Arc<Self> {
         Arc::new(Self {
             port,
             server,
-            limbs,
+            nodes,
         })
     }
 
     fn locate(&self, memory: &Region) {
-        if let Some(limbs) = &self.limbs {
-            limbs.locate(memory);
+        if let Some(nodes) = &self.nodes {
+            nodes.locate(memory);
         }
     }
 }
@@ -74,36 +75,50 @@ impl Contexts for PortContexts {
 
     fn open(
         &self,
-        context: u32,
+        context: ContextId,
         events: Arc<ContextEvents>,
         window: Option<Arc<Pool>>,
     ) -> Result<(), Errno> {
         self.port
-            .open(context, Arc::new(Sink(events)), window)
+            .open(context.get(), Arc::new(Sink(events)), window)
             .map(drop)
     }
 
-    fn close(&self, context: u32) -> Result<(), Errno> {
-        self.port.close(context)
+    fn close(&self, context: ContextId) -> Result<(), Errno> {
+        self.port.close(context.get())
     }
 
-    fn check(&self, context: u32) -> Result<(), Errno> {
-        self.port.context(context).map(drop)
+    fn check(&self, context: ContextId) -> Result<(), Errno> {
+        self.port.context(context.get()).map(drop)
     }
 
-    fn attach_segment(&self, context: u32, region: u32, memory: Region) -> Result<(), Errno> {
+    fn attach_segment(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        memory: Region,
+    ) -> Result<(), Errno> {
         self.locate(&memory);
-        self.port.context(context)?.attach_segment(region, memory)?;
-        self.port.settle(context)
+        self.port
+            .context(context.get())?
+            .attach_segment(region.get(), memory)?;
+        self.port.settle(context.get())
     }
 
-    fn attach_pin(&self, context: u32, region: u32, memory: Region) -> Result<(), Errno> {
+    fn attach_pin(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        memory: Region,
+    ) -> Result<(), Errno> {
         self.locate(&memory);
-        self.port.context(context)?.attach_pin(region, memory)
+        self.port
+            .context(context.get())?
+            .attach_pin(region.get(), memory)
     }
 
-    fn detach(&self, context: u32, region: u32) -> Result<(), Errno> {
-        self.port.context(context)?.detach(region)
+    fn detach(&self, context: ContextId, region: RegionId) -> Result<(), Errno> {
+        self.port.context(context.get())?.detach(region.get())
     }
 
     fn close_all(&self) {
@@ -118,16 +133,16 @@ impl Contexts for PortContexts {
         self.port.resume();
     }
 
-    fn window_map(&self, context: u32, place: Place) -> Result<(), Errno> {
+    fn window_map(&self, context: ContextId, place: WindowRange) -> Result<(), Errno> {
         self.port
-            .context(context)?
+            .context(context.get())?
             .window_map(place.buffer, place.offset, place.length)
             .map(drop)
     }
 
-    fn window_unmap(&self, context: u32, place: Place) -> Result<(), Errno> {
+    fn window_unmap(&self, context: ContextId, place: WindowRange) -> Result<(), Errno> {
         self.port
-            .context(context)?
+            .context(context.get())?
             .window_unmap(place.buffer, place.offset, place.length)
     }
 

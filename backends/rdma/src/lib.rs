@@ -1,15 +1,17 @@
 //! The RDMA backend: virtual RDMA devices for VMs and for processes of this host.
 //!
-//! * [`options`]: the command line;
-//! * [`contexts`]: the contexts of a VM, behind the device that its guest sees (`farlane-guest-device`);
+//! * [`daemon`]: the daemon; [`options`]: the command line;
+//! * [`contexts`]: the contexts of a VM, behind the device that its guest sees
+//!   (`farlane-guest-device`);
 //! * [`host`]: the socket for processes of this host;
-//! * [`limbs`]: the workers of each NUMA node.
+//! * [`nodes`]: the workers of each NUMA node.
 //!
 //! What the devices do is the library's business (`farlane-rdma-remoting`).
 
 pub mod contexts;
+pub mod daemon;
 pub mod host;
-pub mod limbs;
+pub mod nodes;
 pub mod options;
 
 /// Type of this backend. QEMU's schema has none that fits.
@@ -24,7 +26,7 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
 pub fn metrics_text(
     server: &farlane_rdma_remoting::Server,
     requests: &farlane_guest_device::control::RequestCounters,
-    limbs: Option<&limbs::Limbs>,
+    nodes: Option<&nodes::Nodes>,
 ) -> String {
     use farlane_daemon::metrics::{Sample, write_samples};
     let mut text = String::new();
@@ -35,8 +37,8 @@ pub fn metrics_text(
         .map(|(name, help, value)| Sample { name, help, value })
         .chain(requests.samples());
     write_samples(&mut text, "farlane_rdma", samples);
-    if let Some(limbs) = limbs {
-        limbs.write(&mut text);
+    if let Some(nodes) = nodes {
+        nodes.write(&mut text);
     }
     text
 }

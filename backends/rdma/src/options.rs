@@ -1,9 +1,9 @@
-//! The command line.
+//! The command line of the RDMA backend.
 
 pub use farlane_daemon::keys::SocketOption;
+use farlane_daemon::keys::{Keys, KeysError, all_different, bytes, value};
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
 use std::net::IpAddr;
-use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 use thiserror::Error;
@@ -17,21 +17,21 @@ const MAX_WINDOW: u64 = 64 << 30;
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "farlane-rdma", version)]
 pub struct Options {
-    /// A VM: where its VMM finds the device (a vhost-user socket to make, or an inherited
-    /// listening one), the device's address, and the length of its window for host-allocated
-    /// buffers (a power of two, 0 for none)
+    /// A VM: the vhost-user socket at which its VMM connects (to create, or inherited and
+    /// listening), the device's GID as an IP address, and the size of the window for
+    /// host-allocated buffers (a power of two, 0 for none)
     #[arg(long = "vm", value_name = "socket=PATH|fd=N,gid=ADDRESS[,window=256M]")]
     pub vms: Vec<VmOptions>,
 
-    /// A socket to make for processes of this user on this host
+    /// UNIX socket to create for processes of this user on this host
     #[arg(long, value_name = "PATH")]
     pub host_socket: Option<PathBuf>,
 
-    /// The address of those processes' device
+    /// GID of the device of those processes, as an IP address
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub host_gid: Gid,
 
-    /// Threads that carry out requests; on a machine with several NUMA nodes, on each of them
+    /// Worker threads; on a machine with several NUMA nodes, on each of them
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub workers: usize,
 
@@ -53,38 +53,17 @@ impl Options {
         if self.vms.is_empty() && self.host_socket.is_none() {
             return Err(OptionsError::Nothing);
         }
-        let mut gids: Vec<Gid> = self.vms.iter().map(|vm| vm.gid).collect();
-        let mut paths: Vec<&PathBuf> = Vec::new();
-        let mut descriptors: Vec<RawFd> = Vec::new();
-        for vm in &self.vms {
-            match &vm.socket {
-                SocketOption::Path(path) => paths.push(path),
-                SocketOption::Descriptor(fd) => descriptors.push(*fd),
-            }
+        let mut gids: Vec<_> = self.vms.iter().map(|vm| vm.gid.to_string()).collect();
+        let mut sockets: Vec<_> = self.vms.iter().map(|vm| vm.socket.to_string()).collect();
+        if self.host_socket.is_some() {
+            gids.push(self.host_gid.to_string());
         }
-        if let Some(path) = &self.host_socket {
-            gids.push(self.host_gid);
-            paths.push(path);
-        }
-        paths.extend(&self.daemon.metrics);
-        if let Some(gid) = duplicate(&mut gids) {
-            return Err(OptionsError::DuplicateGid(gid));
-        }
-        if let Some(path) = duplicate(&mut paths) {
-            return Err(OptionsError::DuplicateSocket(path.clone()));
-        }
-        if let Some(fd) = duplicate(&mut descriptors) {
-            return Err(OptionsError::DuplicateDescriptor(fd));
-        }
+        let others = self.host_socket.iter().chain(&self.daemon.metrics);
+        sockets.extend(others.map(|path| path.display().to_string()));
+        all_different(gids)?;
+        all_different(sockets)?;
         Ok(())
     }
-}
-
-fn duplicate<T: Ord + Clone>(values: &mut [T]) -> Option<T> {
-    values.sort();
-    values
-        .windows(2)
-        .find_map(|pair| (pair[0] == pair[1]).then(|| pair[0].clone()))
 }
 
 /// Why the command line cannot be followed.
@@ -93,29 +72,9 @@ pub enum OptionsError {
     /// No VM and no host socket.
     #[error("Nobody to serve: give --vm or --host-socket")]
     Nothing,
-    /// Two devices with one address.
-    #[error("Address {0} is given twice")]
-    DuplicateGid(Gid),
-    /// Two uses of one path.
-    #[error("Socket {} is given twice", .0.display())]
-    DuplicateSocket(PathBuf),
-    /// Two uses of one descriptor.
-    #[error("Descriptor {0} is given twice")]
-    DuplicateDescriptor(RawFd),
-    /// A part of a VM's description is missing.
-    #[error("{0} is missing")]
-    Missing(&'static str),
-    /// A part of a VM's description is not known, or comes twice.
-    #[error("{0:?} is not known here, or given twice")]
-    Unknown(String),
-    /// A value that is none.
-    #[error("{value:?} is not {wanted}")]
-    Value {
-        /// What was given.
-        value: String,
-        /// What it should be.
-        wanted: &'static str,
-    },
+    /// Two devices with one address, or two uses of a socket.
+    #[error(transparent)]
+    Twice(#[from] KeysError),
 }
 
 /// Address of a port. IPv4 addresses appear as IPv6 ones (`::ffff:a.b.c.d`), as in RoCE.
@@ -123,21 +82,20 @@ pub enum OptionsError {
 pub struct Gid(pub [u8; 16]);
 
 impl FromStr for Gid {
-    type Err = OptionsError;
+    type Err = KeysError;
 
-    fn from_str(text: &str) -> Result<Self, OptionsError> {
-        let refuse = || OptionsError::Value {
-            value: text.to_owned(),
-            wanted: "the IPv4 or IPv6 address of one host",
-        };
-        let address: IpAddr = text.parse().map_err(|_| refuse())?;
-        if address.is_unspecified() || address.is_multicast() {
-            return Err(refuse());
-        }
-        Ok(Self(match address {
+    fn from_str(text: &str) -> Result<Self, KeysError> {
+        let address = text.parse().ok();
+        let address = address.filter(|a: &IpAddr| !a.is_unspecified() && !a.is_multicast());
+        let octets = address.map(|address| match address {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
             IpAddr::V6(v6) => v6.octets(),
-        }))
+        });
+        value(
+            text,
+            "the IPv4 or IPv6 address of one host",
+            octets.map(Self),
+        )
     }
 }
 
@@ -147,7 +105,7 @@ impl std::fmt::Display for Gid {
     }
 }
 
-/// A VM.
+/// A VM: where its VMM connects, and its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmOptions {
     /// Where its VMM finds the device.
@@ -159,73 +117,23 @@ pub struct VmOptions {
 }
 
 impl FromStr for VmOptions {
-    type Err = OptionsError;
+    type Err = KeysError;
 
-    fn from_str(text: &str) -> Result<Self, OptionsError> {
-        let (mut socket, mut gid, mut window) = (None, None, None);
-        for part in split(text) {
-            let unknown = || OptionsError::Unknown(part.clone());
-            let (name, value) = part.split_once('=').ok_or_else(unknown)?;
-            match name {
-                "socket" if socket.is_none() && !value.is_empty() => {
-                    socket = Some(SocketOption::Path(value.into()));
-                }
-                "fd" if socket.is_none() => {
-                    let fd = value.parse().map_err(|_| OptionsError::Value {
-                        value: value.to_owned(),
-                        wanted: "the number of a descriptor",
-                    })?;
-                    socket = Some(SocketOption::Descriptor(fd));
-                }
-                "gid" if gid.is_none() => gid = Some(value.parse()?),
-                "window" if window.is_none() => window = Some(parse_window(value)?),
-                _ => return Err(unknown()),
-            }
-        }
+    fn from_str(text: &str) -> Result<Self, KeysError> {
+        let mut keys = Keys::split(text);
+        let socket = keys.socket()?;
+        let gid = keys.take("gid").map(|gid| gid.parse()).transpose()?;
+        let fits = |bytes: &u64| {
+            *bytes == 0 || (bytes.is_power_of_two() && (4096..=MAX_WINDOW).contains(bytes))
+        };
+        let wanted = "0 or a power of two between 4K and 64G";
+        let window = keys.parse("window", wanted, |text| bytes(text).filter(fits))?;
+        keys.finish()?;
         Ok(Self {
-            socket: socket.ok_or(OptionsError::Missing("socket=PATH or fd=N"))?,
-            gid: gid.ok_or(OptionsError::Missing("gid=ADDRESS"))?,
+            socket: socket.ok_or(KeysError::Missing("socket=PATH or fd=N"))?,
+            gid: gid.ok_or(KeysError::Missing("gid=ADDRESS"))?,
             window_bytes: window.unwrap_or(DEFAULT_WINDOW),
         })
-    }
-}
-
-/// Splits at commas; two commas are one in a value, as in QEMU's options.
-fn split(text: &str) -> Vec<String> {
-    let mut parts = vec![String::new()];
-    let mut characters = text.chars().peekable();
-    while let Some(character) = characters.next() {
-        if character == ',' && characters.next_if_eq(&',').is_none() {
-            parts.push(String::new());
-        } else if let Some(part) = parts.last_mut() {
-            part.push(character);
-        }
-    }
-    parts
-}
-
-fn parse_window(text: &str) -> Result<u64, OptionsError> {
-    let refuse = || OptionsError::Value {
-        value: text.to_owned(),
-        wanted: "0 or a power of two between 4K and 64G",
-    };
-    let (digits, shift) = match text.strip_suffix(['K', 'M', 'G', 'k', 'm', 'g']) {
-        Some(digits) => (
-            digits,
-            match text.chars().next_back() {
-                Some('K' | 'k') => 10,
-                Some('M' | 'm') => 20,
-                _ => 30,
-            },
-        ),
-        None => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| refuse())?;
-    let bytes = number.checked_mul(1 << shift).ok_or_else(refuse)?;
-    if bytes == 0 || (bytes.is_power_of_two() && (4096..=MAX_WINDOW).contains(&bytes)) {
-        Ok(bytes)
-    } else {
-        Err(refuse())
     }
 }
 
@@ -285,15 +193,15 @@ mod tests {
                 "--vm",
                 "socket=/b,gid=::ffff:10.0.0.1"
             ]),
-            Err(OptionsError::DuplicateGid(_))
+            Err(OptionsError::Twice(_))
         ));
         assert!(matches!(
             check(&["--vm", "socket=/a,gid=10.0.0.1", "--host-socket", "/a"]),
-            Err(OptionsError::DuplicateSocket(_))
+            Err(OptionsError::Twice(_))
         ));
         assert!(matches!(
             check(&["--vm", "fd=9,gid=10.0.0.1", "--vm", "fd=9,gid=10.0.0.2"]),
-            Err(OptionsError::DuplicateDescriptor(9))
+            Err(OptionsError::Twice(_))
         ));
     }
 }

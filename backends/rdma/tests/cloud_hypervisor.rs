@@ -1,4 +1,5 @@
-//! Cloud Hypervisor (v53): it names the available index wherever a queue starts, and connects again when a backend has gone.
+//! Cloud Hypervisor (v53): it names the available index wherever a queue starts, and connects again
+//! when a backend has gone.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,8 +11,8 @@ use farlane_abi::config::QUEUE_DOORBELL;
 use farlane_abi::control::{OP_CLOSE, Reply, Request};
 use farlane_abi::queue::{OP_SEND, SEND_SIGNALED, WC_STATUS_RETRY_EXC_ERR};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use farlane_client::{Completion, Payload, RecvRequest, SendRequest};
-use farlane_harness::Vm;
+use farlane_rdma_client::{Completion, Payload, RecvRequest, SendRequest};
+use farlane_vm_front_end::guest_device::Vm;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
 
@@ -22,7 +23,8 @@ fn boot(backend: &Backend) -> Arc<Vm> {
     Vm::connect_under_cloud_hypervisor(&backend.path("vm1"), 64 << 20).unwrap()
 }
 
-/// Programs in the VM open the device, and send each other messages of which they are told by events.
+/// Programs in the VM open the device, and send each other messages of which they are told by
+/// events.
 fn exchange_with_events(vm: &Vm) {
     let buffer = vm.allocate(4096).unwrap();
     let contexts = [(); 2].map(|()| common::context(vm.open().unwrap()));
@@ -132,7 +134,8 @@ fn a_device_goes_on_with_the_next_backend() {
     exchange_with_events(&vm);
 }
 
-/// The driver asks once a second whether its backend lives: the next one lives, too, and has no context of its programs.
+/// The driver asks once a second whether its backend lives: the next one lives, too, and has no
+/// context of its programs.
 #[test]
 fn a_backend_that_is_another_one_says_so_in_each_answer() {
     let mut backend = Backend::start();

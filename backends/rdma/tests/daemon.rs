@@ -5,8 +5,8 @@
 mod common;
 
 use common::{Backend, PROGRAM, context, is_blocked, until};
-use farlane_conventions as conventions;
-use farlane_harness::Vm;
+use farlane_support::conventions;
+use farlane_vm_front_end::guest_device::Vm;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;

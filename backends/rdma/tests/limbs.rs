@@ -6,8 +6,8 @@ mod common;
 
 use common::{Backend, End, connect};
 use farlane_abi::queue::{OP_RDMA_READ, OP_RDMA_WRITE, SEND_SIGNALED, WC_STATUS_SUCCESS};
-use farlane_client::{Payload, SendRequest, Sge};
-use farlane_harness::Vm;
+use farlane_rdma_client::{Payload, SendRequest, Sge};
+use farlane_vm_front_end::guest_device::Vm;
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -15,7 +15,8 @@ use std::sync::Arc;
 
 const BYTES: u64 = 1 << 20;
 
-/// Two nodes that share this machine's processors; of each VM's memory the lower half is on node 0, the upper one on node 1.
+/// Two nodes that share this machine's processors; of each VM's memory the lower half is on node 0,
+/// the upper one on node 1.
 fn two_nodes(folder: &Path) -> Vec<String> {
     let root = folder.join("sys");
     let nodes = root.join("devices/system/node");

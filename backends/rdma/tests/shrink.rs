@@ -7,8 +7,8 @@ mod common;
 use common::{Backend, End, connect_to, until};
 use farlane_abi::config::{QUEUE_CONTROL, QUEUE_EVENT};
 use farlane_abi::queue::{OP_RDMA_READ, OP_RDMA_WRITE, SEND_SIGNALED};
-use farlane_client::{Payload, SendRequest, Sge};
-use farlane_harness::Vm;
+use farlane_rdma_client::{Payload, SendRequest, Sge};
+use farlane_vm_front_end::guest_device::Vm;
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -17,7 +17,8 @@ const SOCKET: &str = "FARLANE_SHRINK_SOCKET";
 const NAME: &str = "a_vmm_that_shrinks_its_memory_harms_itself_alone";
 const LENGTH: usize = 1 << 20;
 
-/// A VM in a process of its own, which does the next thing when it is told to and says when it is done.
+/// A VM in a process of its own, which does the next thing when it is told to and says when it is
+/// done.
 struct Vmm {
     child: Child,
     to: ChildStdin,
@@ -74,6 +75,7 @@ fn vm(socket: &str) {
     connect_to(&end.qp, peer[0].parse().unwrap(), gid.to_be_bytes());
     println!("VM: connected");
     told();
+    vm.halt();
     rustix::fs::ftruncate(vm.memory().file(), 0).unwrap();
     println!("VM: shrunk");
     told();

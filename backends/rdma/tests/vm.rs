@@ -10,10 +10,10 @@ use farlane_abi::queue::{
     WC_STATUS_RETRY_EXC_ERR, WC_STATUS_SUCCESS,
 };
 use farlane_abi::rdma::{QP_STATE, QPS_RESET};
-use farlane_client::{
+use farlane_rdma_client::{
     Buffer, Payload, Placement, Qp, QpAttr, QpCaps, QpInit, RecvRequest, SendRequest, Sge,
 };
-use farlane_harness::Vm;
+use farlane_vm_front_end::guest_device::Vm;
 use std::sync::Arc;
 
 fn sge(end: &End, length: usize) -> Sge {
@@ -145,10 +145,12 @@ fn a_backend_of_many_idle_queue_pairs_sleeps_and_is_woken() {
     drop(idle);
 }
 
-/// Queue pairs of a peer that end at once: enough for a worker to fall asleep before the last of them is gone.
+/// Queue pairs of a peer that end at once: enough for a worker to fall asleep before the last of
+/// them is gone.
 const MANY: usize = 3000;
 
-/// A sender waits for a receive request of a peer whose VM is killed. Nothing is posted any more: it is the end that has to wake.
+/// A sender waits for a receive request of a peer whose VM is killed. Nothing is posted any more:
+/// it is the end that has to wake.
 #[test]
 fn a_sender_that_waits_for_a_receiver_is_told_of_its_end() {
     let backend = Backend::start();
@@ -396,9 +398,16 @@ fn a_key_of_another_vm_opens_nothing() {
 fn memory_that_is_not_the_guests_cannot_be_registered() {
     let backend = Backend::start();
     let vm = backend.vm(0);
-    let link: Arc<dyn farlane_link::Link> = vm.open().unwrap();
+    let transport: Arc<dyn farlane_transport::Transport> = vm.open().unwrap();
     let outside = [0u8; 64];
     // SAFETY: it is refused.
-    let refused = unsafe { link.attach_pin(outside.as_ptr().expose_provenance(), 64, true) };
+    let refused = unsafe {
+        transport.attach_pin(
+            farlane_transport::PinKind::Memory,
+            outside.as_ptr().expose_provenance(),
+            64,
+            true,
+        )
+    };
     assert_eq!(refused.unwrap_err().errno(), farlane_abi::Errno::EFAULT);
 }

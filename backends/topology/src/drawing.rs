@@ -81,10 +81,13 @@ mod tests {
         let function = |node, address: &str| Function {
             node,
             class: Class::Network,
-            address: address.to_owned(),
+            address: address.parse().unwrap(),
             names: vec!["eth<0>".to_owned()],
         };
-        let functions = [function(Some(Node(1)), "0000:81:00.0"), function(None, "x")];
+        let functions = [
+            function(Some(Node(1)), "0000:81:00.0"),
+            function(None, "0000:03:00.0"),
+        ];
         let machine = Described::new(&[&[0], &[1], &[2], &[3], &[4]]);
         let drawing = draw(&machine, &functions);
         // A background, and a box and its head each.

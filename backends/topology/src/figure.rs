@@ -1,5 +1,5 @@
-//! Growth as a drawing: bytes a second of each limb over time, stacked, a panel a device, and below each the share that was
-//! served locally (ioctopus-asplos20, figure 14).
+//! Growth as a drawing: bytes a second of each worker over time, stacked, a panel a device, and
+//! below each the share that was served locally (ioctopus-asplos20, figure 14).
 
 use crate::live::human;
 use crate::series::{Series, rate, totals};
@@ -41,15 +41,15 @@ pub fn draw(series: &Series) -> String {
 }
 
 fn panel(svg: &mut Svg, series: &Series, device: &str, top: f64, end: f64) {
-    let limbs: Vec<_> = series.limbs(device).into_iter().collect();
+    let workers: Vec<_> = series.workers(device).into_iter().collect();
     let rates: Vec<Vec<f64>> = series
         .ticks
         .iter()
         .map(|tick| {
             let step = tick.devices.get(device);
-            let bytes = |limb| step.and_then(|s| s.by_limb.get(limb)).copied();
-            let rate = |limb| rate(bytes(limb).unwrap_or(0), tick.length);
-            limbs.iter().map(rate).collect()
+            let bytes = |worker| step.and_then(|s| s.by_worker.get(worker)).copied();
+            let rate = |worker| rate(bytes(worker).unwrap_or(0), tick.length);
+            workers.iter().map(rate).collect()
         })
         .collect();
     let sums = rates.iter().map(|rates| rates.iter().sum::<f64>());
@@ -58,14 +58,14 @@ fn panel(svg: &mut Svg, series: &Series, device: &str, top: f64, end: f64) {
     let base = top + TITLE + PLOT;
     let y = |rate: f64| base - PLOT * rate / highest;
 
-    title(svg, series, device, &limbs, top);
+    title(svg, series, device, &workers, top);
     for part in [0.0, 0.25, 0.5, 0.75, 1.0] {
         let at = y(highest * part);
         svg.line((LEFT, at), (WIDTH - RIGHT, at), "stroke=\"#dddddd\"");
         let label = format!("{}/s", human(highest * part));
         svg.text((LEFT - 6.0, at + 4.0), "end", 11, &label);
     }
-    for (index, limb) in limbs.iter().enumerate() {
+    for (index, worker) in workers.iter().enumerate() {
         let upto = |count: usize| {
             let sum = move |rates: &Vec<f64>| rates.iter().take(count).sum::<f64>();
             let ticks = series.ticks.iter().zip(&rates);
@@ -78,31 +78,31 @@ fn panel(svg: &mut Svg, series: &Series, device: &str, top: f64, end: f64) {
         let mut below: Vec<_> = upto(index).collect();
         below.reverse();
         points.extend(below);
-        let style = format!("fill=\"{}\" fill-opacity=\"0.85\"", colour(*limb));
+        let style = format!("fill=\"{}\" fill-opacity=\"0.85\"", colour(*worker));
         svg.path("polygon", &points, &style);
     }
     share(svg, series, device, base + GAP, &x);
     time_axis(svg, base + GAP + SHARE, end, &x);
 }
 
-fn title(svg: &mut Svg, series: &Series, device: &str, limbs: &[u32], top: f64) {
+fn title(svg: &mut Svg, series: &Series, device: &str, workers: &[u32], top: f64) {
     let totals = totals(&series.moved);
     let percent = totals.get(device).and_then(|total| total.local_percent());
     let percent = percent.map_or_else(String::new, |p| {
         format!(", {:.1} % served locally", (p * 10.0).floor() / 10.0)
     });
-    let text = format!("{device}: bytes a second by limb{percent}");
+    let text = format!("{device}: bytes a second by node of the worker{percent}");
     svg.text((LEFT, top + 20.0), "start", 15, &text);
     let mut at = WIDTH - RIGHT;
-    for limb in limbs.iter().rev() {
+    for worker in workers.iter().rev() {
         at -= 70.0;
-        let style = format!("fill=\"{}\"", colour(*limb));
+        let style = format!("fill=\"{}\"", colour(*worker));
         svg.rectangle([at, top + 10.0, 12.0, 12.0], &style);
         svg.text(
             (at + 16.0, top + 20.0),
             "start",
             12,
-            &format!("node {limb}"),
+            &format!("node {worker}"),
         );
     }
 }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 pub struct Interrupt(libc::sigset_t);
 
 impl Interrupt {
-    /// From now on the signals are only noticed by [`pause`](Self::pause). To be made before there is a second thread.
+    /// From now on the signals are only noticed by [`pause`](Self::pause). To be made before there
+    /// is a second thread.
     ///
     /// # Errors
     /// What `pthread_sigmask` says.
@@ -48,7 +49,8 @@ impl Interrupt {
             tv_sec: left.as_secs().try_into().unwrap_or(libc::time_t::MAX),
             tv_nsec: left.subsec_nanos().into(),
         };
-        // SAFETY: the set was initialised by `begin`, the timeout is a valid one, and nobody asks which signal it was.
+        // SAFETY: the set was initialised by `begin`, the timeout is a valid one, and nobody asks
+        // which signal it was.
         unsafe {
             libc::sigtimedwait(&raw const self.0, std::ptr::null_mut(), &raw const timeout) > 0
         }

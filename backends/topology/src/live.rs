@@ -1,4 +1,4 @@
-//! Growth as lines: time goes down, each limb has a column with a bar.
+//! Growth as lines: time goes down, the workers of each node have a column with a bar.
 
 use crate::metrics::Counters;
 use crate::series::{Step, Tick, percent, rate, totals};
@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 /// Characters of the longest bar.
 const WIDTH: u32 = 18;
-/// Colours of limbs, as in the drawing: blue, orange, green, red, violet, grey.
+/// Colours of workers, as in the drawing: blue, orange, green, red, violet, grey.
 const COLOURS: [u8; 6] = [34, 33, 32, 31, 35, 90];
 
 /// Bytes with a unit of 1000: `1.23 GB`.
@@ -51,7 +51,7 @@ fn local(share: Option<f64>) -> String {
 #[derive(Debug)]
 pub struct Live {
     coloured: bool,
-    /// The highest rate of a limb so far, which is the longest bar, and the limbs, by device.
+    /// The highest rate of a worker so far, which is the longest bar, and the workers, by device.
     seen: BTreeMap<String, (f64, BTreeSet<u32>)>,
 }
 
@@ -65,11 +65,11 @@ impl Live {
         }
     }
 
-    fn paint(&self, limb: u32, text: &str) -> String {
+    fn paint(&self, worker: u32, text: &str) -> String {
         if !self.coloured {
             return text.to_owned();
         }
-        let index = usize::try_from(limb).unwrap_or(0) % COLOURS.len();
+        let index = usize::try_from(worker).unwrap_or(0) % COLOURS.len();
         let colour = COLOURS.get(index).copied().unwrap_or_default();
         format!("\x1b[{colour}m{text}\x1b[0m")
     }
@@ -80,24 +80,24 @@ impl Live {
         let width = tick.devices.keys().map(|d| d.chars().count()).max();
         for (device, step) in &tick.devices {
             let rates: Vec<_> = step
-                .by_limb
+                .by_worker
                 .iter()
-                .map(|(limb, bytes)| (*limb, rate(*bytes, tick.length)))
+                .map(|(worker, bytes)| (*worker, rate(*bytes, tick.length)))
                 .collect();
-            let (peak, limbs) = self.seen.entry(device.clone()).or_default();
-            limbs.extend(step.by_limb.keys());
+            let (peak, workers) = self.seen.entry(device.clone()).or_default();
+            workers.extend(step.by_worker.keys());
             *peak = rates.iter().fold(*peak, |peak, (_, rate)| peak.max(*rate));
-            let (peak, limbs) = (*peak, limbs.clone());
+            let (peak, workers) = (*peak, workers.clone());
             let _ = write!(out, "{:>7.1} s  {device:<1$}", tick.at, width.unwrap_or(0));
-            for limb in limbs {
-                let found = rates.iter().find(|(l, _)| *l == limb);
+            for worker in workers {
+                let found = rates.iter().find(|(l, _)| *l == worker);
                 let rate = found.map_or(0.0, |(_, rate)| *rate);
                 let bar = bar(if peak > 0.0 { rate / peak } else { 0.0 });
                 let padding = usize::try_from(WIDTH).unwrap_or(0) - bar.chars().count();
                 let _ = write!(
                     out,
-                    "  limb {limb} {}{:padding$} {:>9}/s",
-                    self.paint(limb, &bar),
+                    "  node {worker} {}{:padding$} {:>9}/s",
+                    self.paint(worker, &bar),
                     "",
                     human(rate),
                 );
@@ -112,13 +112,13 @@ impl Live {
 #[must_use]
 pub fn table(counters: &Counters) -> String {
     let mut rows =
-        vec![["device", "memory", "limb", "path", "bytes", "requests"].map(str::to_owned)];
+        vec![["device", "memory", "worker", "path", "bytes", "requests"].map(str::to_owned)];
     for (key, moved) in counters {
         if moved.bytes > 0 || moved.requests > 0 {
             rows.push([
                 key.device.clone(),
                 format!("node {}", key.data),
-                format!("node {}", key.limb),
+                format!("node {}", key.worker),
                 key.path.clone(),
                 exact(moved.bytes),
                 moved.requests.to_string(),
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(
             line,
             format!(
-                "    1.0 s  blk d  limb 0 {}   1.00 MB/s  limb 1 {}       0 B/s  local 100.0 %\n",
+                "    1.0 s  blk d  node 0 {}   1.00 MB/s  node 1 {}       0 B/s  local 100.0 %\n",
                 "█".repeat(18),
                 " ".repeat(18)
             )
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "device  memory  limb    path    bytes  requests",
+                "device  memory  worker  path    bytes  requests",
                 "blk d   node 0  node 0  p     3.00 kB         1",
                 "blk d   node 1  node 0  p     1.00 kB         1",
                 "blk d: 75.0 % of 4.00 kB served locally",

@@ -78,14 +78,14 @@ fn read_all(options: &WatchOptions) -> (Counters, Vec<metrics::MetricsError>) {
     (counters, errors)
 }
 
-/// As [`read_all`]; at the beginning all have to answer, and somebody has to have limbs.
+/// As [`read_all`]; at the beginning all have to answer, and somebody has to count bytes by node.
 fn read_first(options: &WatchOptions) -> anyhow::Result<Counters> {
     let (counters, errors) = read_all(options);
     if let Some(error) = errors.into_iter().next() {
         return Err(error.into());
     }
     if counters.is_empty() {
-        bail!("None of these backends tells of limbs");
+        bail!("None of these backends counts bytes by node");
     }
     Ok(counters)
 }

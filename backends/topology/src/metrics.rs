@@ -33,8 +33,8 @@ pub struct Key {
     pub device: String,
     /// Node of the memory.
     pub data: u32,
-    /// Node of the limb that moved it.
-    pub limb: u32,
+    /// Node of the worker that moved it.
+    pub worker: u32,
     /// Path to the hardware.
     pub path: String,
 }
@@ -42,7 +42,7 @@ pub struct Key {
 /// What was moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u64,
     /// Requests, or parts of them.
     pub requests: u64,
@@ -103,11 +103,11 @@ fn parse_line(line: &str) -> Option<(Key, Kind, u64)> {
             .unwrap_or(backend)
             .to_owned(),
     ];
-    let (mut data, mut limb, mut path) = (None, None, None);
+    let (mut data, mut worker, mut path) = (None, None, None);
     for (label, value) in parse_labels(labels)? {
         match label.as_str() {
             "data" => data = value.parse().ok(),
-            "limb" => limb = value.parse().ok(),
+            "limb" => worker = value.parse().ok(),
             "path" => path = Some(value),
             _ => device.push(value),
         }
@@ -115,13 +115,14 @@ fn parse_line(line: &str) -> Option<(Key, Kind, u64)> {
     let key = Key {
         device: device.join(" "),
         data: data?,
-        limb: limb?,
+        worker: worker?,
         path: path?,
     };
     Some((key, kind, value.trim().parse().ok()?))
 }
 
-/// `a="b",c="d"`; in values a backslash stands before quotes and backslashes, and `\n` for a line's end.
+/// `a="b",c="d"`; in values a backslash stands before quotes and backslashes, and `\n` for a line's
+/// end.
 fn parse_labels(text: &str) -> Option<Vec<(String, String)>> {
     let mut labels = Vec::new();
     let mut rest = text;
@@ -161,10 +162,10 @@ mod tests {
         device.write(&mut text, "farlane_net", "net=\"n0\",direction=\"rx\",");
         let counters = parse(&text);
         assert_eq!(counters.len(), 4);
-        let key = |data, limb| Key {
+        let key = |data, worker| Key {
             device: "net n0 rx".to_owned(),
             data,
-            limb,
+            worker,
             path: "p{0}".to_owned(),
         };
         let moved = |bytes, requests| Moved { bytes, requests };

@@ -24,7 +24,8 @@ pub struct Options {
 pub enum Command {
     /// Show the machine: nodes, processors, memory, distances, and the PCI functions that move data
     Show(ShowOptions),
-    /// Follow bytes per limb over time, and the share that is served locally, from backends' counters
+    /// Follow bytes per worker over time, and the share that is served locally, from backends'
+    /// counters
     Watch(WatchOptions),
 }
 
@@ -59,7 +60,7 @@ pub struct WatchOptions {
     #[arg(long, conflicts_with_all = ["seconds", "svg"])]
     pub once: bool,
 
-    /// Draw bytes per limb over time into this file at the end
+    /// Draw bytes per worker over time into this file at the end
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 

@@ -17,9 +17,10 @@ pub struct Report {
 pub struct Device {
     /// When it was looked at, in seconds after the first look.
     pub seconds: Vec<f64>,
-    /// Bytes a second of each limb since the look before.
+    /// Bytes a second of the workers of each node since the look before.
     pub limb_bytes_per_second: BTreeMap<u32, Vec<f64>>,
-    /// The share that was served locally since the look before, in per cent; none where nothing was moved.
+    /// The share that was served locally since the look before, in per cent; none where nothing was
+    /// moved.
     pub local_percent: Vec<Option<f64>>,
     /// All that was moved.
     pub total: Total,
@@ -28,9 +29,9 @@ pub struct Device {
 /// A sum over all time.
 #[derive(Debug, Serialize)]
 pub struct Total {
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Bytes that a limb of their own node has moved.
+    /// Bytes that a worker of their own node has moved.
     pub local_bytes: u64,
     /// Their share, in per cent; none where nothing was moved.
     pub local_percent: Option<f64>,
@@ -43,11 +44,11 @@ pub struct Total {
 pub struct Cell {
     /// Node of the memory.
     pub data: u32,
-    /// Node of the limb.
+    /// Node of the worker.
     pub limb: u32,
     /// Path to the hardware.
     pub path: String,
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u64,
     /// Requests, or parts of them.
     pub requests: u64,
@@ -59,14 +60,14 @@ impl Report {
     pub fn of(series: &Series) -> Self {
         let mut report = Self::of_counters(&series.moved);
         for (name, device) in &mut report.devices {
-            let limbs = series.limbs(name);
+            let workers = series.workers(name);
             for tick in &series.ticks {
                 let step = tick.devices.get(name).cloned().unwrap_or_default();
                 device.seconds.push(tick.at);
                 device.local_percent.push(step.local_percent());
-                for limb in &limbs {
-                    let bytes = step.by_limb.get(limb).copied().unwrap_or(0);
-                    let rates = device.limb_bytes_per_second.entry(*limb).or_default();
+                for worker in &workers {
+                    let bytes = step.by_worker.get(worker).copied().unwrap_or(0);
+                    let rates = device.limb_bytes_per_second.entry(*worker).or_default();
                     rates.push(rate(bytes, tick.length));
                 }
             }
@@ -81,7 +82,7 @@ impl Report {
             let cells = counters.iter().filter(|(key, _)| key.device == name);
             let cells = cells.map(|(key, moved)| Cell {
                 data: key.data,
-                limb: key.limb,
+                limb: key.worker,
                 path: key.path.clone(),
                 bytes: moved.bytes,
                 requests: moved.requests,

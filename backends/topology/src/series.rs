@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What a device has moved between two looks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// Bytes by the node of the limb.
-    pub by_limb: BTreeMap<u32, u64>,
-    /// Bytes that a limb of their own node has moved.
+    /// Bytes by the node of the worker.
+    pub by_worker: BTreeMap<u32, u64>,
+    /// Bytes that a worker of their own node has moved.
     pub local: u64,
     /// All bytes.
     pub all: u64,
@@ -21,11 +21,11 @@ impl Step {
         percent(self.local, self.all)
     }
 
-    fn add(&mut self, limb: u32, data: u32, bytes: u64) {
-        let of_limb = self.by_limb.entry(limb).or_default();
-        *of_limb = of_limb.saturating_add(bytes);
+    fn add(&mut self, worker: u32, data: u32, bytes: u64) {
+        let of_worker = self.by_worker.entry(worker).or_default();
+        *of_worker = of_worker.saturating_add(bytes);
         self.all = self.all.saturating_add(bytes);
-        if limb == data {
+        if worker == data {
             self.local = self.local.saturating_add(bytes);
         }
     }
@@ -73,8 +73,8 @@ pub struct Series {
 }
 
 impl Series {
-    /// Takes counters that were read `at` seconds. Those that are missing have not grown; those that are lower than before have
-    /// begun anew, because their backend has.
+    /// Takes counters that were read `at` seconds. Those that are missing have not grown; those
+    /// that are lower than before have begun anew, because their backend has.
     pub fn take(&mut self, at: f64, now: Counters) -> Option<&Tick> {
         let Some((before, last)) = &mut self.last else {
             self.last = Some((at, now));
@@ -88,7 +88,7 @@ impl Series {
                 requests: grown(old.requests, value.requests),
             };
             let step = devices.entry(key.device.clone()).or_default();
-            step.add(key.limb, key.data, grown.bytes);
+            step.add(key.worker, key.data, grown.bytes);
             let moved = self.moved.entry(key).or_default();
             moved.bytes = moved.bytes.saturating_add(grown.bytes);
             moved.requests = moved.requests.saturating_add(grown.requests);
@@ -109,11 +109,11 @@ impl Series {
         self.moved.keys().map(|key| key.device.clone()).collect()
     }
 
-    /// The nodes of a device's limbs.
+    /// The nodes of a device's workers.
     #[must_use]
-    pub fn limbs(&self, device: &str) -> BTreeSet<u32> {
+    pub fn workers(&self, device: &str) -> BTreeSet<u32> {
         let keys = self.moved.keys().filter(|key| key.device == device);
-        keys.map(|key| key.limb).collect()
+        keys.map(|key| key.worker).collect()
     }
 }
 
@@ -127,7 +127,7 @@ pub fn totals(counters: &Counters) -> BTreeMap<String, Step> {
     let mut totals: BTreeMap<String, Step> = BTreeMap::new();
     for (key, moved) in counters {
         let step = totals.entry(key.device.clone()).or_default();
-        step.add(key.limb, key.data, moved.bytes);
+        step.add(key.worker, key.data, moved.bytes);
     }
     totals
 }
@@ -137,13 +137,13 @@ pub(crate) mod tests {
     use super::*;
     use crate::metrics::Key;
 
-    /// Counters of a device by (data, limb, bytes).
+    /// Counters of a device by (data, worker, bytes).
     pub(crate) fn counters(cells: &[(u32, u32, u64)]) -> Counters {
-        let cell = |&(data, limb, bytes)| {
+        let cell = |&(data, worker, bytes)| {
             let key = Key {
                 device: "blk d".to_owned(),
                 data,
-                limb,
+                worker,
                 path: "p".to_owned(),
             };
             (key, Moved { bytes, requests: 1 })
@@ -158,7 +158,7 @@ pub(crate) mod tests {
         assert!(series.take(0.0, look).is_none());
         let tick = series.take(0.5, counters(&[(0, 0, 1300), (0, 1, 150)]));
         let step = &tick.unwrap().devices["blk d"];
-        assert_eq!(step.by_limb, BTreeMap::from([(0, 300), (1, 100)]));
+        assert_eq!(step.by_worker, BTreeMap::from([(0, 300), (1, 100)]));
         assert_eq!(step.local_percent(), Some(75.0));
         // Away, and then another one.
         series.take(1.0, Counters::new());
@@ -166,7 +166,7 @@ pub(crate) mod tests {
         assert_eq!(tick.unwrap().devices["blk d"].all, 7);
         let totals = totals(&series.moved);
         assert_eq!((totals["blk d"].local, totals["blk d"].all), (300, 407));
-        assert_eq!(series.limbs("blk d"), BTreeSet::from([0, 1]));
+        assert_eq!(series.workers("blk d"), BTreeSet::from([0, 1]));
     }
 
     #[test]
@@ -190,7 +190,7 @@ pub(crate) mod tests {
             let total = totals(&series.moved).remove("blk d").unwrap_or_default();
             proptest::prop_assert_eq!(sum, (total.local, total.all));
             proptest::prop_assert!(total.local <= total.all);
-            proptest::prop_assert_eq!(total.by_limb.values().sum::<u64>(), total.all);
+            proptest::prop_assert_eq!(total.by_worker.values().sum::<u64>(), total.all);
         }
     }
 }

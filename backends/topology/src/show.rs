@@ -87,7 +87,7 @@ pub fn text(machine: &dyn Machine, functions: &[Function]) -> String {
     } else {
         let _ = writeln!(
             out,
-            "One node: all memory is local, and limbs are not pinned."
+            "One node: all memory is local, and workers are not pinned."
         );
     }
     out
@@ -111,7 +111,7 @@ mod tests {
         let function = |node, class, names: &[&str]| Function {
             node,
             class,
-            address: "0000:01:00.0".to_owned(),
+            address: "0000:01:00.0".parse().unwrap(),
             names: names.iter().map(|&n| n.to_owned()).collect(),
         };
         let functions = [

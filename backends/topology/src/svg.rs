@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write as _};
 
-/// Colours of nodes and of their limbs (Okabe and Ito: they can be told apart by everybody).
+/// Colours of nodes and of their workers (Okabe and Ito: they can be told apart by everybody).
 pub const COLOURS: [&str; 6] = [
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#999999",
 ];

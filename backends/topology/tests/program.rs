@@ -5,6 +5,8 @@ use farlane_daemon::access::Access;
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::locality::Locality;
 use farlane_zero_copy::topology::Node;
+use std::io::Write as _;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
@@ -23,13 +25,22 @@ fn backend(path: &Path) -> (Listener, Arc<Locality>) {
     let device = Arc::new(device);
     let listener = Listener::bind(path, Kind::Stream, &Access::default()).unwrap();
     let told = Arc::clone(&device);
-    farlane_daemon::metrics::serve(listener.try_clone().unwrap(), move || {
+    answer(&listener, move || {
         let mut text = String::new();
         told.write(&mut text, "farlane_blk", "disk=\"d0\",");
         text
-    })
-    .unwrap();
+    });
     (listener, device)
+}
+
+/// Answers each connection with what `render` renders.
+fn answer(listener: &Listener, render: impl Fn() -> String + Send + 'static) {
+    let listener = UnixListener::from(listener.try_clone().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.unwrap().write_all(render().as_bytes());
+        }
+    });
 }
 
 #[test]
@@ -81,7 +92,7 @@ fn what_is_moved_while_it_looks_is_drawn_and_added_up() {
     let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut out, &mut line).unwrap();
-    assert!(line.contains("blk d0  limb 0 "), "{line}");
+    assert!(line.contains("blk d0  node 0 "), "{line}");
     device.add(Node(0), Node(0), 0, 3_000_000);
     device.add(Node(1), Node(0), 0, 1_000_000);
     // The second look from now on begins after this.
@@ -141,10 +152,10 @@ fn who_cannot_be_watched_is_named() {
         "{error}"
     );
     let listener = Listener::bind(&socket, Kind::Stream, &Access::default()).unwrap();
-    farlane_daemon::metrics::serve(listener.try_clone().unwrap(), String::new).unwrap();
+    answer(&listener, String::new);
     let output = watch(&socket);
     assert!(!output.status.success());
-    assert!(text(&output.stderr).contains("tells of limbs"));
+    assert!(text(&output.stderr).contains("counts bytes by node"));
     let output = program().args(["--sysfs", "/nowhere"]).output().unwrap();
     assert!(text(&output.stderr).contains("/nowhere is no folder"));
     assert!(!output.status.success());

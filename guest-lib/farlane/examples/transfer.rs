@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The TCP connection carries the descriptors, and a word each time that the two wait for each
-//! other. The server checks its buffer at the end too. Speaks with the C example of the same name. Exit status 0 means that all bytes were right.
+//! other. The server checks its buffer at the end too. Speaks with the C example of the same name.
+//! Exit status 0 means that all bytes were right.
 
 use farlane::{Buffer, Descriptor, Direction, Endpoint, Library, RemoteBuffer, Status, Transfer};
 use std::error::Error;

@@ -1,10 +1,10 @@
 //! Buffers: here and at the peer.
 
 use crate::descriptor::{BufferAddress, Descriptor};
-use crate::library::Shared;
+use crate::instance::Instance;
 use crate::{Error, Id};
-use farlane_client::abi::rdma::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE};
-use farlane_client::{Mr, Placement};
+use farlane_rdma_client::abi::rdma::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE};
+use farlane_rdma_client::{Mr, Placement};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -14,35 +14,35 @@ pub struct Buffer {
     id: Id,
     // Ends before the memory goes.
     registration: Mr,
-    memory: farlane_client::Buffer,
+    memory: farlane_rdma_client::Buffer,
     length: usize,
-    shared: Arc<Shared>,
+    instance: Arc<Instance>,
 }
 
 impl Buffer {
-    pub(crate) fn allocate(shared: &Arc<Shared>, length: usize) -> Result<Arc<Self>, Error> {
-        let memory = farlane_client::Buffer::allocate(&shared.context, length)?;
+    pub(crate) fn allocate(instance: &Arc<Instance>, length: usize) -> Result<Arc<Self>, Error> {
+        let memory = farlane_rdma_client::Buffer::allocate(&instance.context, length)?;
         let access = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_WRITE;
         let address = memory.address();
         // SAFETY: the memory lives as long as the registration over it, and is accessed through
         // raw copies only.
         let registration =
-            unsafe { Mr::register(&shared.pd, address, length, address as u64, access)? };
+            unsafe { Mr::register(&instance.pd, address, length, address as u64, access)? };
         let buffer = Arc::new(Self {
-            id: shared.next_id(),
+            id: instance.next_id(),
             registration,
             memory,
             length,
-            shared: Arc::clone(shared),
+            instance: Arc::clone(instance),
         });
-        shared
+        instance
             .objects()
             .buffers
             .insert(buffer.id, Arc::downgrade(&buffer));
         Ok(buffer)
     }
 
-    /// Its number.
+    /// Id, unique in the library.
     #[must_use]
     pub fn id(&self) -> Id {
         self.id
@@ -70,7 +70,7 @@ impl Buffer {
     #[must_use]
     pub fn descriptor(&self) -> Descriptor {
         BufferAddress {
-            gid: self.shared.gid,
+            gid: self.instance.gid,
             rkey: self.registration.rkey(),
             address: self.memory.address() as u64,
             length: self.length as u64,
@@ -108,14 +108,14 @@ impl Buffer {
         Ok((address as u64, self.registration.lkey()))
     }
 
-    pub(crate) fn belongs_to(&self, shared: &Arc<Shared>) -> bool {
-        Arc::ptr_eq(&self.shared, shared)
+    pub(crate) fn belongs_to(&self, instance: &Arc<Instance>) -> bool {
+        Arc::ptr_eq(&self.instance, instance)
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.shared.objects().buffers.remove(&self.id);
+        self.instance.objects().buffers.remove(&self.id);
     }
 }
 
@@ -132,7 +132,7 @@ impl TryFrom<&Descriptor> for RemoteBuffer {
 }
 
 impl RemoteBuffer {
-    /// Length in bytes.
+    /// Length of the peer's buffer in bytes.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.0.length

@@ -73,22 +73,6 @@ pub unsafe extern "C" fn farlane_cleanup(library: *mut Library) {
 }
 
 /// # Safety
-/// `library` is from `farlane_init`; `buffer` can be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_buffer_allocate(
-    library: *const Library,
-    length: usize,
-    buffer: *mut *const Buffer,
-) -> c_int {
-    // SAFETY: a library that is not cleaned up yet, says the caller.
-    let library = unsafe { &*library };
-    status(library.allocate(length).map(|allocated| {
-        // SAFETY: can be written, says the caller.
-        unsafe { buffer.write(Arc::into_raw(allocated)) };
-    }))
-}
-
-/// # Safety
 /// `buffer` is NULL or from `farlane_buffer_allocate`, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farlane_buffer_free(buffer: *const Buffer) {
@@ -96,73 +80,6 @@ pub unsafe extern "C" fn farlane_buffer_free(buffer: *const Buffer) {
         // SAFETY: the use that farlane_buffer_allocate gave out, given back once.
         drop(unsafe { Arc::from_raw(buffer) });
     }
-}
-
-/// # Safety
-/// `buffer` is from `farlane_buffer_allocate`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_buffer_address(buffer: *const Buffer) -> *mut c_void {
-    // SAFETY: a buffer that is not freed yet, says the caller.
-    unsafe { &*buffer }.base().as_ptr().cast()
-}
-
-/// # Safety
-/// `buffer` is from `farlane_buffer_allocate`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_buffer_length(buffer: *const Buffer) -> usize {
-    // SAFETY: a buffer that is not freed yet, says the caller.
-    unsafe { &*buffer }.length()
-}
-
-/// # Safety
-/// `buffer` is from `farlane_buffer_allocate`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_buffer_is_host(buffer: *const Buffer) -> c_int {
-    // SAFETY: a buffer that is not freed yet, says the caller.
-    (unsafe { &*buffer }.placement() == Placement::Host).into()
-}
-
-/// # Safety
-/// `buffer` is from `farlane_buffer_allocate`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_buffer_id(buffer: *const Buffer) -> u64 {
-    // SAFETY: a buffer that is not freed yet, says the caller.
-    unsafe { &*buffer }.id().get()
-}
-
-/// # Safety
-/// `library` is from `farlane_init`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_buffer_by_id(library: *const Library, id: u64) -> *const Buffer {
-    // SAFETY: a library that is not cleaned up yet, says the caller.
-    let found = unsafe { &*library }.buffer(Id::from_number(id));
-    found.map_or(std::ptr::null(), |buffer| Arc::as_ptr(&buffer))
-}
-
-/// # Safety
-/// `buffer` is from `farlane_buffer_allocate`; `descriptor` can be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_buffer_describe(
-    buffer: *const Buffer,
-    descriptor: *mut Descriptor,
-) {
-    // SAFETY: a buffer that is not freed yet, and a place to write to, says the caller.
-    unsafe { descriptor.write((*buffer).descriptor()) };
-}
-
-/// # Safety
-/// `library` is from `farlane_init`; `endpoint` can be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_endpoint_create(
-    library: *const Library,
-    endpoint: *mut *const Endpoint,
-) -> c_int {
-    // SAFETY: a library that is not cleaned up yet, says the caller.
-    let library = unsafe { &*library };
-    status(library.create_endpoint().map(|created| {
-        // SAFETY: can be written, says the caller.
-        unsafe { endpoint.write(Arc::into_raw(created)) };
-    }))
 }
 
 /// # Safety
@@ -175,46 +92,108 @@ pub unsafe extern "C" fn farlane_endpoint_free(endpoint: *const Endpoint) {
     }
 }
 
-/// # Safety
-/// `endpoint` is from `farlane_endpoint_create`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_endpoint_id(endpoint: *const Endpoint) -> u64 {
-    // SAFETY: an endpoint that is not freed yet, says the caller.
-    unsafe { &*endpoint }.id().get()
+/// Exports functions of an object, which C has as a pointer.
+macro_rules! methods {
+    ($(fn $name:ident($object:ident: &$type:ty $(, $arg:ident: $arg_type:ty)*) $(-> $ret:ty)?
+        $body:block)*) => {
+        $(
+            /// # Safety
+            /// The object is one that this library gave out and that is not freed yet; pointers to
+            /// results can be written, descriptors can be read.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($object: *const $type $(, $arg: $arg_type)*) $(-> $ret)? {
+                // SAFETY: an object that is not freed yet, says the caller.
+                let $object = unsafe { &*$object };
+                $body
+            }
+        )*
+    };
 }
 
-/// # Safety
-/// `library` is from `farlane_init`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_endpoint_by_id(
-    library: *const Library,
-    id: u64,
-) -> *const Endpoint {
-    // SAFETY: a library that is not cleaned up yet, says the caller.
-    let found = unsafe { &*library }.endpoint(Id::from_number(id));
-    found.map_or(std::ptr::null(), |endpoint| Arc::as_ptr(&endpoint))
-}
+methods! {
+    fn farlane_buffer_allocate(library: &Library, length: usize, buffer: *mut *const Buffer)
+        -> c_int {
+        // SAFETY: can be written, says the caller.
+        let give = |allocated| unsafe { buffer.write(Arc::into_raw(allocated)) };
+        status(library.allocate(length).map(give))
+    }
 
-/// # Safety
-/// `endpoint` is from `farlane_endpoint_create`; `descriptor` can be written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_endpoint_describe(
-    endpoint: *const Endpoint,
-    descriptor: *mut Descriptor,
-) {
-    // SAFETY: an endpoint that is not freed yet, and a place to write to, says the caller.
-    unsafe { descriptor.write((*endpoint).descriptor()) };
-}
+    fn farlane_buffer_address(buffer: &Buffer) -> *mut c_void {
+        buffer.base().as_ptr().cast()
+    }
 
-/// # Safety
-/// `endpoint` is from `farlane_endpoint_create`; `remote` can be read.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_endpoint_connect(
-    endpoint: *const Endpoint,
-    remote: *const Descriptor,
-) -> c_int {
-    // SAFETY: an endpoint that is not freed yet, and a descriptor, says the caller.
-    status(unsafe { (*endpoint).connect(&*remote) })
+    fn farlane_buffer_length(buffer: &Buffer) -> usize {
+        buffer.length()
+    }
+
+    fn farlane_buffer_is_host(buffer: &Buffer) -> c_int {
+        (buffer.placement() == Placement::Host).into()
+    }
+
+    fn farlane_buffer_id(buffer: &Buffer) -> u64 {
+        buffer.id().get()
+    }
+
+    fn farlane_buffer_by_id(library: &Library, id: u64) -> *const Buffer {
+        let found = library.buffer(Id::from_number(id));
+        found.map_or(std::ptr::null(), |buffer| Arc::as_ptr(&buffer))
+    }
+
+    fn farlane_buffer_describe(buffer: &Buffer, descriptor: *mut Descriptor) {
+        // SAFETY: can be written, says the caller.
+        unsafe { descriptor.write(buffer.descriptor()) };
+    }
+
+    fn farlane_endpoint_create(library: &Library, endpoint: *mut *const Endpoint) -> c_int {
+        // SAFETY: can be written, says the caller.
+        let give = |created| unsafe { endpoint.write(Arc::into_raw(created)) };
+        status(library.create_endpoint().map(give))
+    }
+
+    fn farlane_endpoint_id(endpoint: &Endpoint) -> u64 {
+        endpoint.id().get()
+    }
+
+    fn farlane_endpoint_by_id(library: &Library, id: u64) -> *const Endpoint {
+        let found = library.endpoint(Id::from_number(id));
+        found.map_or(std::ptr::null(), |endpoint| Arc::as_ptr(&endpoint))
+    }
+
+    fn farlane_endpoint_describe(endpoint: &Endpoint, descriptor: *mut Descriptor) {
+        // SAFETY: can be written, says the caller.
+        unsafe { descriptor.write(endpoint.descriptor()) };
+    }
+
+    fn farlane_endpoint_connect(endpoint: &Endpoint, remote: *const Descriptor) -> c_int {
+        // SAFETY: can be read, says the caller.
+        status(endpoint.connect(unsafe { &*remote }))
+    }
+
+    fn farlane_query(library: &Library, transfer: u64) -> c_int {
+        match library.query(Id::from_number(transfer)) {
+            Ok(Status::Pending) => PENDING,
+            Ok(Status::Finished(Ok(()))) => 0,
+            Ok(Status::Finished(Err(error))) => -error.errno(),
+            Err(error) => -error.errno(),
+        }
+    }
+
+    fn farlane_dispatch(library: &Library, timeout_ms: c_int) -> c_int {
+        let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        match library.dispatch(timeout) {
+            // More than an `int` holds is as good as that many.
+            Ok(ran) => c_int::try_from(ran).unwrap_or(c_int::MAX),
+            Err(error) => -error.errno(),
+        }
+    }
+
+    fn farlane_dispatcher_start(library: &Library) -> c_int {
+        status(library.start_dispatcher())
+    }
+
+    fn farlane_dispatcher_stop(library: &Library) {
+        library.stop_dispatcher();
+    }
 }
 
 /// # Safety
@@ -274,45 +253,4 @@ pub unsafe extern "C" fn farlane_start(
             unsafe { transfer.write(id.get()) };
         }
     }))
-}
-
-/// # Safety
-/// `library` is from `farlane_init`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_query(library: *const Library, transfer: u64) -> c_int {
-    // SAFETY: a library that is not cleaned up yet, says the caller.
-    match unsafe { &*library }.query(Id::from_number(transfer)) {
-        Ok(Status::Pending) => PENDING,
-        Ok(Status::Finished(Ok(()))) => 0,
-        Ok(Status::Finished(Err(error))) => -error.errno(),
-        Err(error) => -error.errno(),
-    }
-}
-
-/// # Safety
-/// `library` is from `farlane_init`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_dispatch(library: *const Library, timeout_ms: c_int) -> c_int {
-    let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-    // SAFETY: a library that is not cleaned up yet, says the caller.
-    match unsafe { &*library }.dispatch(timeout) {
-        Ok(ran) => c_int::try_from(ran).unwrap_or(c_int::MAX),
-        Err(error) => -error.errno(),
-    }
-}
-
-/// # Safety
-/// `library` is from `farlane_init`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_dispatcher_start(library: *const Library) -> c_int {
-    // SAFETY: a library that is not cleaned up yet, says the caller.
-    status(unsafe { &*library }.start_dispatcher())
-}
-
-/// # Safety
-/// `library` is from `farlane_init`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farlane_dispatcher_stop(library: *const Library) {
-    // SAFETY: a library that is not cleaned up yet, says the caller.
-    unsafe { &*library }.stop_dispatcher();
 }

@@ -13,7 +13,7 @@ const KIND_BUFFER: u32 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Descriptor {
-    /// The bytes.
+    /// The encoded address, little-endian.
     pub bytes: [u8; 64],
 }
 

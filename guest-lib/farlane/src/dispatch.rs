@@ -1,9 +1,9 @@
 //! Running callbacks: in the program's thread or in one of the library's own.
 
 use crate::Error;
-use crate::library::Shared;
-use farlane_client::Errno;
-use farlane_link::Origin;
+use crate::instance::Instance;
+use farlane_rdma_client::Errno;
+use farlane_transport::Origin;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-impl Shared {
+impl Instance {
     /// Runs the callbacks that are ready, waiting for one if there is none; returns early when
     /// `stop` is raised.
     pub(crate) fn dispatch(
@@ -114,12 +114,12 @@ impl Dispatcher {
     /// Stack of the thread: what glibc gives by default, as callbacks are the program's.
     const STACK_BYTES: usize = 8 << 20;
 
-    pub(crate) fn start(shared: &Arc<Shared>) -> Result<Self, Error> {
+    pub(crate) fn start(instance: &Arc<Instance>) -> Result<Self, Error> {
         let stop = Arc::new(Stop::new()?);
-        let (shared, stopped) = (Arc::clone(shared), Arc::clone(&stop));
-        let thread = farlane_link::spawn_quiet("farlane-call", Self::STACK_BYTES, move || {
+        let (instance, stopped) = (Arc::clone(instance), Arc::clone(&stop));
+        let thread = farlane_transport::spawn_quiet("farlane-call", Self::STACK_BYTES, move || {
             // A dead device ends the thread after the last callback has heard of it.
-            while !stopped.is_raised() && shared.dispatch(None, Some(&stopped)).is_ok() {}
+            while !stopped.is_raised() && instance.dispatch(None, Some(&stopped)).is_ok() {}
         })
         .map_err(Error::System)?;
         Ok(Self {

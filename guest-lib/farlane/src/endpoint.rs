@@ -1,14 +1,17 @@
 //! Endpoints: one end of a connection between two processes.
 
 use crate::descriptor::{Descriptor, EndpointAddress};
-use crate::library::{PORT, Shared};
+use crate::instance::{Instance, PORT};
 use crate::transfer::{Callback, Outcome};
 use crate::{Buffer, Error, Id, RemoteBuffer};
-use farlane_client::abi::queue::{MAX_MESSAGE_BYTES, OP_RDMA_READ, OP_RDMA_WRITE, SEND_SIGNALED};
-use farlane_client::abi::rdma as verbs;
-use farlane_client::{Payload, Qp, QpAttr, QpCaps, QpInit, SendQueue, SendRequest, Sge};
+use farlane_rdma_client::abi::queue::{
+    MAX_MESSAGE_BYTES, OP_RDMA_READ, OP_RDMA_WRITE, SEND_SIGNALED,
+};
+use farlane_rdma_client::abi::rdma as verbs;
+use farlane_rdma_client::{Payload, Qp, QpAttr, QpCaps, QpInit, SendQueue, SendRequest, Sge};
+use farlane_sys::sync::lock;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Which way a transfer goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,13 +25,13 @@ pub enum Direction {
 /// A transfer between two buffers, one of them here.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer<'a> {
-    /// Which way.
+    /// Whether the local buffer is read or written.
     pub direction: Direction,
-    /// The local buffer.
+    /// Buffer of this process.
     pub local: &'a Arc<Buffer>,
     /// First byte in the local buffer.
     pub local_offset: usize,
-    /// The peer's buffer.
+    /// Buffer of the peer, from its descriptor.
     pub remote: &'a RemoteBuffer,
     /// First byte in the peer's buffer.
     pub remote_offset: u64,
@@ -44,7 +47,7 @@ pub struct Endpoint {
     psn: u32,
     /// GID of the peer, once connected.
     peer: Mutex<Option<[u8; 16]>>,
-    shared: Arc<Shared>,
+    instance: Arc<Instance>,
 }
 
 /// Requests that an endpoint holds; a transfer takes one for each [`MAX_MESSAGE_BYTES`].
@@ -53,7 +56,7 @@ const DEPTH: u32 = 256;
 const READS: u8 = 16;
 
 impl Endpoint {
-    pub(crate) fn create(shared: &Arc<Shared>) -> Result<Arc<Self>, Error> {
+    pub(crate) fn create(instance: &Arc<Instance>) -> Result<Arc<Self>, Error> {
         let caps = QpCaps {
             send_wr: DEPTH,
             send_sge: 1,
@@ -61,7 +64,7 @@ impl Endpoint {
             recv_wr: 1,
             recv_sge: 1,
         };
-        let qp = Qp::create(&shared.pd, &QpInit::reliable(&shared.queue, caps))?;
+        let qp = Qp::create(&instance.pd, &QpInit::reliable(&instance.queue, caps))?;
         let attributes = QpAttr {
             qp_state: verbs::QPS_INIT,
             port_num: PORT,
@@ -72,13 +75,16 @@ impl Endpoint {
         qp.modify(&attributes, mask)?;
         let random = RandomState::new().hash_one(qp.number());
         let endpoint = Arc::new(Self {
-            id: shared.next_id(),
+            id: instance.next_id(),
             qp,
-            psn: u32::try_from(random >> 40).unwrap_or(0),
+            psn: {
+                let [a, b, c, ..] = random.to_le_bytes();
+                u32::from_le_bytes([a, b, c, 0])
+            },
             peer: Mutex::new(None),
-            shared: Arc::clone(shared),
+            instance: Arc::clone(instance),
         });
-        let mut objects = shared.objects();
+        let mut objects = instance.objects();
         objects
             .endpoints
             .insert(endpoint.id, Arc::downgrade(&endpoint));
@@ -86,7 +92,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Its number.
+    /// Id, unique in the library.
     #[must_use]
     pub fn id(&self) -> Id {
         self.id
@@ -96,7 +102,7 @@ impl Endpoint {
     #[must_use]
     pub fn descriptor(&self) -> Descriptor {
         EndpointAddress {
-            gid: self.shared.gid,
+            gid: self.instance.gid,
             qp_num: self.qp.number(),
             psn: self.psn,
         }
@@ -111,14 +117,14 @@ impl Endpoint {
     /// refuses.
     pub fn connect(&self, remote: &Descriptor) -> Result<(), Error> {
         let remote = EndpointAddress::try_from(remote)?;
-        let mut peer = self.peer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut peer = lock(&self.peer);
         if peer.is_some() {
             return Err(Error::Connection("connected already"));
         }
         let reads = self.reads()?;
         let ready_to_receive = QpAttr {
             qp_state: verbs::QPS_RTR,
-            path_mtu: self.shared.mtu,
+            path_mtu: self.instance.mtu,
             dest_qp_num: remote.qp_num.into(),
             rq_psn: remote.psn.into(),
             max_dest_rd_atomic: reads,
@@ -185,9 +191,9 @@ impl Endpoint {
         transfer: &Transfer<'_>,
         callback: Option<Callback>,
     ) -> Result<Id, Error> {
-        let peer = *self.peer.lock().unwrap_or_else(PoisonError::into_inner);
+        let peer = *lock(&self.peer);
         let peer = peer.ok_or(Error::Connection("not connected"))?;
-        if transfer.remote.gid() != peer || !transfer.local.belongs_to(&self.shared) {
+        if transfer.remote.gid() != peer || !transfer.local.belongs_to(&self.instance) {
             return Err(Error::Foreign);
         }
         if transfer.length == 0 {
@@ -206,8 +212,8 @@ impl Endpoint {
                 Direction::Read => OP_RDMA_READ,
             },
         };
-        let id = self.shared.next_id();
-        self.shared.transfers.begin(
+        let id = self.instance.next_id();
+        self.instance.transfers.begin(
             id,
             plan.requests(),
             callback,
@@ -225,7 +231,7 @@ impl Endpoint {
 
     /// How many reads may be on the way, as the device says.
     fn reads(&self) -> Result<u8, Error> {
-        let device = self.shared.context.device_attributes()?;
+        let device = self.instance.context.device_attributes()?;
         let reads = device
             .max_qp_rd_atom
             .get()
@@ -236,7 +242,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.shared.objects().endpoints.remove(&self.id);
+        self.instance.objects().endpoints.remove(&self.id);
     }
 }
 

@@ -1,8 +1,8 @@
 //! What can go wrong, with the error number that C gets.
 
 use crate::Id;
-use farlane_client::Errno;
-use farlane_client::abi::queue as wc;
+use farlane_rdma_client::Errno;
+use farlane_rdma_client::abi::queue as wc;
 
 /// A failure of a function of this library.
 #[derive(Debug, thiserror::Error)]
@@ -15,8 +15,8 @@ pub enum Error {
     UnknownDevice(String),
     /// The device refused, or is gone.
     #[error(transparent)]
-    Device(#[from] farlane_client::Error),
-    /// The system refused.
+    Device(#[from] farlane_rdma_client::Error),
+    /// A system call failed.
     #[error("The system refused")]
     System(#[source] std::io::Error),
     /// As many transfers are outstanding as the library or the endpoint can hold.
@@ -25,9 +25,9 @@ pub enum Error {
     /// The bytes of a transfer or copy do not lie in its buffer.
     #[error("{length} bytes at {offset} end beyond a buffer of {buffer}")]
     OutOfRange {
-        /// First byte.
+        /// Offset of the first byte in the buffer.
         offset: u64,
-        /// Number of bytes.
+        /// Length of the range in bytes.
         length: u64,
         /// Length of the buffer.
         buffer: u64,
@@ -87,7 +87,7 @@ pub enum TransferError {
     /// The device is gone.
     #[error("The device is gone")]
     Gone,
-    /// Anything else.
+    /// Another completion status, `WC_STATUS_*`.
     #[error("The transfer failed with completion status {0}")]
     Other(u8),
 }

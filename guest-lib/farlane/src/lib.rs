@@ -40,6 +40,7 @@ mod descriptor;
 mod dispatch;
 mod endpoint;
 mod error;
+mod instance;
 mod library;
 mod transfer;
 
@@ -47,7 +48,7 @@ pub use buffer::{Buffer, RemoteBuffer};
 pub use descriptor::Descriptor;
 pub use endpoint::{Direction, Endpoint, Transfer};
 pub use error::{Error, TransferError};
-pub use farlane_client::Placement;
+pub use farlane_rdma_client::Placement;
 pub use library::Library;
 pub use transfer::{Outcome, Status};
 
@@ -56,7 +57,7 @@ pub use transfer::{Outcome, Status};
 pub struct Id(pub(crate) u64);
 
 impl Id {
-    /// The number.
+    /// The id as an integer, for a C interface.
     #[must_use]
     pub fn get(self) -> u64 {
         self.0

@@ -1,12 +1,12 @@
 //! The library object: one context, one completion queue, and the objects by their ids.
 
 use crate::dispatch::Dispatcher;
+use crate::instance::{Instance, PORT};
 use crate::transfer::{MAX_OUTSTANDING, Status, Transfers};
 use crate::{Buffer, Endpoint, Error, Id};
-use farlane_client::{Channel, Context, Cq, Pd, devices};
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use farlane_rdma_client::{Channel, Context, Cq, Pd, devices};
+use farlane_sys::sync::lock;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// The library, initialised. Dropping it ends its dispatcher thread; buffers and endpoints stay
@@ -14,33 +14,8 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Library {
     dispatcher: Mutex<Option<Dispatcher>>,
-    shared: Arc<Shared>,
+    instance: Arc<Instance>,
 }
-
-/// What all objects of a library share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) transfers: Transfers,
-    pub(crate) queue: Arc<Cq>,
-    pub(crate) channel: Arc<Channel>,
-    pub(crate) pd: Arc<Pd>,
-    pub(crate) context: Arc<Context>,
-    pub(crate) gid: [u8; 16],
-    /// `enum ibv_mtu` of the port.
-    pub(crate) mtu: u8,
-    ids: AtomicU64,
-    objects: Mutex<Objects>,
-}
-
-/// Association of ids and objects.
-#[derive(Debug, Default)]
-pub(crate) struct Objects {
-    pub(crate) buffers: HashMap<Id, Weak<Buffer>>,
-    pub(crate) endpoints: HashMap<Id, Weak<Endpoint>>,
-}
-
-/// Port of the device that this library uses.
-pub(crate) const PORT: u8 = 1;
 
 impl Library {
     /// Initialises the library on the device of that name, or on the first one there is.
@@ -64,7 +39,7 @@ impl Library {
         set_nonblocking(&channel).map_err(|error| Error::System(error.into()))?;
         Ok(Self {
             dispatcher: Mutex::new(None),
-            shared: Arc::new(Shared {
+            instance: Arc::new(Instance {
                 transfers: Transfers::default(),
                 queue: Cq::create(&context, MAX_OUTSTANDING, Some(&channel))?,
                 channel,
@@ -72,7 +47,7 @@ impl Library {
                 context,
                 gid,
                 mtu: port.active_mtu,
-                ids: AtomicU64::new(1),
+                ids: 1.into(),
                 objects: Mutex::default(),
             }),
         })
@@ -84,27 +59,27 @@ impl Library {
     /// # Errors
     /// When there is no memory for it.
     pub fn allocate(&self, length: usize) -> Result<Arc<Buffer>, Error> {
-        Buffer::allocate(&self.shared, length)
+        Buffer::allocate(&self.instance, length)
     }
 
     /// Makes an endpoint, to be connected to one of a peer.
     ///
     /// # Errors
-    /// What the device says.
+    /// `ENOMEM` where the device has no queue pair left, `ENODEV` where it is gone.
     pub fn create_endpoint(&self) -> Result<Arc<Endpoint>, Error> {
-        Endpoint::create(&self.shared)
+        Endpoint::create(&self.instance)
     }
 
     /// The buffer with this id, if there is one.
     #[must_use]
     pub fn buffer(&self, id: Id) -> Option<Arc<Buffer>> {
-        self.shared.objects().buffers.get(&id)?.upgrade()
+        self.instance.objects().buffers.get(&id)?.upgrade()
     }
 
     /// The endpoint with this id, if there is one.
     #[must_use]
     pub fn endpoint(&self, id: Id) -> Option<Arc<Endpoint>> {
-        self.shared.objects().endpoints.get(&id)?.upgrade()
+        self.instance.objects().endpoints.get(&id)?.upgrade()
     }
 
     /// How a transfer stands. The answer that it has finished is given once, then its id is
@@ -113,8 +88,8 @@ impl Library {
     /// # Errors
     /// [`Error::UnknownTransfer`] for an id that no transfer has, or that was forgotten.
     pub fn query(&self, transfer: Id) -> Result<Status, Error> {
-        self.shared.transfers.progress(&self.shared.queue);
-        self.shared.transfers.query(transfer)
+        self.instance.transfers.progress(&self.instance.queue);
+        self.instance.transfers.query(transfer)
     }
 
     /// Runs the callbacks of transfers that have finished, here and now; waits for one for up to
@@ -123,7 +98,7 @@ impl Library {
     /// # Errors
     /// `ENODEV` when the device is gone and no callback is left.
     pub fn dispatch(&self, timeout: Option<Duration>) -> Result<usize, Error> {
-        self.shared.dispatch(timeout, None)
+        self.instance.dispatch(timeout, None)
     }
 
     /// Starts a thread that runs callbacks until the library is dropped or
@@ -134,7 +109,7 @@ impl Library {
     pub fn start_dispatcher(&self) -> Result<(), Error> {
         let mut dispatcher = self.dispatcher();
         if dispatcher.is_none() {
-            *dispatcher = Some(Dispatcher::start(&self.shared)?);
+            *dispatcher = Some(Dispatcher::start(&self.instance)?);
         }
         Ok(())
     }
@@ -147,19 +122,7 @@ impl Library {
     }
 
     fn dispatcher(&self) -> MutexGuard<'_, Option<Dispatcher>> {
-        self.dispatcher
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Shared {
-    pub(crate) fn next_id(&self) -> Id {
-        Id(self.ids.fetch_add(1, Ordering::Relaxed))
-    }
-
-    pub(crate) fn objects(&self) -> MutexGuard<'_, Objects> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.dispatcher)
     }
 }
 

@@ -1,9 +1,10 @@
 //! Transfers that are outstanding, or finished and not asked for.
 
 use crate::{Buffer, Endpoint, Error, Id, TransferError};
-use farlane_client::{Completion, Cq, Errno};
+use farlane_rdma_client::{Completion, Cq, Errno};
+use farlane_sys::sync::lock;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// How a finished transfer went.
 pub type Outcome = Result<(), TransferError>;
@@ -16,7 +17,7 @@ pub(crate) type Callback = Box<dyn FnOnce(Id, Outcome) + Send>;
 pub enum Status {
     /// It is on its way.
     Pending,
-    /// It has finished.
+    /// The transfer has finished, with this outcome.
     Finished(Outcome),
 }
 
@@ -167,7 +168,7 @@ impl Transfers {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 }
 

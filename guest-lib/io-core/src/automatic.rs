@@ -1,7 +1,9 @@
-//! Memory that registers itself: mappings of PCI BARs and of P2PDMA memory, by the files that the kernel has for them.
+//! Memory that registers itself: mappings of PCI BARs and of P2PDMA memory, by the files that the
+//! kernel has for them.
 
 use crate::provider::Provider;
 use crate::{registry, sys};
+use farlane_sys::PciAddress;
 use rustix::fs::Stat;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -24,22 +26,8 @@ fn provider_of(path: &Path) -> Option<&'static str> {
 
 /// Whether a folder is that of a PCI function: `0000:00:1f.2`.
 fn is_device(folder: &Path) -> bool {
-    let parts = |name: &str| {
-        let (domain, rest) = name.split_once(':')?;
-        let (bus, rest) = rest.split_once(':')?;
-        let (slot, function) = rest.split_once('.')?;
-        let hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let lengths = [
-            domain.len() >= 4,
-            bus.len() == 2,
-            slot.len() == 2,
-            function.len() == 1,
-        ];
-        let all_hex = [domain, bus, slot, function].into_iter().all(hex);
-        Some(all_hex && lengths.into_iter().all(|right| right))
-    };
     let name = folder.file_name().and_then(|name| name.to_str());
-    name.and_then(parts) == Some(true)
+    name.is_some_and(|name| name.parse::<PciAddress>().is_ok())
 }
 
 /// Device number of sysfs, plus one; zero before it is known.
@@ -52,6 +40,12 @@ fn is_sysfs(stat: &Stat) -> bool {
         SYSFS.store(sysfs, Ordering::Relaxed);
     }
     stat.st_dev.wrapping_add(1) == sysfs
+}
+
+/// A length as the kernel maps it; one that is too long for that stays as it is, and is refused.
+fn whole_pages(length: usize) -> usize {
+    let pages = length.checked_next_multiple_of(sys::page_bytes());
+    pages.unwrap_or(length)
 }
 
 /// Is told that the program has mapped `length` bytes of `fd` at `address`.
@@ -71,18 +65,17 @@ pub fn mapped(address: usize, length: usize, fd: RawFd) {
     let Some(provider) = provider_of(Path::new(&*path)) else {
         return;
     };
-    let length = length.next_multiple_of(sys::page_bytes());
+    let length = whole_pages(length);
     if let Err(error) = registry::register(address, length, provider) {
         crate::log::once(&format!("{path} cannot be used for P2P: {error}"));
     }
 }
 
-/// Is told that the program is about to unmap, or map over, `length` bytes at `address`. Returns when no I/O is under way in any
-/// registered memory there; what is left of it on either side stays registered.
+/// Is told that the program is about to unmap, or map over, `length` bytes at `address`. Returns
+/// when no I/O is under way in any registered memory there; what is left of it on either side stays
+/// registered.
 pub fn unmapping(address: usize, length: usize) {
-    let length = length
-        .checked_next_multiple_of(sys::page_bytes())
-        .unwrap_or(length);
+    let length = whole_pages(length);
     let end = address.saturating_add(length);
     for (start, bytes, provider) in registry::unregister_overlapping(address, length) {
         let rest = [(start, address), (end, start + bytes)];
@@ -94,9 +87,10 @@ pub fn unmapping(address: usize, length: usize) {
     }
 }
 
-/// Registered memory that the program moves with `mremap`: it is unregistered until that has [ended](Self::ended).
+/// Registered memory that the program moves with `mremap`: it is unregistered until that has
+/// [ended](Self::ended).
 #[derive(Debug)]
-pub struct Moving {
+pub struct Remap {
     /// What moves, or is mapped once more.
     old: Range<usize>,
     new_length: usize,
@@ -105,28 +99,24 @@ pub struct Moving {
     taken: Vec<(usize, usize, Arc<dyn Provider>)>,
 }
 
-/// Is told that the program is about to move `old_length` bytes at `old`, which become `new_length`; of a length of zero they are
-/// mapped once more. Returns when no I/O is under way in any registered memory there.
+/// Is told that the program is about to move `old_length` bytes at `old`, which become
+/// `new_length`; of a length of zero they are mapped once more. Returns when no I/O is under way in
+/// any registered memory there.
 #[must_use]
-pub fn moving(old: usize, old_length: usize, new_length: usize) -> Moving {
+pub fn moving(old: usize, old_length: usize, new_length: usize) -> Remap {
     let again = old_length == 0;
-    let pages = |length: usize| {
-        length
-            .checked_next_multiple_of(sys::page_bytes())
-            .unwrap_or(length)
-    };
-    let length = pages(if again { new_length } else { old_length });
-    Moving {
+    let length = whole_pages(if again { new_length } else { old_length });
+    Remap {
         old: old..old.saturating_add(length),
-        new_length: pages(new_length),
+        new_length: whole_pages(new_length),
         again,
         taken: registry::unregister_overlapping(old, length),
     }
 }
 
-impl Moving {
-    /// It is at `new` now, or has not moved; whether it also `stays` where it was. What has not gone stays registered, and what has
-    /// moved is registered there.
+impl Remap {
+    /// It is at `new` now, or has not moved; whether it also `stays` where it was. What has not
+    /// gone stays registered, and what has moved is registered there.
     pub fn ended(self, new: Option<usize>, stays: bool) {
         for (start, bytes, provider) in &self.taken {
             for part in self.left(*start..start + bytes, new, stays) {
@@ -193,7 +183,7 @@ mod tests {
         type Ends = (usize, usize);
         const ALL: Ends = (0x1000, 0x9000);
         let left = |old: Ends, new_length, was: Ends, new, stays| -> Vec<Ends> {
-            let moving = Moving {
+            let moving = Remap {
                 again: old.0 == old.1,
                 old: old.0..old.1.max(old.0 + usize::from(old.0 == old.1) * new_length),
                 new_length,

@@ -25,7 +25,7 @@ pub enum Mode {
     Cache,
     /// P2P wherever it is possible.
     P2p,
-    /// What is best.
+    /// The way that the P-router finds fastest.
     Auto,
 }
 
@@ -76,7 +76,7 @@ pub fn mode() -> Mode {
     })
 }
 
-/// Changes it.
+/// Changes the mode for calls that begin from now on.
 pub fn set_mode(mode: Mode) {
     MODE.store(mode.code(), Ordering::Relaxed);
 }

@@ -1,105 +1,19 @@
-//! Descriptors of ours for direct I/O with the program's files, and what the program does to its own.
-//!
-//! Closing any descriptor of a file drops the process's POSIX locks on it. So a file that has some gets none of ours, and what there
-//! is of ours is closed before it gets some: see [`locks`]. Numbers that it does not know of it may close, too: see [`guard`].
+//! What the program does to its descriptors: closes, replaces, locks.
 
-use crate::files::{self, FileId, Opened, borrow, id_of};
+use crate::file_id::{FileId, borrow};
+use crate::files::{self, FILES};
 use crate::fork::{self, Inside};
-use crate::locks;
-use crate::readahead::{self, Advice};
-use farlane_link::guard::{self, Guarded, InUse, Kind};
-use rustix::fs::{Mode, OFlags};
+use crate::locks::LockCall;
+use crate::readahead;
+use crate::stream::{self, Advice};
+use farlane_transport::guard;
 use rustix::io::Errno;
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
-use std::sync::Arc;
-
-/// Most descriptors of ours: further files go without direct I/O. The table has room for a few others.
-const MOST: usize = 256;
-const _: () = assert!(MOST < guard::ROOM);
-
-/// A descriptor of ours for a file of the program.
-#[derive(Debug)]
-pub(crate) struct Own {
-    flags: OFlags,
-    fd: Arc<Guarded>,
-}
-
-impl Own {
-    pub(crate) fn is_used(&self) -> bool {
-        Arc::strong_count(&self.fd) > 1
-    }
-
-    pub(crate) fn enter(&self) -> Option<InUse<Arc<Guarded>>> {
-        self.fd.enter_shared()
-    }
-
-    /// Whether it has been closed for good.
-    pub(crate) fn is_shut(&self) -> bool {
-        self.fd.is_shut()
-    }
-
-    /// What it is a descriptor of, to be waited for.
-    pub(crate) fn guarded(&self) -> &Arc<Guarded> {
-        &self.fd
-    }
-}
-
-impl Opened {
-    /// A descriptor of the same file for direct I/O, with the same rights.
-    ///
-    /// # Errors
-    /// When it cannot be had; `EBUSY` where the program has POSIX locks of the file, or may be about to get some.
-    pub fn direct(&self) -> Result<InUse<Arc<Guarded>>, Errno> {
-        let keep = OFlags::RWMODE | OFlags::SYNC | OFlags::DSYNC | OFlags::NOATIME;
-        let flags = (self.flags & keep) | OFlags::DIRECT | OFlags::CLOEXEC;
-        let mut own = self.file.own.lock();
-        if locks::is_under_way(self.file.id) || self.file.is_locked() {
-            return Err(Errno::BUSY);
-        }
-        if let Some(at) = own.iter().position(|own| own.flags == flags) {
-            // A program may close numbers around the C library, and get them again.
-            let found = own[at].enter();
-            if let Some(found) = found.filter(|fd| is_direct(fd.number(), self.file.id)) {
-                return Ok(found);
-            }
-            own.remove(at);
-        }
-        if guard::count() >= MOST {
-            return Err(Errno::MFILE);
-        }
-        if locks::are_held(self.file.id)? {
-            self.file.set_locked(true);
-            return Err(Errno::BUSY);
-        }
-        // The number may be another file's by now, whose locks are not known.
-        let path = locks::path_of(self.fd)?;
-        if id_of(&rustix::fs::fstat(&path)?) != self.file.id {
-            return Err(Errno::STALE);
-        }
-        let path = format!("/proc/self/fd/{}", path.as_fd().as_raw_fd());
-        let fd = rustix::fs::open(path, flags, Mode::empty())?;
-        let is_right = is_direct(fd.as_raw_fd(), self.file.id);
-        let fd = Arc::new(Guarded::new(fd, Kind::File));
-        let entered = fd.enter_shared().filter(|_| is_right);
-        // Of another file it is where the program has replaced a number that it does not know: then that one's locks are not known
-        // either, and it must not be closed again.
-        own.push(Own { flags, fd });
-        entered.ok_or(Errno::STALE)
-    }
-}
-
-/// Whether `fd` is open for direct I/O on this file.
-fn is_direct(fd: RawFd, id: FileId) -> bool {
-    borrow(fd).is_some_and(|fd| {
-        rustix::fs::fstat(fd).is_ok_and(|stat| id_of(&stat) == id)
-            && rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::DIRECT))
-    })
-}
+use std::os::fd::RawFd;
 
 /// What the program's close of a descriptor is about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Closing {
+pub enum DescriptorOwner {
     /// It closes one of its own.
     Program,
     /// It does not know of the descriptor: it is ours, and open it stays.
@@ -108,39 +22,41 @@ pub enum Closing {
 
 /// Is told that the program closes `fd`: goes before it with our descriptors of the same file.
 #[must_use]
-pub fn closing(fd: RawFd) -> Closing {
+pub fn closing(fd: RawFd) -> DescriptorOwner {
     if guard::is_ours(fd) {
-        return Closing::Ours;
+        return DescriptorOwner::Ours;
     }
-    readahead::advise(fd, Advice::Normal);
+    stream::advise(fd, Advice::Normal);
     if files::is_any_known()
         && fork::is_owner()
         && let Some(_inside) = Inside::enter()
-        && let Some(stat) = borrow(fd).and_then(|fd| rustix::fs::fstat(fd).ok())
+        && let Some(id) = FileId::of_fd(fd)
     {
-        files::forget_one(id_of(&stat), fd);
+        forget_one(id, fd);
     }
-    Closing::Program
+    DescriptorOwner::Program
 }
 
-/// Is told that the program puts another file at number `new`, a duplicate of `old`. What is ours there gets another number.
+/// Is told that the program puts another file at number `new`, a duplicate of `old`. What is ours
+/// there gets another number.
 ///
 /// # Errors
-/// What the call is to say: `old` is ours and none of the program's, or a thread that cannot go on before this one does uses `new`.
+/// What the call is to say: `old` is ours and none of the program's, or a thread that cannot go on
+/// before this one does uses `new`.
 pub fn replacing(old: RawFd, new: RawFd) -> Result<(), Errno> {
     if guard::is_ours(old) {
         return Err(Errno::BADF);
     }
     let is_open = |fd| borrow(fd).is_some_and(|fd| rustix::io::fcntl_getfd(fd).is_ok());
-    if closing(new) == Closing::Ours && is_open(old) {
+    if closing(new) == DescriptorOwner::Ours && is_open(old) {
         let inside = Inside::enter();
         return guard::make_way(new, inside.is_some());
     }
     Ok(())
 }
 
-/// Calls `close(first, last)` for the ranges of numbers in `first..=last` that have none of ours, in which the program closes
-/// whatever there is.
+/// Calls `close(first, last)` for the ranges of numbers in `first..=last` that have none of ours,
+/// in which the program closes whatever there is.
 pub fn closing_range(first: u32, last: u32, mut close: impl FnMut(u32, u32)) {
     if first > last || guard::count() == 0 {
         close(first, last);
@@ -153,7 +69,7 @@ pub fn closing_range(first: u32, last: u32, mut close: impl FnMut(u32, u32)) {
     if let Some(_inside) = Inside::enter()
         && let Some(open) = open_files()
     {
-        files::forget_all_but(&open);
+        forget_all_but(&open);
     }
 }
 
@@ -162,6 +78,74 @@ fn open_files() -> Option<BTreeSet<FileId>> {
     let numbers = std::fs::read_dir("/proc/self/fd").ok()?;
     let numbers = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let theirs = numbers.filter(|number: &RawFd| !guard::is_ours(*number));
-    let stat = |number| rustix::fs::fstat(borrow(number)?).ok();
-    Some(theirs.filter_map(stat).map(|stat| id_of(&stat)).collect())
+    Some(theirs.filter_map(FileId::of_fd).collect())
+}
+
+/// The program is about to close `fd`, a descriptor of the file with this number.
+fn forget_one(id: FileId, fd: RawFd) {
+    let gone = FILES.lock().forget_file(id);
+    if let Some(file) = gone {
+        readahead::drop_file(&file, fd);
+    }
+}
+
+/// Forgets files of which the program has no descriptor any more, when it has closed some.
+fn forget_all_but(open: &BTreeSet<FileId>) {
+    let known = FILES.lock().all();
+    for file in known.iter().filter(|file| open.contains(&file.id)) {
+        file.direct_fds.locks_changed(true);
+    }
+    for file in known.into_iter().filter(|file| !open.contains(&file.id)) {
+        if let Some(own) = file.direct_fds.any() {
+            readahead::drop_file(&file, own.number());
+        }
+        let id = file.id;
+        drop(file);
+        FILES.lock().forget_file(id);
+    }
+}
+
+/// Is told that the program is about to make a call that may lock the file. Takes no memory and
+/// gives none back: signal handlers call it. One that has interrupted the library waits for nobody,
+/// and leaves a descriptor that is in use.
+pub fn lock_begins(fd: RawFd) -> LockCall {
+    let call = LockCall::begin(fd);
+    if let Some(file) = call.file() {
+        files::locking(file);
+    }
+    call
+}
+
+/// Is told that the call has returned, whatever it has done.
+pub fn lock_ended(call: LockCall) {
+    if let Some(file) = call.file() {
+        files::locks_changed(file);
+        call.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd as _;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_file_is_not_forgotten_while_a_call_is_at_it() {
+        let file = tempfile::tempfile().unwrap();
+        let fd = file.as_raw_fd();
+        let opened = files::open(fd).unwrap();
+        let id = opened.file.id;
+        let is_same = || Arc::ptr_eq(&files::open(fd).unwrap().file, &opened.file);
+        forget_one(id, fd);
+        assert!(is_same());
+        let old = Arc::downgrade(&opened.file);
+        drop(opened);
+        // Then it is looked at anew: the number may be another file's.
+        let opened = files::open(fd).unwrap();
+        assert!(old.upgrade().is_none());
+        drop(opened);
+        forget_one(id, fd);
+        assert!(!FILES.lock().all().iter().any(|file| file.id == id));
+    }
 }

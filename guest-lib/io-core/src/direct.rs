@@ -1,67 +1,36 @@
-//! Direct I/O with the addresses of device memory themselves: PCI P2PDMA, and mappings of files on a host.
+//! Direct I/O with the addresses of device memory themselves: PCI P2PDMA, and mappings of files on
+//! a host.
 
-use crate::files::Opened;
-use crate::region::Region;
-use crate::sys;
+use crate::files::OpenFile;
+use crate::plain::{is_of_file, is_of_memory};
+use crate::region::{Buffer, Region};
+use crate::sys::{self, Direction};
 use rustix::io::Errno;
 
-/// Whether an error can say that disk and memory do not reach each other.
-pub(crate) fn is_refusal(error: Errno) -> bool {
-    is_of_memory(error) || is_of_file(error)
-}
-
-/// Whether an error says that this disk does not reach this memory, whatever is asked for: the kernel has no pages for it
-/// (`EFAULT`), or peer-to-peer has no path (`EREMOTEIO`: mm/gup.c, drivers/pci/p2pdma.c).
-fn is_of_memory(error: Errno) -> bool {
-    matches!(error, Errno::FAULT | Errno::REMOTEIO)
-}
-
-/// Whether an error may be one of this request, or of this file.
-fn is_of_file(error: Errno) -> bool {
-    matches!(error, Errno::INVAL | Errno::OPNOTSUPP | Errno::PERM)
-}
-
-/// Reads as much as it can of `length` bytes at `offset`, all aligned.
+/// Moves as much as it can of `length` bytes at `offset`, all aligned. Where the file system goes
+/// through the page cache after all, it copies from or to the device memory: what is moved is right
+/// in any case.
 ///
 /// # Errors
-/// When nothing was read: the caller goes another way.
-pub fn read(
-    opened: &Opened,
-    region: &Region,
-    address: usize,
-    length: usize,
+/// When nothing was moved: the caller goes another way.
+pub(crate) fn transfer(
+    opened: &OpenFile,
+    buffer: &Buffer<'_>,
+    direction: Direction,
     offset: u64,
 ) -> Result<usize, Errno> {
     let direct = opened.direct()?;
-    repeat(opened, region, length, |done| {
-        let to = std::ptr::with_exposed_provenance_mut(address + done);
+    let length = buffer.length;
+    repeat(opened, buffer.region, length, |done| {
+        let memory = std::ptr::with_exposed_provenance_mut(buffer.address + done);
+        let (left, offset) = (length - done, offset + done as u64);
         // SAFETY: registered memory, which the program gave for this.
-        unsafe { sys::pread(direct.number(), to, length - done, offset + done as u64) }
-    })
-}
-
-/// Writes as much as it can of `length` bytes to `offset`, all aligned. Where the file system goes through the page cache after
-/// all, it copies from the device memory: what is written is right in any case.
-///
-/// # Errors
-/// When nothing was written: the caller goes another way.
-pub fn write(
-    opened: &Opened,
-    region: &Region,
-    address: usize,
-    length: usize,
-    offset: u64,
-) -> Result<usize, Errno> {
-    let direct = opened.direct()?;
-    repeat(opened, region, length, |done| {
-        let from = std::ptr::with_exposed_provenance(address + done);
-        // SAFETY: registered memory, which the program gave for this.
-        unsafe { sys::pwrite(direct.number(), from, length - done, offset + done as u64) }
+        unsafe { sys::transfer(direction, direct.number(), memory, left, offset) }
     })
 }
 
 fn repeat(
-    opened: &Opened,
+    opened: &OpenFile,
     region: &Region,
     length: usize,
     mut transfer: impl FnMut(usize) -> Result<usize, Errno>,

@@ -1,12 +1,13 @@
 //! What lies beneath a file system: the disks, and every layer between.
 //!
-//! Layers change under a file system in use: a volume becomes a mirror while it is moved, an array gets another level. The kernel
-//! tells of most changes of devices (`/sys/kernel/uevent_seqnum` counts them), but not of an array's level, and of a volume that lies
-//! on other devices only after requests have gone there: what a volume is to lie on are its slaves from before that
+//! Layers change under a file system in use: a volume becomes a mirror while it is moved, an array
+//! gets another level. The kernel tells of most changes of devices (`/sys/kernel/uevent_seqnum`
+//! counts them), but not of an array's level, and of a volume that lies on other devices only after
+//! requests have gone there: what a volume is to lie on are its slaves from before that
 //! (drivers/md/dm-ioctl.c: `table_load`, `do_resume`).
 
 use crate::lock::Lock;
-use farlane_link::guard::{Guarded, Kind};
+use farlane_transport::guard::{Guarded, Kind};
 use rustix::fs::{Mode, OFlags};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -15,15 +16,15 @@ use std::sync::atomic::AtomicBool;
 
 /// Layers upon layers that are followed: deeper ones are not known.
 const MAX_DEPTH: usize = 8;
-/// Length of the UUID that LVM gives a logical volume's device: volume group and volume, 32 characters each. What is longer names a
-/// part of a volume, such as the data of a thin pool.
+/// Length of the UUID that LVM gives a logical volume's device: volume group and volume, 32
+/// characters each. What is longer names a part of a volume, such as the data of a thin pool.
 const LVM_UUID: usize = 64;
 
 /// What lies beneath a file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stack {
-    /// Serial numbers of the virtio disks that sectors of the file system go to, unchanged. None where some layer may change them,
-    /// read them, or keep copies, or is not known.
+    /// Serial numbers of the virtio disks that sectors of the file system go to, unchanged. None
+    /// where some layer may change them, read them, or keep copies, or is not known.
     pub serials: Option<Vec<String>>,
     /// The system's read-ahead window for it in bytes; zero where there is none.
     pub window_bytes: u64,
@@ -51,8 +52,8 @@ impl Sign {
 
 /// What lies beneath a file system now.
 #[derive(Debug, Default)]
-pub struct Beneath {
-    /// Its layers.
+pub struct DiskStack {
+    /// Layers of block devices.
     pub stack: Stack,
     /// A tunnelled read of it has arrived.
     pub tunnel_proven: AtomicBool,
@@ -60,22 +61,22 @@ pub struct Beneath {
 
 /// What lies beneath a file system, which may change.
 #[derive(Debug)]
-pub struct Watched {
+pub struct StackWatch {
     sys: PathBuf,
     number: (u32, u32),
     /// Counts changes of devices; none where that cannot be read.
     changes: Option<Guarded>,
-    seen: Lock<Seen>,
+    seen: Lock<Observation>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct Observation {
     /// As it was then.
     changes: Option<u64>,
-    beneath: Arc<Beneath>,
+    beneath: Arc<DiskStack>,
 }
 
-impl Watched {
+impl StackWatch {
     /// Watches the block device with this number, in a sysfs at `sys`.
     #[must_use]
     pub fn new(sys: &Path, major: u32, minor: u32) -> Self {
@@ -85,7 +86,7 @@ impl Watched {
             sys: sys.to_owned(),
             number: (major, minor),
             changes: changes.ok().map(|fd| Guarded::new(fd, Kind::Inherited)),
-            seen: Lock::new(Seen {
+            seen: Lock::new(Observation {
                 changes: None,
                 beneath: Arc::default(),
             }),
@@ -94,15 +95,15 @@ impl Watched {
         watched
     }
 
-    fn look(&self) -> Seen {
+    fn look(&self) -> Observation {
         // What changes while it is looked at is looked at again.
         let changes = self.changes();
         let stack = Stack::look(&self.sys, self.number.0, self.number.1);
-        let beneath = Beneath {
+        let beneath = DiskStack {
             stack,
             tunnel_proven: AtomicBool::new(false),
         };
-        Seen {
+        Observation {
             changes,
             beneath: Arc::new(beneath),
         }
@@ -121,13 +122,13 @@ impl Watched {
 
     /// As it was found last.
     #[must_use]
-    pub fn last(&self) -> Arc<Beneath> {
+    pub fn last(&self) -> Arc<DiskStack> {
         Arc::clone(&self.seen.lock().beneath)
     }
 
     /// As it is now: the same one again, unless something has changed.
     #[must_use]
-    pub fn now(&self) -> Arc<Beneath> {
+    pub fn now(&self) -> Arc<DiskStack> {
         let changes = self.changes();
         let (before, known) = {
             let seen = self.seen.lock();
@@ -153,11 +154,11 @@ impl Stack {
     pub fn look(sys: &Path, major: u32, minor: u32) -> Self {
         let number = format!("{major}:{minor}");
         let device = std::fs::canonicalize(sys.join("dev/block").join(&number)).ok();
-        let mut found = Found::default();
+        let mut found = LayerScan::default();
         let known = device
             .as_ref()
             .is_some_and(|device| leaves(device, MAX_DEPTH, &mut found));
-        let Found { serials, signs } = found;
+        let LayerScan { serials, signs } = found;
         let windows = [
             device
                 .as_ref()
@@ -181,13 +182,13 @@ impl Stack {
 
 /// What is found beneath a device.
 #[derive(Debug, Default)]
-struct Found {
+struct LayerScan {
     serials: Vec<String>,
     signs: Vec<Sign>,
 }
 
 /// Adds the disks beneath `device`; false when something is not known.
-fn leaves(device: &Path, depth: usize, found: &mut Found) -> bool {
+fn leaves(device: &Path, depth: usize, found: &mut LayerScan) -> bool {
     if depth == 0 {
         return false;
     }
@@ -234,7 +235,7 @@ fn leaves(device: &Path, depth: usize, found: &mut Found) -> bool {
 }
 
 /// A disk with nothing beneath it that the guest can see.
-fn leaf(device: &Path, found: &mut Found) -> bool {
+fn leaf(device: &Path, found: &mut LayerScan) -> bool {
     let driver = std::fs::canonicalize(device.join("device/driver")).ok();
     let is_virtio = driver
         .as_ref()
@@ -386,8 +387,8 @@ mod tests {
         sys.virtio("1:1", "vdb", "two");
         sys.device("1:2", "md0", &[("md/level", "raid0\n")], &["vda", "vdb"]);
         sys.device("1:3", "dm-0", &[("dm/uuid", &volume())], &["md0"]);
-        let watched = Watched::new(sys.0.path(), 1, 3);
-        let serials = |beneath: &Beneath| beneath.stack.serials.clone();
+        let watched = StackWatch::new(sys.0.path(), 1, 3);
+        let serials = |beneath: &DiskStack| beneath.stack.serials.clone();
         let both = Some(vec!["one".into(), "two".into()]);
         let first = watched.now();
         assert_eq!(serials(&first), both);
@@ -421,7 +422,7 @@ mod tests {
         sys.virtio("1:1", "vdb", "two");
         sys.device("1:2", "dm-0", &[("dm/uuid", &volume())], &["vda"]);
         sys.device("1:3", "dm-1", &[("dm/uuid", "CRYPT-x\n")], &["vdb"]);
-        let watched = Watched::new(sys.0.path(), 1, 2);
+        let watched = StackWatch::new(sys.0.path(), 1, 2);
         let serials = || watched.now().stack.serials.clone();
         assert_eq!(serials(), Some(vec!["one".into()]));
         let link = sys.block("dm-0").join("slaves/vdb");
@@ -436,7 +437,7 @@ mod tests {
     fn where_changes_are_not_counted_a_stack_is_looked_at_each_time() {
         let sys = Sys::new();
         sys.virtio("1:0", "vda", "one");
-        let watched = Watched::new(sys.0.path(), 1, 0);
+        let watched = StackWatch::new(sys.0.path(), 1, 0);
         let first = watched.now();
         assert!(Arc::ptr_eq(&watched.now(), &first));
         fs::write(sys.block("vda").join("serial"), "other").unwrap();

@@ -1,39 +1,29 @@
 //! What is known of the program's files: how they are aligned, on which disk they lie.
 
-use crate::descriptors::Own;
-use crate::disks::Watched;
-use crate::fork::Inside;
+use crate::direct_fds::DirectFds;
+use crate::disks::StackWatch;
+use crate::file_id::{FileId, borrow};
+use crate::fork::{Inside, ParentState};
 use crate::lock::Lock;
-use crate::readahead::{Advice, Stream};
-use crate::{locks, readahead, sys};
-use farlane_io_plan::CostModel;
-use rustix::fs::{OFlags, Stat};
+use crate::plan::CostModel;
+use crate::stream::Stream;
+use crate::sys;
+use farlane_abi::width::to_usize;
+use farlane_transport::guard::{Guarded, InUse};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::c_int;
+use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Direct I/O with a file that was refused as often as this in a row is not tried any more while it is open.
+/// Direct I/O with a file that was refused as often as this in a row is not tried any more while it
+/// is open.
 const MOST_REFUSALS: u32 = 8;
-
-/// After as many requests to a locked file it is asked whether it still is, and then each time after twice as many: what that costs
-/// (a look at every descriptor of the process) is little beside the requests.
-const PLAIN_REQUESTS: u32 = 16;
 
 /// `FS_XFLAG_REALTIME` (linux/fs.h).
 const XFLAG_REALTIME: u32 = 1;
-
-/// A file, whatever it is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FileId {
-    /// Device number of the file system.
-    pub device: u64,
-    /// Number in it.
-    pub inode: u64,
-}
 
 /// The providers that calibrations are kept for.
 const PROVIDERS: [&str; 3] = ["soft", "p2pmem", "cuda"];
@@ -48,22 +38,25 @@ struct Attributes {
 }
 
 impl Attributes {
-    /// `STATX_ATTR_COMPRESSED`, `STATX_ATTR_ENCRYPTED`, `STATX_ATTR_VERITY` and `STATX_ATTR_DAX` (linux/stat.h).
+    /// `STATX_ATTR_COMPRESSED`, `STATX_ATTR_ENCRYPTED`, `STATX_ATTR_VERITY` and `STATX_ATTR_DAX`
+    /// (linux/stat.h).
     const COMPRESSED: u64 = 0x4;
     const ENCRYPTED: u64 = 0x800;
     const VERITY: u64 = 0x0010_0000;
     const DAX: u64 = 0x0020_0000;
 
-    /// Whether the file lies in persistent memory that the processor reads and writes: then no request goes to a disk, and there is
-    /// nothing to be gained by direct I/O.
+    /// Whether the file lies in persistent memory that the processor reads and writes: then no
+    /// request goes to a disk, and there is nothing to be gained by direct I/O.
     fn is_dax(self) -> bool {
         self.set & Self::DAX != 0
     }
 
-    /// Whether direct I/O hands the pages of a request to the disk as they are, and the disk's bytes to them: on ext4 and xfs, of
-    /// which it is known. Others may keep checksums or copies, or lie on more devices than the one that `stat` names (btrfs, f2fs,
-    /// bcachefs). Encryption works on the pages of a request, in place where the disk does not do it (block/blk-crypto-fallback.c);
-    /// the other attributes do not use the disk alone. An ext4 that does not tell of encryption may have it; xfs has none.
+    /// Whether direct I/O hands the pages of a request to the disk as they are, and the disk's
+    /// bytes to them: on ext4 and xfs, of which it is known. Others may keep checksums or copies,
+    /// or lie on more devices than the one that `stat` names (btrfs, f2fs, bcachefs). Encryption
+    /// works on the pages of a request, in place where the disk does not do it
+    /// (block/blk-crypto-fallback.c); the other attributes do not use the disk alone. An ext4 that
+    /// does not tell of encryption may have it; xfs has none.
     fn pass_pages(self, magic: libc::c_long) -> bool {
         let changing = Self::COMPRESSED | Self::ENCRYPTED | Self::VERITY | Self::DAX;
         let tells = match magic {
@@ -75,8 +68,8 @@ impl Attributes {
     }
 }
 
-/// Whether a file of xfs lies on its realtime device, which is another one than that of the file system's number; statx does not
-/// tell of it.
+/// Whether a file of xfs lies on its realtime device, which is another one than that of the file
+/// system's number; statx does not tell of it.
 fn is_elsewhere(fd: BorrowedFd<'_>, magic: libc::c_long) -> bool {
     magic == libc::XFS_SUPER_MAGIC
         && sys::extended_flags(fd.as_raw_fd()).is_none_or(|flags| flags & XFLAG_REALTIME != 0)
@@ -85,8 +78,8 @@ fn is_elsewhere(fd: BorrowedFd<'_>, magic: libc::c_long) -> bool {
 /// The disk beneath a file system.
 #[derive(Debug)]
 pub struct DiskFacts {
-    /// Its layers.
-    pub stack: Watched,
+    /// Layers of block devices beneath the file system.
+    pub stack: StackWatch,
     /// What calibration has found, by provider.
     models: [OnceLock<Option<CostModel>>; PROVIDERS.len()],
 }
@@ -94,27 +87,25 @@ pub struct DiskFacts {
 /// What is known of one file.
 #[derive(Debug)]
 pub struct File {
-    /// Which one.
+    /// Device and inode number.
     pub id: FileId,
-    /// To what file offsets and lengths of direct I/O are aligned; none where there is no direct I/O.
+    /// To what file offsets and lengths of direct I/O are aligned; none where there is no direct
+    /// I/O.
     pub offset_align: Option<u64>,
     /// To what its buffers are aligned.
     pub memory_align: usize,
-    /// The disk.
+    /// The block device beneath it.
     pub disk: Arc<DiskFacts>,
-    /// No tunnels: pages of the file are not what is on the disk, or direct I/O through one went another way.
+    /// No tunnels: pages of the file are not what is on the disk, or direct I/O through one went
+    /// another way.
     pub tunnel_off: AtomicBool,
-    /// How often direct I/O with device memory was refused for another reason than the memory, since it has worked last.
+    /// How often direct I/O with device memory was refused for another reason than the memory,
+    /// since it has worked last.
     refusals: AtomicU32,
-    /// Pattern of reads.
+    /// Sequences among the reads of the file.
     pub stream: Lock<Stream>,
-    /// Descriptors of ours. Nothing is opened or closed without the lock.
-    pub(crate) own: Lock<Vec<Own>>,
-    /// The program has POSIX locks of the file, as far as is known: nothing that could end them has happened since they were seen. It
-    /// changes with the lock of `own`.
-    is_locked: AtomicBool,
-    /// Requests that have gone the plain way since then.
-    plain: AtomicU32,
+    /// Descriptors of the library for direct I/O.
+    pub(crate) direct_fds: DirectFds,
     mapping: Lock<Mapping>,
     /// The program has closed a descriptor while a call was at it.
     is_leaving: AtomicBool,
@@ -129,10 +120,10 @@ struct Mapping {
 
 /// The program's descriptor, looked at now.
 #[derive(Clone, Debug)]
-pub struct Opened {
-    /// The descriptor.
+pub struct OpenFile {
+    /// The program's descriptor.
     pub fd: RawFd,
-    /// Its file.
+    /// File that it is open on.
     pub file: Arc<File>,
     /// Length of the file in bytes.
     pub size: u64,
@@ -140,7 +131,7 @@ pub struct Opened {
     pub flags: OFlags,
 }
 
-static FILES: Lock<Files> = Lock::new(Files {
+pub(crate) static FILES: Lock<Files> = Lock::new(Files {
     files: BTreeMap::new(),
     disks: BTreeMap::new(),
 });
@@ -148,26 +139,14 @@ static FILES: Lock<Files> = Lock::new(Files {
 static ANY: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug)]
-struct Files {
+pub(crate) struct Files {
     files: BTreeMap<FileId, Arc<File>>,
     disks: BTreeMap<u64, Arc<DiskFacts>>,
 }
 
-pub(crate) fn borrow(fd: RawFd) -> Option<BorrowedFd<'static>> {
-    // SAFETY: the program's descriptor over one of its own calls; the kernel checks it.
-    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
-}
-
-pub(crate) fn id_of(stat: &Stat) -> FileId {
-    FileId {
-        device: stat.st_dev,
-        inode: stat.st_ino,
-    }
-}
-
 /// Looks at a descriptor; none when it is no regular file.
 #[must_use]
-pub fn open(fd: RawFd) -> Option<Opened> {
+pub fn open(fd: RawFd) -> Option<OpenFile> {
     let borrowed = borrow(fd)?;
     let stat = rustix::fs::fstat(borrowed).ok()?;
     if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
@@ -177,13 +156,13 @@ pub fn open(fd: RawFd) -> Option<Opened> {
     if flags.contains(OFlags::PATH) {
         return None;
     }
-    let id = id_of(&stat);
+    let id = FileId::of(&stat);
     let known = FILES.lock().known(id);
     let file = known.unwrap_or_else(|| learn(id, borrowed));
-    Some(Opened {
+    Some(OpenFile {
         fd,
         file,
-        size: u64::try_from(stat.st_size).unwrap_or(0),
+        size: u64::try_from(stat.st_size).ok()?,
         flags,
     })
 }
@@ -193,9 +172,9 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
     use rustix::fs::{AtFlags, StatxFlags};
     let disk = FILES.lock().disks.get(&id.device).cloned();
     let disk = disk.unwrap_or_else(|| {
-        let (major, minor) = (rustix::fs::major(id.device), rustix::fs::minor(id.device));
+        let (major, minor) = id.device_number();
         Arc::new(DiskFacts {
-            stack: Watched::new(Path::new("/sys"), major, minor),
+            stack: StackWatch::new(Path::new("/sys"), major, minor),
             models: [const { OnceLock::new() }; PROVIDERS.len()],
         })
     });
@@ -226,14 +205,24 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
             tunnel_off: AtomicBool::new(!passes_pages),
             refusals: AtomicU32::new(0),
             stream: Lock::new(Stream::default()),
-            own: Lock::new(Vec::new()),
-            is_locked: AtomicBool::new(false),
-            plain: AtomicU32::new(0),
+            direct_fds: DirectFds::new(),
             mapping: Lock::new(Mapping::default()),
             is_leaving: AtomicBool::new(false),
         })
     });
     Arc::clone(file)
+}
+
+impl OpenFile {
+    /// A descriptor of the same file for direct I/O, with the same rights.
+    ///
+    /// # Errors
+    /// As [`DirectFds::enter`].
+    pub(crate) fn direct(&self) -> Result<InUse<Arc<Guarded>>, Errno> {
+        self.file
+            .direct_fds
+            .enter(self.file.id, self.fd, self.flags)
+    }
 }
 
 impl DiskFacts {
@@ -248,8 +237,8 @@ impl DiskFacts {
     pub fn model(&self, id: FileId, provider: &str) -> Option<&CostModel> {
         let at = PROVIDERS.iter().position(|name| *name == provider)?;
         let found = self.models.get(at)?.get_or_init(|| {
-            let (major, minor) = (rustix::fs::major(id.device), rustix::fs::minor(id.device));
-            match farlane_io_plan::store::find(major, minor, provider) {
+            let (major, minor) = id.device_number();
+            match crate::plan::store::find(major, minor, provider) {
                 Ok(model) => model,
                 Err(error) => {
                     crate::log::once(&format!("The calibrations cannot be used: {error}"));
@@ -262,7 +251,8 @@ impl DiskFacts {
 }
 
 impl File {
-    /// Whether direct I/O with device memory has been refused so often that it is not tried any more.
+    /// Whether direct I/O with device memory has been refused so often that it is not tried any
+    /// more.
     pub(crate) fn is_direct_off(&self) -> bool {
         self.refusals.load(Ordering::Relaxed) >= MOST_REFUSALS
     }
@@ -279,77 +269,19 @@ impl File {
         }
     }
 
-    /// Whether the program has POSIX locks of the file, as far as is known: then there is no direct I/O.
-    pub(crate) fn is_locked(&self) -> bool {
-        self.is_locked.load(Ordering::Relaxed)
-    }
-
-    /// Whether a request goes the plain way because of them. Now and then one does not, and the kernel is asked again: who reads while
-    /// another thread closes the file finds locks that end with that, after it was told of the close.
-    pub(crate) fn goes_plain(&self) -> bool {
-        if !self.is_locked() {
-            return false;
-        }
-        let plain = self.plain.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        if plain < PLAIN_REQUESTS || !plain.is_power_of_two() {
-            return true;
-        }
-        let _own = self.own.lock();
-        self.set_locked(false);
-        false
-    }
-
-    /// To be called with the lock of `own`.
-    pub(crate) fn set_locked(&self, is_locked: bool) {
-        self.is_locked.store(is_locked, Ordering::Relaxed);
-    }
-
-    /// The program's locks have changed, or do so now: it is asked when that is of interest. To be called with the lock of `own`.
-    fn has_other_locks(&self) {
-        self.set_locked(false);
-        self.plain.store(0, Ordering::Relaxed);
-    }
-
-    /// The program is about to close a descriptor, which ends its locks: ours go before it, as far as none of them is in use.
+    /// The program is about to close a descriptor, which ends its locks: ours go before it, as far
+    /// as none of them is in use.
     fn let_go(&self) {
-        let mut own = self.own.lock();
-        own.retain(Own::is_used);
-        self.has_other_locks();
-        drop(own);
+        self.direct_fds.close_unused();
         self.mapping.lock().unmap();
     }
 
-    /// The program is about to lock the file: ours are closed. If it `waits`, those that others use, too, when they do so no more.
-    fn shut(&self, waits: bool) {
-        loop {
-            let in_use = {
-                let Some(own) = self.own.lock_if(waits) else {
-                    return;
-                };
-                if own.iter().all(Own::is_shut) {
-                    return;
-                }
-                // Locks that were taken around the C library would go now, and stay until `execve` otherwise.
-                if locks::are_held(self.id) == Ok(true) {
-                    return;
-                }
-                let is_in_use = |own: &&Own| own.guarded().shut(false).is_err();
-                own.iter()
-                    .find(is_in_use)
-                    .map(|own| Arc::clone(own.guarded()))
-            };
-            match in_use {
-                // Nobody gets it any more who has not got it yet.
-                Some(in_use) if waits && in_use.shut(true).is_ok() => (),
-                _ => return,
-            }
-        }
-    }
-
-    /// Asks which pages of `length` bytes at `offset` (a multiple of the page size) are in memory: a byte a page, bit 0.
+    /// Asks which pages of `length` bytes at `offset` (a multiple of the page size) are in memory:
+    /// a byte a page, bit 0.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// `ENOMEM` where the mapping cannot be made or queried, `EOVERFLOW` where the range has no
+    /// addresses.
     pub fn mincore(
         &self,
         fd: RawFd,
@@ -357,7 +289,7 @@ impl File {
         length: usize,
         pages: &mut [u8],
     ) -> Result<(), Errno> {
-        let end = sys::to_usize(offset)
+        let end = to_usize(offset)
             .checked_add(length)
             .ok_or(Errno::OVERFLOW)?;
         let mut mapping = self.mapping.lock();
@@ -367,7 +299,7 @@ impl File {
             let length = end.checked_next_power_of_two().ok_or(Errno::OVERFLOW)?;
             *mapping = Mapping::of(fd, length.max(1 << 24))?;
         }
-        let from = mapping.address + sys::to_usize(offset);
+        let from = mapping.address + to_usize(offset);
         sys::mincore(from, length, pages)
     }
 }
@@ -376,7 +308,8 @@ impl Mapping {
     fn of(fd: RawFd, length: usize) -> Result<Self, Errno> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
         let fd = borrow(fd).ok_or(Errno::BADF)?;
-        // SAFETY: the kernel chooses addresses that nothing else uses; nothing is ever accessed there.
+        // SAFETY: the kernel chooses addresses that nothing else uses; nothing is ever accessed
+        // there.
         let base = unsafe {
             let flags = MapFlags::SHARED | MapFlags::NORESERVE;
             mmap(
@@ -412,10 +345,26 @@ pub fn is_any_known() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
+impl ParentState for Files {
+    /// A child does not have our descriptors: what other threads were in the middle of changing is
+    /// left alone.
+    fn forget(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.files));
+        std::mem::forget(std::mem::take(&mut self.disks));
+        ANY.store(false, Ordering::Relaxed);
+    }
+}
+
 impl Files {
-    /// Has a file's descriptors of ours go, and forgets it if no call of another thread is at it: that would open one again, and close
-    /// it some time later, with the locks that the program has by then.
-    fn forget(&mut self, id: FileId) -> Option<Arc<File>> {
+    /// All that are known.
+    pub(crate) fn all(&self) -> Vec<Arc<File>> {
+        self.files.values().cloned().collect()
+    }
+
+    /// Has a file's descriptors of ours go, and forgets it if no call of another thread is at it:
+    /// that would open one again, and close it some time later, with the locks that the program has
+    /// by then.
+    pub(crate) fn forget_file(&mut self, id: FileId) -> Option<Arc<File>> {
         let file = self.files.get(&id)?;
         file.let_go();
         // Whoever gets it does so with the lock of all files, which the caller has.
@@ -426,24 +375,16 @@ impl Files {
         self.files.remove(&id)
     }
 
-    /// What is known of a file. Of one that was to be forgotten, and has no descriptor of ours that would keep its number, that is nothing: by
-    /// now the number may be another file's.
+    /// What is known of a file. Of one that was to be forgotten, and has no descriptor of ours that
+    /// would keep its number, that is nothing: by now the number may be another file's.
     fn known(&mut self, id: FileId) -> Option<Arc<File>> {
         let file = self.files.get(&id)?;
-        let is_unused = Arc::strong_count(file) == 1 && file.own.lock().iter().all(Own::is_shut);
+        let is_unused = Arc::strong_count(file) == 1 && file.direct_fds.are_shut();
         if is_unused && file.is_leaving.load(Ordering::Relaxed) {
             self.files.remove(&id);
             return None;
         }
         Some(Arc::clone(file))
-    }
-}
-
-/// The program is about to close `fd`, a descriptor of the file with this number.
-pub(crate) fn forget_one(id: FileId, fd: RawFd) {
-    let gone = FILES.lock().forget(id);
-    if let Some(file) = gone {
-        readahead::drop_file(&file, fd);
     }
 }
 
@@ -453,78 +394,22 @@ pub(crate) fn locking(id: FileId) {
     let inside = Inside::enter();
     let waits = inside.is_some();
     if let Some(file) = known_if(id, waits) {
-        file.shut(waits);
+        file.direct_fds.shut(id, waits);
     }
 }
 
-/// The program's locks of a file have changed: whether it has any is asked when that is of interest.
+/// The program's locks of a file have changed: whether it has any is asked when that is of
+/// interest.
 pub(crate) fn locks_changed(id: FileId) {
     let inside = Inside::enter();
     let waits = inside.is_some();
-    if let Some(file) = known_if(id, waits)
-        && let Some(_own) = file.own.lock_if(waits)
-    {
-        file.has_other_locks();
+    if let Some(file) = known_if(id, waits) {
+        file.direct_fds.locks_changed(waits);
     }
 }
 
 fn known_if(id: FileId, waits: bool) -> Option<Arc<File>> {
     FILES.lock_if(waits)?.files.get(&id).cloned()
-}
-
-/// Forgets files of which the program has no descriptor any more, when it has closed some.
-pub(crate) fn forget_all_but(open: &BTreeSet<FileId>) {
-    let known: Vec<_> = FILES.lock().files.values().cloned().collect();
-    for file in known.iter().filter(|file| open.contains(&file.id)) {
-        let _own = file.own.lock();
-        file.has_other_locks();
-    }
-    for file in known.into_iter().filter(|file| !open.contains(&file.id)) {
-        let own = file.own.lock().first().and_then(Own::enter);
-        if let Some(own) = own {
-            readahead::drop_file(&file, own.number());
-        }
-        let id = file.id;
-        drop(file);
-        FILES.lock().forget(id);
-    }
-}
-
-/// Before a fork.
-pub(crate) fn hold() {
-    FILES.take();
-}
-
-/// After a fork.
-///
-/// # Safety
-/// This thread has called [`hold`].
-pub(crate) unsafe fn release() {
-    // SAFETY: as promised by the caller.
-    unsafe { FILES.give() };
-}
-
-/// In a child, which does not have our descriptors: what other threads were in the middle of changing is left alone.
-///
-/// # Safety
-/// As [`release`].
-pub(crate) unsafe fn forget() {
-    // SAFETY: the lock is held, says the caller.
-    let files = unsafe { FILES.held() };
-    std::mem::forget(std::mem::take(&mut files.files));
-    std::mem::forget(std::mem::take(&mut files.disks));
-    ANY.store(false, Ordering::Relaxed);
-}
-
-/// Is told what the program says with `posix_fadvise` of how it will read.
-pub fn advised(fd: RawFd, advice: c_int) {
-    let advice = match advice {
-        libc::POSIX_FADV_NORMAL => Advice::Normal,
-        libc::POSIX_FADV_SEQUENTIAL => Advice::Sequential,
-        libc::POSIX_FADV_RANDOM => Advice::Random,
-        _ => return,
-    };
-    readahead::advise(fd, advice);
 }
 
 #[cfg(test)]
@@ -568,25 +453,6 @@ mod tests {
         let (pipe, _writer) = rustix::pipe::pipe().unwrap();
         assert!(is_elsewhere(pipe.as_fd(), libc::XFS_SUPER_MAGIC));
         assert!(!is_elsewhere(pipe.as_fd(), libc::EXT4_SUPER_MAGIC));
-    }
-
-    #[test]
-    fn a_file_is_not_forgotten_while_a_call_is_at_it() {
-        let file = tempfile::tempfile().unwrap();
-        let fd = file.as_raw_fd();
-        let opened = open(fd).unwrap();
-        let id = opened.file.id;
-        let is_same = || Arc::ptr_eq(&open(fd).unwrap().file, &opened.file);
-        forget_one(id, fd);
-        assert!(is_same());
-        let old = Arc::downgrade(&opened.file);
-        drop(opened);
-        // Then it is looked at anew: the number may be another file's.
-        let opened = open(fd).unwrap();
-        assert!(old.upgrade().is_none());
-        drop(opened);
-        forget_one(id, fd);
-        assert!(!FILES.lock().files.contains_key(&id));
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub struct Lock<T> {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    /// A free lock.
+    /// A lock that nobody holds.
     pub const fn new(value: T) -> Self {
         Self {
             word: AtomicU32::new(FREE),

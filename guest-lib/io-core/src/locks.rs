@@ -1,19 +1,25 @@
-//! POSIX locks of the program (`fcntl(F_SETLK)`, `lockf`). They belong to the process and the file: closing any descriptor of the
-//! file drops them, ours too, and `execve` closes ours. So a file has either a lock or a descriptor of ours, never both.
+//! POSIX locks of the program (`fcntl(F_SETLK)`, `lockf`). They belong to the process and the file:
+//! closing any descriptor of the file drops them, ours too, and `execve` closes ours. So a file has
+//! either a lock or a descriptor of ours, never both.
 //!
-//! **Why never both.** A call that may lock a file [`begins`] before the kernel knows of it: it counts itself in `UNDER_WAY`, then
-//! looks for the file among the known ones, and closes what there is of ours under the file's lock `own`. Who opens one
-//! ([`Opened::direct`](files::Opened::direct)) does so under that lock, after it has found no such call counted and no lock in the kernel's list.
-//! * The file was known when the call looked: whoever opened before the call had `own` is closed by it, and waited for while others
-//!   use it; who has `own` after it finds the call counted.
-//! * The file was not known: it becomes so under the lock of all files, after the call had that one; whoever opens does so later, and
-//!   finds the call counted.
-//! * When the call has [`ended`], the kernel's list has the lock. It had it before the call was no more counted.
+//! **Why never both.** A call that may lock a file begins (`descriptors::lock_begins`) before the
+//! kernel knows of it: it counts itself in `UNDER_WAY`, then looks for the file among the known
+//! ones, and closes what there is of ours under the lock of the file's `DirectFds`. Who opens one
+//! (`DirectFds::enter`) does so under that lock, after it has found no such call counted and no
+//! lock in the kernel's list.
+//! * The file was known when the call looked: whoever opened before the call had that lock is
+//!   closed by it, and waited for while others use it; who has it afterwards finds the call
+//!   counted.
+//! * The file was not known: it becomes so under the lock of all files, after the call had that
+//!   one; whoever opens does so later, and finds the call counted.
+//! * When the call has ended, the kernel's list has the lock. It had it before the call was no
+//!   more counted.
 //!
-//! Locks that are taken by system calls around the C library are seen in the kernel's list, where a descriptor is to be opened. Where
-//! there is one already, it stays: to close it would drop them at once.
+//! Locks that are taken by system calls around the C library are seen in the kernel's list, where a
+//! descriptor is to be opened. Where there is one already, it stays: to close it would drop them at
+//! once.
 
-use crate::files::{self, FileId, borrow, id_of};
+use crate::file_id::{FileId, stat};
 use crate::{fork, sys};
 use rustix::fs::{FileType, Mode, OFlags, RawDir};
 use rustix::io::Errno;
@@ -23,33 +29,57 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How many counters there are: files that share one with a file on which a lock is waited for go the plain way meanwhile.
+/// How many counters there are: files that share one with a file on which a lock is waited for go
+/// the plain way meanwhile.
 const COUNTERS: usize = 256;
 
-/// Calls under way that may lock a file, by its number. A call that never returns, because its thread is cancelled or its signal
-/// handler jumps away, stays counted.
+/// Calls under way that may lock a file, by its number. A call that never returns, because its
+/// thread is cancelled or its signal handler jumps away, stays counted.
 static UNDER_WAY: [AtomicU32; COUNTERS] = [const { AtomicU32::new(0) }; COUNTERS];
 
-/// How often this process and those before it have forked: a child has none of its parent's calls under way.
+/// How often this process and those before it have forked: a child has none of its parent's calls
+/// under way.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// A call that may lock a file, from before it to after it. It does not end by itself: a thread that waits for a lock may be cancelled,
-/// and nothing of ours must be in the way of that.
+/// A call that may lock a file, from before it to after it. It does not end by itself: a thread
+/// that waits for a lock may be cancelled, and nothing of ours must be in the way of that.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[must_use]
-pub struct Locking {
+pub struct LockCall {
+    /// False of what is no file.
     is_counted: bool,
     forks: u32,
-    device: u64,
-    inode: u64,
+    file: FileId,
 }
 
-impl Locking {
-    fn file(&self) -> FileId {
-        FileId {
-            device: self.device,
-            inode: self.inode,
+impl LockCall {
+    /// Counts a call that is about to be made. Takes no memory and gives none back.
+    pub(crate) fn begin(fd: RawFd) -> Self {
+        let stat = stat(fd).filter(|stat| {
+            FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && !fork::is_foreign()
+        });
+        let call = Self {
+            is_counted: stat.is_some(),
+            forks: FORKS.load(Ordering::Relaxed),
+            file: stat.map_or(FileId::default(), |stat| FileId::of(&stat)),
+        };
+        if call.is_counted {
+            counter(call.file).fetch_add(1, Ordering::SeqCst);
+        }
+        call
+    }
+
+    /// The file that it may lock; none in a child of the process that makes the call.
+    pub(crate) fn file(&self) -> Option<FileId> {
+        let is_here = self.forks == FORKS.load(Ordering::Relaxed);
+        (self.is_counted && is_here).then_some(self.file)
+    }
+
+    /// The call has returned.
+    pub(crate) fn end(self) {
+        if let Some(file) = self.file() {
+            counter(file).fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
@@ -58,39 +88,6 @@ fn counter(file: FileId) -> &'static AtomicU32 {
     // Neighbours have different ones; the device's upper half is its minor number's.
     let mixed = file.inode ^ file.device.rotate_left(8);
     &UNDER_WAY[usize::from(mixed.to_le_bytes()[0])]
-}
-
-/// Is told that the program is about to make a call that may lock the file. Takes no memory and gives none back: signal handlers
-/// call it. One that has interrupted the library waits for nobody, and leaves a descriptor that is in use.
-pub fn begins(fd: RawFd) -> Locking {
-    let stat = borrow(fd).and_then(|fd| rustix::fs::fstat(fd).ok());
-    let stat = stat.filter(|stat| {
-        FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && !fork::is_foreign()
-    });
-    let nothing = FileId {
-        device: 0,
-        inode: 0,
-    };
-    let file = stat.map_or(nothing, |stat| id_of(&stat));
-    let locking = Locking {
-        is_counted: stat.is_some(),
-        forks: FORKS.load(Ordering::Relaxed),
-        device: file.device,
-        inode: file.inode,
-    };
-    if locking.is_counted {
-        counter(file).fetch_add(1, Ordering::SeqCst);
-        files::locking(file);
-    }
-    locking
-}
-
-/// Is told that the call has returned, whatever it has done.
-pub fn ended(locking: Locking) {
-    if locking.is_counted && locking.forks == FORKS.load(Ordering::Relaxed) {
-        files::locks_changed(locking.file());
-        counter(locking.file()).fetch_sub(1, Ordering::SeqCst);
-    }
 }
 
 /// Whether a call may be locking the file now.
@@ -106,26 +103,28 @@ pub(crate) fn forget() {
     }
 }
 
-/// Where a lock is told of in `/proc/self/fdinfo` (fs/locks.c: `lock_get_status`); those of open files are `OFDLCK` and `FLOCK`.
+/// Where a lock is told of in `/proc/self/fdinfo` (fs/locks.c: `lock_get_status`); those of open
+/// files are `OFDLCK` and `FLOCK`.
 const POSIX: &[u8] = b": POSIX ";
 
-/// The file that a descriptor is of, as a path. To close a descriptor of a path drops no locks (fs/open.c: `filp_flush`).
-pub(crate) fn path_of(fd: RawFd) -> Result<Unseen, Errno> {
+/// The file that a descriptor is of, as a path. To close a descriptor of a path drops no locks
+/// (fs/open.c: `filp_flush`).
+pub(crate) fn path_of(fd: RawFd) -> Result<UnhookedFd, Errno> {
     open_own("fd", fd, OFlags::PATH)
 }
 
 /// Opens something of a descriptor in `/proc/self`. Takes no memory: signal handlers get here.
-fn open_own(folder: &str, fd: RawFd, flags: OFlags) -> Result<Unseen, Errno> {
+fn open_own(folder: &str, fd: RawFd, flags: OFlags) -> Result<UnhookedFd, Errno> {
     let mut name = [0; 40];
     write!(&mut name[..], "/proc/self/{folder}/{fd}\0").map_err(|_| Errno::BADF)?;
     let name = CStr::from_bytes_until_nul(&name).map_err(|_| Errno::BADF)?;
     rustix::fs::open(name, flags | OFlags::CLOEXEC, Mode::empty())
-        .map(|fd| Unseen(ManuallyDrop::new(fd)))
+        .map(|fd| UnhookedFd(ManuallyDrop::new(fd)))
 }
 
-/// Whether the process has POSIX locks of a file. The kernel tells of each by the open file that it was taken by (fs/locks.c:
-/// `__show_fd_locks`), and not of those that others have taken by the same one. That one is still open: closing it would have
-/// dropped the lock.
+/// Whether the process has POSIX locks of a file. The kernel tells of each by the open file that it
+/// was taken by (fs/locks.c: `__show_fd_locks`), and not of those that others have taken by the
+/// same one. That one is still open: closing it would have dropped the lock.
 ///
 /// # Errors
 /// When that cannot be found out.
@@ -135,7 +134,7 @@ pub(crate) fn are_held(file: FileId) -> Result<bool, Errno> {
         OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     )?;
-    let folder = Unseen(ManuallyDrop::new(folder));
+    let folder = UnhookedFd(ManuallyDrop::new(folder));
     let mut entries = [MaybeUninit::uninit(); 1024];
     let mut entries = RawDir::new(&folder, &mut entries);
     while let Some(entry) = entries.next() {
@@ -144,8 +143,7 @@ pub(crate) fn are_held(file: FileId) -> Result<bool, Errno> {
         let Some(number) = number.and_then(|number| number.parse().ok()) else {
             continue;
         };
-        let stat = borrow(number).and_then(|fd| rustix::fs::fstat(fd).ok());
-        if stat.is_some_and(|stat| id_of(&stat) == file) && are_held_by(number)? {
+        if FileId::of_fd(number) == Some(file) && are_held_by(number)? {
             return Ok(true);
         }
     }
@@ -179,17 +177,18 @@ fn are_held_by(fd: RawFd) -> Result<bool, Errno> {
     }
 }
 
-/// A descriptor of a moment, which is closed past the C library's function: that is ours, and looks at what the program closes.
+/// A descriptor of a moment, which is closed past the C library's function: that is ours, and looks
+/// at what the program closes.
 #[derive(Debug)]
-pub(crate) struct Unseen(ManuallyDrop<OwnedFd>);
+pub(crate) struct UnhookedFd(ManuallyDrop<OwnedFd>);
 
-impl AsFd for Unseen {
+impl AsFd for UnhookedFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Drop for Unseen {
+impl Drop for UnhookedFd {
     fn drop(&mut self) {
         sys::close(self.0.as_raw_fd());
     }

@@ -1,9 +1,9 @@
-//! Through the page cache: the kernel copies to and from the mapping, or to and from a buffer where there is no mapping.
+//! Through the page cache: the kernel copies to and from the mapping, or to and from a buffer where
+//! there is no mapping.
 
-use crate::direct;
-use crate::files::Opened;
-use crate::region::Region;
-use crate::sys;
+use crate::files::OpenFile;
+use crate::provider::Provider;
+use crate::sys::{self, Direction};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ops::Range;
@@ -31,25 +31,26 @@ impl Bounce {
     }
 }
 
-/// Reads `length` bytes at `offset` of the file to `address` in `region`; less at the end of the file.
+/// Moves `length` bytes between `offset` of the file and `address` in memory of `provider`; a read
+/// ends at the end of the file.
 ///
 /// # Errors
-/// What `pread` says, when nothing was read.
-pub fn read(
-    opened: &Opened,
-    region: &Region,
-    address: usize,
-    length: usize,
+/// What `pread` or `pwrite` says, when nothing was moved.
+pub(crate) fn transfer(
+    opened: &OpenFile,
+    provider: &dyn Provider,
+    direction: Direction,
+    (address, length): (usize, usize),
     offset: u64,
 ) -> Result<usize, Errno> {
     in_parts(length, |done| {
-        let left = length - done;
-        let at = offset + done as u64;
-        if region.provider.is_mapped() {
-            let to = std::ptr::with_exposed_provenance_mut(address + done);
+        let (address, left) = (address + done, length - done);
+        let offset = offset + done as u64;
+        if provider.is_mapped() {
+            let memory = std::ptr::with_exposed_provenance_mut(address);
             // SAFETY: registered memory, which the program gave for this.
-            let result = unsafe { sys::pread(opened.fd, to, left, at) };
-            if !wants_bounce(opened, address + done, result) {
+            let result = unsafe { sys::transfer(direction, opened.fd, memory, left, offset) };
+            if !wants_bounce(opened, address, result) {
                 return result.map(|moved| (moved, moved < left));
             }
         }
@@ -57,62 +58,54 @@ pub fn read(
         let length = left.min(BOUNCE);
         let mut bounce = Bounce::new(length);
         let buffer = bounce.bytes(0..length);
-        // SAFETY: a buffer of our own.
-        let moved = unsafe { sys::pread(opened.fd, buffer.as_mut_ptr().cast(), buffer.len(), at) }?;
-        let short = moved < buffer.len();
-        let filled = buffer.get(..moved).unwrap_or_default();
-        check(region, address + done, moved)?;
-        // SAFETY: registered memory.
-        unsafe { region.provider.copy_in(address + done, filled) }?;
-        Ok((moved, short))
-    })
-}
-
-/// Writes `length` bytes at `address` in `region` to `offset` of the file.
-///
-/// # Errors
-/// What `pwrite` says, when nothing was written.
-pub fn write(
-    opened: &Opened,
-    region: &Region,
-    address: usize,
-    length: usize,
-    offset: u64,
-) -> Result<usize, Errno> {
-    in_parts(length, |done| {
-        let left = length - done;
-        let at = offset + done as u64;
-        if region.provider.is_mapped() {
-            let from = std::ptr::with_exposed_provenance(address + done);
-            // SAFETY: registered memory, which the program gave for this.
-            let result = unsafe { sys::pwrite(opened.fd, from, left, at) };
-            if !wants_bounce(opened, address + done, result) {
-                return result.map(|moved| (moved, moved < left));
-            }
+        if direction == Direction::Write {
+            check(provider, address, buffer.len())?;
+            // SAFETY: registered memory.
+            unsafe { provider.copy_out(buffer, address) }?;
         }
-        let length = left.min(BOUNCE);
-        let mut bounce = Bounce::new(length);
-        let buffer = bounce.bytes(0..length);
-        check(region, address + done, buffer.len())?;
-        // SAFETY: registered memory.
-        unsafe { region.provider.copy_out(buffer, address + done) }?;
+        let base = buffer.as_mut_ptr().cast();
         // SAFETY: a buffer of our own.
-        let moved = unsafe { sys::pwrite(opened.fd, buffer.as_ptr().cast(), buffer.len(), at) }?;
+        let moved = unsafe { sys::transfer(direction, opened.fd, base, buffer.len(), offset) }?;
+        if direction == Direction::Read {
+            check(provider, address, moved)?;
+            let filled = buffer.get(..moved).unwrap_or_default();
+            // SAFETY: registered memory.
+            unsafe { provider.copy_in(address, filled) }?;
+        }
         Ok((moved, moved < buffer.len()))
     })
 }
 
-/// Whether the kernel could not use the memory itself: where the program's own descriptor is for direct I/O, and the memory has no
-/// pages or is not reached by the disk. What it would refuse with any memory stays refused.
-fn wants_bounce(opened: &Opened, address: usize, result: Result<usize, Errno>) -> bool {
-    let aligned = address.is_multiple_of(opened.file.memory_align);
-    let is_direct = opened.flags.contains(OFlags::DIRECT);
-    is_direct && aligned && result.is_err_and(direct::is_refusal)
+/// Whether an error can say that disk and memory do not reach each other.
+pub(crate) fn is_refusal(error: Errno) -> bool {
+    is_of_memory(error) || is_of_file(error)
 }
 
-/// A mapping may have been taken away under a registration: a copy by the processor must not be the one to find out.
-pub(crate) fn check(region: &Region, address: usize, length: usize) -> Result<(), Errno> {
-    if !region.provider.is_mapped() {
+/// Whether an error says that this disk does not reach this memory, whatever is asked for: the
+/// kernel has no pages for it (`EFAULT`), or peer-to-peer has no path (`EREMOTEIO`: mm/gup.c,
+/// drivers/pci/p2pdma.c).
+pub(crate) fn is_of_memory(error: Errno) -> bool {
+    matches!(error, Errno::FAULT | Errno::REMOTEIO)
+}
+
+/// Whether an error may be one of this request, or of this file.
+pub(crate) fn is_of_file(error: Errno) -> bool {
+    matches!(error, Errno::INVAL | Errno::OPNOTSUPP | Errno::PERM)
+}
+
+/// Whether the kernel could not use the memory itself: where the program's own descriptor is for
+/// direct I/O, and the memory has no pages or is not reached by the disk. What it would refuse with
+/// any memory stays refused.
+fn wants_bounce(opened: &OpenFile, address: usize, result: Result<usize, Errno>) -> bool {
+    let aligned = address.is_multiple_of(opened.file.memory_align);
+    let is_direct = opened.flags.contains(OFlags::DIRECT);
+    is_direct && aligned && result.is_err_and(is_refusal)
+}
+
+/// A mapping may have been taken away under a registration: a copy by the processor must not be the
+/// one to find out.
+pub(crate) fn check(provider: &dyn Provider, address: usize, length: usize) -> Result<(), Errno> {
+    if !provider.is_mapped() {
         return Ok(());
     }
     let page = sys::page_bytes();
@@ -125,7 +118,8 @@ pub(crate) fn check(region: &Region, address: usize, length: usize) -> Result<()
     }
 }
 
-/// Calls `part` with what is done until all is, or it says that it was short. An error counts only when nothing is done.
+/// Calls `part` with what is done until all is, or it says that it was short. An error counts only
+/// when nothing is done.
 fn in_parts(
     length: usize,
     mut part: impl FnMut(usize) -> Result<(usize, bool), Errno>,
@@ -144,13 +138,4 @@ fn in_parts(
         }
     }
     Ok(done)
-}
-
-/// The part of a request at an address, for what must be sent again another way.
-pub(crate) fn part(address: usize, offset: u64, range: &Range<usize>) -> (usize, usize, u64) {
-    (
-        address + range.start,
-        range.end - range.start,
-        offset + range.start as u64,
-    )
 }

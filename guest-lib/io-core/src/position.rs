@@ -1,19 +1,19 @@
 //! Calls that use the file position, and calls that append: each is one call of the kernel.
 //!
-//! The position belongs to all who have the open file, other processes among them. Linux moves it together with the bytes, under a
-//! lock that nobody else can hold; and where a file ends only the kernel knows when it adds bytes. So these calls go the way that
-//! the kernel takes by itself, and P2P is for those that name an offset.
+//! The position belongs to all who have the open file, other processes among them. Linux moves it
+//! together with the bytes, under a lock that nobody else can hold; and where a file ends only the
+//! kernel knows when it adds bytes. So these calls go the way that the kernel takes by itself, and
+//! P2P is for those that name an offset.
 
 use crate::config::Mode;
-use crate::direct;
-use crate::files::Opened;
+use crate::files::OpenFile;
 use crate::plain::{self, Bounce};
-use crate::readahead::{self, Pattern};
+use crate::plan::trace::{Piece, Way, Why};
 use crate::region::Region;
-use crate::route::{Direction, Position};
-use crate::trace::{Account, Began};
+use crate::stream::{self, Pattern};
+use crate::sys::Direction;
+use crate::trace::{CallReport, CallStart};
 use crate::{decide, stats, sys, trace};
-use farlane_io_plan::trace::{Piece, Way, Why};
 use libc::iovec;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -21,9 +21,18 @@ use rustix::io::Errno;
 /// Most bytes that are copied for one call of the kernel: more are several.
 const COPIES: usize = 64 << 20;
 
+/// Where in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// At this offset from the start of the file.
+    At(u64),
+    /// At the file position, which the call moves on.
+    Current,
+}
+
 /// A buffer of a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part<'a> {
+pub(crate) struct CallBuffer<'a> {
     pub(crate) address: usize,
     pub(crate) length: usize,
     /// Its region; none for memory that is not registered.
@@ -32,24 +41,24 @@ pub(crate) struct Part<'a> {
 
 /// A call of the program.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Whole<'a> {
-    pub(crate) opened: &'a Opened,
+pub(crate) struct KernelCall<'a> {
+    pub(crate) opened: &'a OpenFile,
     pub(crate) name: &'static str,
-    pub(crate) parts: &'a [Part<'a>],
+    pub(crate) parts: &'a [CallBuffer<'a>],
     pub(crate) position: Position,
     pub(crate) direction: Direction,
     pub(crate) mode: Mode,
 }
 
 /// Whether only the kernel can make a call.
-pub(crate) fn is_needed(opened: &Opened, position: Position, direction: Direction) -> bool {
+pub(crate) fn is_needed(opened: &OpenFile, position: Position, direction: Direction) -> bool {
     let appends = direction == Direction::Write && opened.flags.contains(OFlags::APPEND);
     appends || position == Position::Current
 }
 
 /// Makes the call, counts it and tells of it.
-pub(crate) fn serve(whole: &Whole<'_>) -> Result<usize, Errno> {
-    let began = Began::now();
+pub(crate) fn serve(whole: &KernelCall<'_>) -> Result<usize, Errno> {
+    let began = CallStart::now();
     let offset = whole.offset();
     let (way, why) = whole.way(offset);
     let result = whole.run();
@@ -58,7 +67,7 @@ pub(crate) fn serve(whole: &Whole<'_>) -> Result<usize, Errno> {
     stats::add(way, moved);
     if let Some(began) = began {
         let piece = (moved > 0).then_some(Piece { way, bytes: moved });
-        let account = Account {
+        let account = CallReport {
             pieces: piece.into_iter().collect(),
             cached: None,
             why,
@@ -69,13 +78,14 @@ pub(crate) fn serve(whole: &Whole<'_>) -> Result<usize, Errno> {
     result
 }
 
-impl Whole<'_> {
+impl KernelCall<'_> {
     fn length(&self) -> usize {
         let lengths = self.parts.iter().map(|part| part.length);
         lengths.fold(0, usize::saturating_add).min(sys::MAX_BYTES)
     }
 
-    /// Where it begins, for those who follow sequences: the position may be another one when the call is made.
+    /// Where it begins, for those who follow sequences: the position may be another one when the
+    /// call is made.
     fn offset(&self) -> Option<u64> {
         let follows = self.direction == Direction::Read && self.mode == Mode::Auto;
         match self.position {
@@ -100,7 +110,7 @@ impl Whole<'_> {
             let request = offset..offset.saturating_add(self.length() as u64);
             match decide::sequence(self.opened, region, &request) {
                 (_, Some(ahead)) => return ahead,
-                (Pattern::Single, None) => readahead::expect(self.opened.fd, request.end),
+                (Pattern::Single, None) => stream::expect(self.opened.fd, request.end),
                 (_, None) => (),
             }
         }
@@ -121,9 +131,9 @@ impl Whole<'_> {
     }
 
     fn run(&self) -> Result<usize, Errno> {
-        let is_mapped = |part: &Part<'_>| part.region.is_none_or(|r| r.provider.is_mapped());
+        let is_mapped = |part: &CallBuffer<'_>| part.region.is_none_or(|r| r.provider.is_mapped());
         if self.parts.iter().all(is_mapped) {
-            let vectors: Vec<_> = self.parts.iter().map(Part::vector).collect();
+            let vectors: Vec<_> = self.parts.iter().map(CallBuffer::vector).collect();
             // SAFETY: memory that the program gave for this.
             let result = unsafe { self.call(&vectors, 0) };
             // Direct I/O of the program itself into memory without pages.
@@ -132,7 +142,7 @@ impl Whole<'_> {
                 let align = self.opened.file.memory_align;
                 vector.iov_base.addr().is_multiple_of(align)
             });
-            if !(is_direct && aligned && result.is_err_and(direct::is_refusal)) {
+            if !(is_direct && aligned && result.is_err_and(plain::is_refusal)) {
                 return result;
             }
         }
@@ -154,7 +164,7 @@ impl Whole<'_> {
     }
 
     /// What comes after the first `done` bytes, up to as much as is copied at a time.
-    fn rest(&self, done: usize) -> Vec<Part<'_>> {
+    fn rest(&self, done: usize) -> Vec<CallBuffer<'_>> {
         let (mut skip, mut left, mut room) = (done, self.length() - done, COPIES);
         let mut rest = Vec::new();
         for part in self.parts {
@@ -166,7 +176,7 @@ impl Whole<'_> {
                 room -= length;
             }
             left -= length;
-            rest.push(Part {
+            rest.push(CallBuffer {
                 address: part.address + skipped,
                 length,
                 region: part.region,
@@ -179,7 +189,7 @@ impl Whole<'_> {
     }
 
     /// Makes one call with copies in place of device memory.
-    fn copied(&self, parts: &[Part<'_>], done: usize) -> Result<usize, Errno> {
+    fn copied(&self, parts: &[CallBuffer<'_>], done: usize) -> Result<usize, Errno> {
         let of_device = || parts.iter().filter(|part| part.region.is_some());
         let mut copy = Bounce::new(of_device().map(|part| part.length).sum());
         let mut at = 0;
@@ -189,7 +199,7 @@ impl Whole<'_> {
                 vectors.push(part.vector());
                 continue;
             };
-            plain::check(region, part.address, part.length)?;
+            plain::check(&*region.provider, part.address, part.length)?;
             let bytes = copy.bytes(at..at + part.length);
             if self.direction == Direction::Write {
                 // SAFETY: registered memory.
@@ -222,20 +232,16 @@ impl Whole<'_> {
     /// # Safety
     /// The kernel may read or write what the vectors name.
     unsafe fn call(&self, vectors: &[iovec], done: usize) -> Result<usize, Errno> {
-        let fd = self.opened.fd;
+        let offset = match self.position {
+            Position::At(at) => Some(at + done as u64),
+            Position::Current => None,
+        };
         // SAFETY: as promised by the caller.
-        unsafe {
-            match (self.direction, self.position) {
-                (Direction::Read, Position::Current) => sys::readv(fd, vectors),
-                (Direction::Write, Position::Current) => sys::writev(fd, vectors),
-                (Direction::Read, Position::At(at)) => sys::preadv(fd, vectors, at + done as u64),
-                (Direction::Write, Position::At(at)) => sys::pwritev(fd, vectors, at + done as u64),
-            }
-        }
+        unsafe { sys::vectored(self.direction, self.opened.fd, vectors, offset) }
     }
 }
 
-impl Part<'_> {
+impl CallBuffer<'_> {
     fn vector(&self) -> iovec {
         iovec {
             iov_base: std::ptr::with_exposed_provenance_mut(self.address),

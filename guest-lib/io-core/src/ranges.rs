@@ -1,13 +1,14 @@
 //! Which addresses are device memory: a sorted table that readers search without writing anything.
 //!
-//! Readers and writers are joined by a sequence number: a writer makes it odd, changes the table, and makes it even again; a
-//! reader that has seen it change looks once more. The table is never freed, so there is nothing to reclaim. Writers are
-//! serialised by their caller, who also keeps signals off: a handler that looked for a buffer over an unfinished change in its own
-//! thread would look forever.
+//! Readers and writers are joined by a sequence number: a writer makes it odd, changes the table,
+//! and makes it even again; a reader that has seen it change looks once more. The table is never
+//! freed, so there is nothing to reclaim. Writers are serialised by their caller, who also keeps
+//! signals off: a handler that looked for a buffer over an unfinished change in its own thread
+//! would look forever.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Most ranges.
+/// Most ranges that can be registered.
 pub const CAPACITY: usize = 8192;
 
 #[derive(Debug)]
@@ -48,7 +49,7 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// No ranges.
+    /// An empty table.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -60,7 +61,8 @@ impl Ranges {
         }
     }
 
-    /// Whether `address` lies between the lowest and the highest byte of all ranges: what most buffers do not.
+    /// Whether `address` lies between the lowest and the highest byte of all ranges: what most
+    /// buffers do not.
     #[inline]
     #[must_use]
     pub fn may_hold(&self, address: usize) -> bool {
@@ -108,7 +110,8 @@ impl Ranges {
         (end <= entry.end.load(Ordering::Relaxed)).then(|| entry.value.load(Ordering::Relaxed))
     }
 
-    /// The ranges that overlap `start..end`: first byte, end, value. For writers: nothing changes meanwhile.
+    /// The ranges that overlap `start..end`: first byte, end, value. For writers: nothing changes
+    /// meanwhile.
     pub fn overlapping(&self, start: usize, end: usize) -> Vec<(usize, usize, u64)> {
         let count = self.count.load(Ordering::Relaxed).min(CAPACITY);
         self.entries[..count]
@@ -122,8 +125,8 @@ impl Ranges {
             .collect()
     }
 
-    /// Adds `start..end`, which is not empty and overlaps no other range. False when the table is full. For one writer at a
-    /// time, with signals blocked.
+    /// Adds `start..end`, which is not empty and overlaps no other range. False when the table is
+    /// full. For one writer at a time, with signals blocked.
     pub fn insert(&self, start: usize, end: usize, value: u64) -> bool {
         let count = self.count.load(Ordering::Relaxed);
         if count >= CAPACITY {
@@ -143,7 +146,8 @@ impl Ranges {
         true
     }
 
-    /// Takes away the range that begins at `start`; with `only`, if it has that value. As [`insert`](Self::insert).
+    /// Takes away the range that begins at `start`; with `only`, if it has that value. As
+    /// [`insert`](Self::insert).
     pub fn remove(&self, start: usize, only: Option<u64>) -> Option<u64> {
         let count = self.count.load(Ordering::Relaxed);
         let entries = &self.entries[..count];

@@ -3,18 +3,20 @@
 use crate::provider::Provider;
 use crate::ranges::CAPACITY;
 use crate::tunnel::PinnedDevice;
+use farlane_abi::width::to_usize;
 use rustix::thread::futex;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// Pairs of a region and a disk that have been found not to reach each other, remembered per region.
+/// Pairs of a region and a disk that have been found not to reach each other, remembered per
+/// region.
 const REFUSED: usize = 16;
 
 /// Device memory at an address of this process.
 #[derive(Debug)]
 pub struct Region {
-    /// The first byte.
+    /// Address of the first byte.
     pub start: usize,
     /// Whose memory it is.
     pub provider: Arc<dyn Provider>,
@@ -41,7 +43,8 @@ impl Region {
         }
     }
 
-    /// Whether direct I/O between this memory and the file system with device number `device` has been refused before.
+    /// Whether direct I/O between this memory and the file system with device number `device` has
+    /// been refused before.
     pub(crate) fn is_refused(&self, device: u64) -> bool {
         let known = device.wrapping_add(1);
         let mut refused = self.refused.iter();
@@ -60,6 +63,25 @@ impl Region {
     }
 }
 
+/// A buffer in a region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffer<'a> {
+    pub(crate) address: usize,
+    pub(crate) length: usize,
+    pub(crate) region: &'a Region,
+}
+
+impl Buffer<'_> {
+    /// A part of it.
+    pub(crate) fn part(&self, range: &Range<usize>) -> Self {
+        Self {
+            address: self.address + range.start,
+            length: range.len(),
+            ..*self
+        }
+    }
+}
+
 const LIVE: u64 = 1 << 31;
 const USERS: u64 = LIVE - 1;
 const GENERATION: u32 = 32;
@@ -73,14 +95,14 @@ struct Slot {
 
 /// Owns the regions; a number names one, and never another one later.
 #[derive(Debug)]
-pub struct Slots {
+pub struct RegionTable {
     slots: [Slot; CAPACITY],
     /// Counts the times that a dying region lost its last user.
     released: AtomicU32,
 }
 
-impl Slots {
-    /// No regions.
+impl RegionTable {
+    /// An empty table.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -95,23 +117,21 @@ impl Slots {
     }
 
     fn slot(&self, name: u64) -> Option<&Slot> {
-        let index = usize::try_from(name & (LIVE - 1)).ok()?;
-        self.slots.get(index)
+        self.slots.get(to_usize(name & (LIVE - 1)))
     }
 
     /// Puts a region into slot `index`, which is empty; returns its name.
-    pub(crate) fn put(&self, index: usize, region: Region) -> Option<u64> {
+    pub(crate) fn put(&self, index: usize, region: Box<Region>) -> Option<u64> {
         let slot = self.slots.get(index)?;
         let generation = (slot.state.load(Ordering::Relaxed) >> GENERATION) + 1;
-        slot.region
-            .store(Box::into_raw(Box::new(region)), Ordering::Relaxed);
+        slot.region.store(Box::into_raw(region), Ordering::Relaxed);
         let generation = generation << GENERATION;
         slot.state.store(generation | LIVE, Ordering::Release);
         Some(generation | index as u64)
     }
 
     /// Uses the region, if it is still there.
-    pub(crate) fn enter(&self, name: u64) -> Option<Held<'_>> {
+    pub(crate) fn enter(&self, name: u64) -> Option<RegionGuard<'_>> {
         let slot = self.slot(name)?;
         let expected = (name >> GENERATION << GENERATION) | LIVE;
         let mut state = slot.state.load(Ordering::Relaxed);
@@ -132,7 +152,7 @@ impl Slots {
         }
         // SAFETY: it stays until the last user has gone.
         let region = unsafe { &*slot.region.load(Ordering::Relaxed) };
-        Some(Held {
+        Some(RegionGuard {
             slots: self,
             slot,
             name,
@@ -167,7 +187,7 @@ impl Slots {
     }
 }
 
-impl Default for Slots {
+impl Default for RegionTable {
     fn default() -> Self {
         Self::new()
     }
@@ -175,21 +195,21 @@ impl Default for Slots {
 
 /// A region in use; it stays until this is dropped.
 #[derive(Debug)]
-pub struct Held<'a> {
-    slots: &'a Slots,
+pub struct RegionGuard<'a> {
+    slots: &'a RegionTable,
     slot: &'a Slot,
     name: u64,
     region: &'a Region,
 }
 
-impl Held<'_> {
-    /// Its name.
+impl RegionGuard<'_> {
+    /// Name of the region: slot and generation.
     pub(crate) fn name(&self) -> u64 {
         self.name
     }
 }
 
-impl Deref for Held<'_> {
+impl Deref for RegionGuard<'_> {
     type Target = Region;
 
     fn deref(&self) -> &Region {
@@ -197,7 +217,7 @@ impl Deref for Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for RegionGuard<'_> {
     fn drop(&mut self) {
         let before = self.slot.state.fetch_sub(1, Ordering::Release);
         if before & LIVE == 0 && before & USERS == 1 {
@@ -213,13 +233,13 @@ mod tests {
     use crate::provider::Soft;
     use std::sync::atomic::AtomicBool;
 
-    fn region(start: usize) -> Region {
-        Region::new(start, Arc::new(Soft), None)
+    fn region(start: usize) -> Box<Region> {
+        Box::new(Region::new(start, Arc::new(Soft), None))
     }
 
     #[test]
     fn a_name_is_good_for_one_region_only() {
-        let slots = Box::new(Slots::new());
+        let slots = Box::new(RegionTable::new());
         let first = slots.put(3, region(0x1000)).unwrap();
         assert_eq!(slots.enter(first).unwrap().start, 0x1000);
         assert_eq!(slots.take(first).unwrap().start, 0x1000);
@@ -232,7 +252,7 @@ mod tests {
 
     #[test]
     fn taking_waits_for_the_last_user() {
-        let slots = Box::new(Slots::new());
+        let slots = Box::new(RegionTable::new());
         let left = AtomicBool::new(false);
         let name = slots.put(0, region(0x1000)).unwrap();
         std::thread::scope(|scope| {

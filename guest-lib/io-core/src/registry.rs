@@ -1,15 +1,21 @@
 //! The process's registered memory.
 
-use crate::fork;
+use crate::files::FILES;
+use crate::fork::{ForkLock, ParentState};
 use crate::lock::Lock;
+use crate::log::SAID;
 use crate::provider::{self, Provider, ProviderError};
 use crate::ranges::{CAPACITY, Ranges};
-use crate::region::{Held, Region, Slots};
-use crate::tunnel;
+use crate::readahead::SET;
+use crate::region::{Region, RegionGuard, RegionTable};
+use crate::tunnel::{self, TUNNELS};
+use crate::{fork, locks};
+use farlane_abi::width::to_usize;
+use farlane_transport::with_signals_blocked;
 use std::sync::Arc;
 
 static RANGES: Ranges = Ranges::new();
-static SLOTS: Slots = Slots::new();
+static SLOTS: RegionTable = RegionTable::new();
 static WRITER: Lock<Writer> = Lock::new(Writer {
     free: Vec::new(),
     used: 0,
@@ -24,13 +30,34 @@ struct Writer {
     used: usize,
 }
 
+impl ParentState for Writer {
+    /// Nobody is inside any more.
+    fn forget(&mut self) {
+        SLOTS.forget_users();
+    }
+}
+
+/// What is locked over a fork, in the order in which it is locked.
+static FORK_LOCKS: [&dyn ForkLock; 5] = [&WRITER, &TUNNELS, &FILES, &SET, &SAID];
+
+/// Sees to forks from now on.
+pub(crate) fn watch_forks() {
+    fork::watch(&FORK_LOCKS, locks::forget);
+}
+
+/// Changes the tables. No handler of this thread runs meanwhile: one that looked for a buffer over
+/// an unfinished change would look for ever.
+fn change<T>(work: impl FnOnce(&mut Writer) -> T) -> T {
+    with_signals_blocked(|| work(&mut WRITER.lock()))
+}
+
 /// Why memory cannot be registered.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
     /// No bytes, or more than there are addresses.
     #[error("{length} bytes at {address:#x} are no memory")]
     Range {
-        /// The first byte.
+        /// Address of the first byte.
         address: usize,
         /// Length in bytes.
         length: usize,
@@ -38,7 +65,7 @@ pub enum RegisterError {
     /// A part of it is registered already.
     #[error("{length} bytes at {address:#x} overlap registered memory at {other:#x}")]
     Overlap {
-        /// The first byte.
+        /// Address of the first byte.
         address: usize,
         /// Length in bytes.
         length: usize,
@@ -71,31 +98,6 @@ impl RegisterError {
     }
 }
 
-/// Signals of this thread are off until this is dropped.
-struct Quiet(libc::sigset_t);
-
-impl Quiet {
-    fn new() -> Self {
-        // SAFETY: both sets are written by the calls.
-        unsafe {
-            let mut all = std::mem::zeroed();
-            let mut before = std::mem::zeroed();
-            libc::sigfillset(&raw mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-            Self(before)
-        }
-    }
-}
-
-impl Drop for Quiet {
-    fn drop(&mut self) {
-        // SAFETY: the set that was there before.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut());
-        }
-    }
-}
-
 /// Registers `length` bytes of device memory at `address`, of the provider with this name.
 ///
 /// # Errors
@@ -116,8 +118,9 @@ pub fn register_with(
     put(address, length, &provider, false)
 }
 
-/// Registers an allocation that nobody has registered, and that was found to be device memory. Nobody tells when it is gone: what was
-/// adopted before at some of its addresses is gone by now, unless it is all of it, by another thread.
+/// Registers an allocation that nobody has registered, and that was found to be device memory.
+/// Nobody tells when it is gone: what was adopted before at some of its addresses is gone by now,
+/// unless it is all of it, by another thread.
 ///
 /// # Errors
 /// As [`register`].
@@ -167,7 +170,7 @@ fn try_put(
     provider: &Arc<dyn Provider>,
     is_adopted: bool,
 ) -> Result<(), RegisterError> {
-    fork::watch();
+    watch_forks();
     let end = address
         .checked_add(length)
         .filter(|_| length > 0 && address > 0)
@@ -179,73 +182,61 @@ fn try_put(
         .flatten();
     let mut region = Region::new(address, Arc::clone(provider), pinned);
     region.is_adopted = is_adopted;
-    let quiet = Quiet::new();
-    let mut writer = WRITER.lock();
-    if let Some((other, ..)) = RANGES.overlapping(address, end).first() {
-        return Err(RegisterError::Overlap {
-            address,
-            length,
-            other: *other,
-        });
-    }
-    let index = match writer.free.pop() {
-        Some(index) => index,
-        None if writer.used < CAPACITY => {
-            writer.used += 1;
-            writer.used - 1
+    // What has no place in the tables is dropped when signals are on again.
+    let mut region = Some(Box::new(region));
+    change(|writer| {
+        if let Some((other, ..)) = RANGES.overlapping(address, end).first() {
+            return Err(RegisterError::Overlap {
+                address,
+                length,
+                other: *other,
+            });
         }
-        None => return Err(RegisterError::Full),
-    };
-    let name = SLOTS.put(index, region).ok_or(RegisterError::Full)?;
-    if !RANGES.insert(address, end, name) {
-        let region = SLOTS.take(name);
-        writer.free.push(index);
-        drop((writer, quiet));
-        drop(region);
-        return Err(RegisterError::Full);
-    }
-    Ok(())
+        let index = match writer.free.pop() {
+            Some(index) => index,
+            None if writer.used < CAPACITY => {
+                writer.used += 1;
+                writer.used - 1
+            }
+            None => return Err(RegisterError::Full),
+        };
+        let put = region.take().and_then(|region| SLOTS.put(index, region));
+        let name = put.ok_or(RegisterError::Full)?;
+        if !RANGES.insert(address, end, name) {
+            region = SLOTS.take(name);
+            writer.free.push(index);
+            return Err(RegisterError::Full);
+        }
+        Ok(())
+    })
 }
 
 /// Unregisters what was registered at `address`. Returns when no I/O is under way in it.
 ///
 /// # Errors
-/// When nothing is.
+/// `ENOENT`: nothing is registered there.
 pub fn unregister(address: usize) -> Result<(), RegisterError> {
     take_away(address, None)
 }
 
-/// As [`unregister`]. With `only`, the name of what was looked at: another thread may have put something else in its place.
+/// As [`unregister`]. With `only`, the name of what was looked at: another thread may have put
+/// something else in its place.
 fn take_away(address: usize, only: Option<u64>) -> Result<(), RegisterError> {
-    let quiet = Quiet::new();
-    let name = {
-        let _writer = WRITER.lock();
-        RANGES.remove(address, only)
-    };
-    drop(quiet);
-    let name = name.ok_or(RegisterError::Unknown(address))?;
+    let name = change(|_| RANGES.remove(address, only)).ok_or(RegisterError::Unknown(address))?;
     let region = SLOTS.take(name);
-    let quiet = Quiet::new();
-    if let Ok(index) = usize::try_from(name & u64::from(u32::MAX)) {
-        WRITER.lock().free.push(index);
-    }
-    drop(quiet);
+    change(|writer| writer.free.push(to_usize(name & u64::from(u32::MAX))));
     drop(region);
     Ok(())
 }
 
-/// Unregisters every range that overlaps `address..address + length`; returns what was taken away: first byte, length,
-/// provider.
+/// Unregisters every range that overlaps `address..address + length`; returns what was taken away:
+/// first byte, length, provider.
 pub fn unregister_overlapping(
     address: usize,
     length: usize,
 ) -> Vec<(usize, usize, Arc<dyn Provider>)> {
     let end = address.saturating_add(length);
-    let overlapping = {
-        let _quiet = Quiet::new();
-        let _writer = WRITER.lock();
-        RANGES.overlapping(address, end)
-    };
+    let overlapping = change(|_| RANGES.overlapping(address, end));
     let mut taken = Vec::new();
     for (start, end, name) in overlapping {
         let Some(provider) = SLOTS.enter(name).map(|region| Arc::clone(&region.provider)) else {
@@ -258,7 +249,8 @@ pub fn unregister_overlapping(
     taken
 }
 
-/// Whether any registered memory is near `address`: false for nearly all buffers, at the price of two loads.
+/// Whether any registered memory is near `address`: false for nearly all buffers, at the price of
+/// two loads.
 #[inline]
 #[must_use]
 pub fn may_hold(address: usize) -> bool {
@@ -281,13 +273,18 @@ pub fn is_registered(address: usize, length: usize) -> bool {
 
 /// The region that holds all of `length` bytes at `address`, in use until dropped.
 #[must_use]
-pub fn find(address: usize, length: usize) -> Option<Held<'static>> {
+pub fn find(address: usize, length: usize) -> Option<RegionGuard<'static>> {
     SLOTS.enter(RANGES.find(address, length)?)
 }
 
-/// A region that was found for `length` bytes at `address`, if they are its memory still. Nobody tells when an allocation is gone that
-/// was adopted, and the addresses may be something else by now: then it is taken away.
-pub(crate) fn still_there(region: Held<'_>, address: usize, length: usize) -> Option<Held<'_>> {
+/// A region that was found for `length` bytes at `address`, if they are its memory still. Nobody
+/// tells when an allocation is gone that was adopted, and the addresses may be something else by
+/// now: then it is taken away.
+pub(crate) fn still_there(
+    region: RegionGuard<'_>,
+    address: usize,
+    length: usize,
+) -> Option<RegionGuard<'_>> {
     if region.provider.holds(address, length) {
         return Some(region);
     }
@@ -295,25 +292,6 @@ pub(crate) fn still_there(region: Held<'_>, address: usize, length: usize) -> Op
     drop(region);
     let _ = take_away(start, Some(name));
     None
-}
-
-/// Before a fork.
-pub(crate) fn hold() {
-    WRITER.take();
-}
-
-/// After a fork.
-///
-/// # Safety
-/// This thread has called [`hold`].
-pub(crate) unsafe fn release() {
-    // SAFETY: as promised by the caller.
-    unsafe { WRITER.give() };
-}
-
-/// In a child: nobody is inside any more.
-pub(crate) fn forget() {
-    SLOTS.forget_users();
 }
 
 #[cfg(test)]

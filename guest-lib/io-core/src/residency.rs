@@ -1,8 +1,9 @@
 //! Which bytes of a file are in the page cache, without changing that.
 
-use crate::files::Opened;
+use crate::files::OpenFile;
+use crate::plan::Run;
 use crate::sys;
-use farlane_io_plan::Run;
+use farlane_abi::width::to_usize;
 use rustix::io::Errno;
 
 /// Most pages that are looked at one by one: longer requests are cut.
@@ -13,7 +14,7 @@ pub const MOST_PAGES: usize = 8192;
 pub enum Residency {
     /// All of it is cached.
     All,
-    /// Nothing is.
+    /// Nothing of it is cached.
     Nothing,
     /// Runs that are and that are not, one after the other, together the whole range.
     Some(Vec<Run>),
@@ -39,38 +40,40 @@ fn cached(runs: &[Run]) -> u64 {
     cached.map(|run| run.bytes).sum()
 }
 
-/// Looks at `length` bytes at `offset`, both multiples of the page size, the length not zero and at most [`MOST_PAGES`]: one
-/// `cachestat`, and only where that says "some", one `mincore`, each page by itself.
+/// Looks at `length` bytes at `offset`, both multiples of the page size, the length not zero and at
+/// most [`MOST_PAGES`]: one `cachestat`, and only where that says "some", one `mincore`, each page
+/// by itself.
 #[must_use]
-pub fn look(opened: &Opened, offset: u64, length: u64) -> Residency {
+pub fn look(opened: &OpenFile, offset: u64, length: u64) -> Residency {
     let page = sys::page_bytes() as u64;
     let pages = length / page;
     match sys::cachestat(opened.fd, offset, length) {
         Ok(stat) if stat.cached == 0 => Residency::Nothing,
         Ok(stat) if stat.cached >= pages => Residency::All,
         Ok(_) => each_page(opened, offset, length),
-        // Linux before 6.5. There mincore must be asked by somebody who may write the file, or it says that all is there.
+        // Linux before 6.5. There mincore must be asked by somebody who may write the file, or it
+        // says that all is there.
         Err(Errno::NOSYS) if may_write(opened) => each_page(opened, offset, length),
         Err(_) => Residency::Unknown,
     }
 }
 
-fn may_write(opened: &Opened) -> bool {
+fn may_write(opened: &OpenFile) -> bool {
     use rustix::fs::OFlags;
     matches!(opened.flags & OFlags::RWMODE, OFlags::RDWR | OFlags::WRONLY)
         || rustix::process::geteuid().is_root()
 }
 
-fn each_page(opened: &Opened, offset: u64, length: u64) -> Residency {
+fn each_page(opened: &OpenFile, offset: u64, length: u64) -> Residency {
     let page = sys::page_bytes();
     let mut pages = [0_u8; MOST_PAGES];
-    let count = sys::to_usize(length).div_ceil(page);
+    let count = to_usize(length).div_ceil(page);
     let Some(pages) = pages.get_mut(..count) else {
         return Residency::Unknown;
     };
     let asked = opened
         .file
-        .mincore(opened.fd, offset, sys::to_usize(length), pages);
+        .mincore(opened.fd, offset, to_usize(length), pages);
     match asked {
         Ok(()) => of_runs(runs(pages, page as u64)),
         Err(_) => of_runs(bisect(opened, offset, length, page as u64)),
@@ -98,7 +101,7 @@ fn runs(pages: &[u8], page: u64) -> Vec<Run> {
 }
 
 /// Where a mapping cannot be had: halves of halves.
-fn bisect(opened: &Opened, offset: u64, length: u64, page: u64) -> Vec<Run> {
+fn bisect(opened: &OpenFile, offset: u64, length: u64, page: u64) -> Vec<Run> {
     let mut found: Vec<Run> = Vec::new();
     let mut left = vec![(offset, length)];
     while let Some((offset, length)) = left.pop() {

@@ -1,42 +1,35 @@
 //! A request from its call to its bytes.
 //!
-//! Every function here answers `None` for a call that is not ours: the caller gives it to the C library as it is.
+//! Every function here answers `None` for a call that is not ours: the caller gives it to the C
+//! library as it is.
 
 use crate::config::{self, Mode};
-use crate::decide::{Reach, plan_read, plan_write, reach};
-use crate::files::{self, Opened};
+use crate::decide::{P2pPath, plan_read, plan_write, reach};
+use crate::files::{self, OpenFile};
 use crate::fork::Inside;
-use crate::position::{self, Part, Whole};
+use crate::plan::trace::{Piece, Way, Why};
+use crate::position::{self, CallBuffer, KernelCall, Position};
 use crate::provider::Provider as _;
-use crate::readahead;
-use crate::region::Region;
-use crate::trace::{Account, Began};
-use crate::tunnel::Moved;
-use crate::{direct, plain, provider, registry, stats, sys, trace, tunnel};
-use farlane_io_plan::trace::{Piece, Way, Why};
+use crate::region::{Buffer, Region};
+use crate::stream;
+use crate::sys::{self, Direction};
+use crate::trace::{CallReport, CallStart};
+use crate::tunnel::TransferReceipt;
+use crate::{direct, plain, provider, registry, stats, trace, tunnel};
+use farlane_abi::width::to_usize;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::ffi::c_void;
 use std::ops::Range;
 use std::os::fd::RawFd;
-
-/// Where in the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Position {
-    /// At this offset.
-    At(u64),
-    /// At the file position, which the call moves on.
-    Current,
-}
 
 /// A call with one buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     /// Its name, for the trace.
     pub name: &'static str,
-    /// The descriptor.
+    /// The program's descriptor.
     pub fd: RawFd,
-    /// The buffer.
+    /// Address of the buffer.
     pub address: usize,
     /// Its length in bytes.
     pub length: usize,
@@ -44,74 +37,8 @@ pub struct Call {
     pub position: Position,
 }
 
-/// From or to the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// The file is read.
-    Read,
-    /// The file is written.
-    Write,
-}
-
-/// Reads to a buffer that may be device memory.
-pub fn read(call: &Call) -> Option<Result<usize, Errno>> {
-    serve(call, Direction::Read)
-}
-
-/// Writes from a buffer that may be device memory.
-pub fn write(call: &Call) -> Option<Result<usize, Errno>> {
-    serve(call, Direction::Write)
-}
-
-/// `pread` with device memory; with other memory as the C library has it.
-///
-/// # Errors
-/// What `pread` says.
-///
-/// # Safety
-/// `buffer` may be written for `length` bytes.
-pub unsafe fn pread(
-    fd: RawFd,
-    buffer: *mut c_void,
-    length: usize,
-    offset: u64,
-) -> Result<usize, Errno> {
-    let call = Call {
-        name: "pread",
-        fd,
-        address: buffer.expose_provenance(),
-        length,
-        position: Position::At(offset),
-    };
-    // SAFETY: as promised by the caller.
-    read(&call).unwrap_or_else(|| unsafe { sys::pread(fd, buffer, length, offset) })
-}
-
-/// `pwrite` with device memory; with other memory as the C library has it.
-///
-/// # Errors
-/// What `pwrite` says.
-///
-/// # Safety
-/// `buffer` may be read for `length` bytes.
-pub unsafe fn pwrite(
-    fd: RawFd,
-    buffer: *const c_void,
-    length: usize,
-    offset: u64,
-) -> Result<usize, Errno> {
-    let call = Call {
-        name: "pwrite",
-        fd,
-        address: buffer.expose_provenance(),
-        length,
-        position: Position::At(offset),
-    };
-    // SAFETY: as promised by the caller.
-    write(&call).unwrap_or_else(|| unsafe { sys::pwrite(fd, buffer, length, offset) })
-}
-
-fn serve(call: &Call, direction: Direction) -> Option<Result<usize, Errno>> {
+/// Reads to, or writes from, a buffer that may be device memory.
+pub fn serve(call: &Call, direction: Direction) -> Option<Result<usize, Errno>> {
     let mode = config::mode();
     if mode == Mode::Off || call.length == 0 {
         return None;
@@ -134,12 +61,12 @@ fn serve(call: &Call, direction: Direction) -> Option<Result<usize, Errno>> {
     {
         return Some(at(&opened, call, &region, offset, direction, mode));
     }
-    let part = Part {
+    let part = CallBuffer {
         address: call.address,
         length: call.length,
         region: Some(&region),
     };
-    Some(position::serve(&Whole {
+    Some(position::serve(&KernelCall {
         opened: &opened,
         name: call.name,
         parts: &[part],
@@ -149,8 +76,9 @@ fn serve(call: &Call, direction: Direction) -> Option<Result<usize, Errno>> {
     }))
 }
 
-/// Whether the descriptor is one that the router serves in this direction: the C library says what is wrong with others.
-pub(crate) fn may(opened: &Opened, direction: Direction) -> bool {
+/// Whether the descriptor is one that the router serves in this direction: the C library says what
+/// is wrong with others.
+pub(crate) fn may(opened: &OpenFile, direction: Direction) -> bool {
     let mode = opened.flags & OFlags::RWMODE;
     let needed = match direction {
         Direction::Read => OFlags::RDONLY,
@@ -168,12 +96,12 @@ fn on_credit(call: &Call, region: &Region, mode: Mode) -> Option<Result<usize, E
         Position::At(offset) => Some(offset),
         Position::Current => None,
     };
-    let way = readahead::spend(call.fd, offset, call.length as u64)?;
+    let way = stream::spend(call.fd, offset, call.length as u64)?;
     let to = std::ptr::with_exposed_provenance_mut(call.address);
     // SAFETY: registered memory, which the program gave for this.
     let result = unsafe {
         match offset {
-            Some(offset) => sys::pread(call.fd, to, call.length, offset),
+            Some(offset) => sys::transfer(Direction::Read, call.fd, to, call.length, offset),
             None => sys::read(call.fd, to, call.length),
         }
     };
@@ -182,19 +110,20 @@ fn on_credit(call: &Call, region: &Region, mode: Mode) -> Option<Result<usize, E
             stats::request();
             stats::add(way, moved as u64);
             if moved < call.length {
-                readahead::revoke(call.fd);
+                stream::revoke(call.fd);
             }
             Some(Ok(moved))
         }
         // No file position: then the descriptor is something else by now.
         Err(_) => {
-            readahead::revoke(call.fd);
+            stream::revoke(call.fd);
             None
         }
     }
 }
 
-/// Up to this size a request is in the page cache or is not, and what is asked of the kernel before it is felt.
+/// Up to this size a request is in the page cache or is not, and what is asked of the kernel before
+/// it is felt.
 const SMALL_BYTES: u64 = 16 << 10;
 
 /// A small read that continues nothing, of what is cached: one question and the plain call.
@@ -207,7 +136,7 @@ fn small_and_cached(call: &Call, region: &Region, mode: Mode) -> Option<Result<u
         || length > SMALL_BYTES
         || !region.provider.is_mapped()
         || trace::is_on()
-        || !readahead::stands_alone(call.fd, offset)
+        || !stream::stands_alone(call.fd, offset)
     {
         return None;
     }
@@ -221,15 +150,15 @@ fn small_and_cached(call: &Call, region: &Region, mode: Mode) -> Option<Result<u
     }
     let to = std::ptr::with_exposed_provenance_mut(call.address);
     // SAFETY: registered memory, which the program gave for this.
-    let moved = unsafe { sys::pread(call.fd, to, call.length, offset) }.ok()?;
+    let moved = unsafe { sys::transfer(Direction::Read, call.fd, to, call.length, offset) }.ok()?;
     stats::request();
     stats::add(Way::Cache, moved as u64);
-    readahead::expect(call.fd, end);
+    stream::expect(call.fd, end);
     Some(Ok(moved))
 }
 
 fn at(
-    opened: &Opened,
+    opened: &OpenFile,
     call: &Call,
     region: &Region,
     offset: u64,
@@ -247,29 +176,21 @@ fn at(
     one(opened, call.name, &buffer, offset, direction, mode)
 }
 
-/// A buffer in a region.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Buffer<'a> {
-    pub(crate) address: usize,
-    pub(crate) length: usize,
-    pub(crate) region: &'a Region,
-}
-
 /// One buffer at an offset: decides, moves, counts, tells.
 pub(crate) fn one(
-    opened: &Opened,
+    opened: &OpenFile,
     name: &'static str,
     buffer: &Buffer<'_>,
     offset: u64,
     direction: Direction,
     mode: Mode,
 ) -> Result<usize, Errno> {
-    let began = Began::now();
+    let began = CallStart::now();
     let plan = match direction {
         Direction::Read => plan_read(opened, buffer, offset, mode),
         Direction::Write => plan_write(opened, buffer, offset, mode),
     };
-    let mut work = Work {
+    let mut work = RoutedRequest {
         opened,
         buffer: *buffer,
         offset,
@@ -283,7 +204,7 @@ pub(crate) fn one(
         stats::add(piece.way, piece.bytes);
     }
     if let Some(began) = began {
-        let account = Account {
+        let account = CallReport {
             pieces: work.pieces,
             cached: plan.cached,
             why: if work.failed {
@@ -299,8 +220,8 @@ pub(crate) fn one(
 }
 
 /// A request under way.
-struct Work<'a> {
-    opened: &'a Opened,
+struct RoutedRequest<'a> {
+    opened: &'a OpenFile,
     buffer: Buffer<'a>,
     offset: u64,
     direction: Direction,
@@ -310,11 +231,11 @@ struct Work<'a> {
     failed: bool,
 }
 
-impl Work<'_> {
+impl RoutedRequest<'_> {
     fn run(&mut self, pieces: &[Piece]) -> Result<usize, Errno> {
         let mut done = 0;
         for piece in pieces {
-            let end = done + sys::to_usize(piece.bytes);
+            let end = done + to_usize(piece.bytes);
             let moved = match self.piece(piece.way, done..end) {
                 Ok(moved) => moved,
                 Err(_) if done > 0 => break,
@@ -330,16 +251,16 @@ impl Work<'_> {
 
     fn piece(&mut self, way: Way, range: Range<usize>) -> Result<usize, Errno> {
         if way != Way::P2p {
-            return self.plain(way, range);
+            return self.plain(way, &range);
         }
-        let Moved {
+        let TransferReceipt {
             bytes: moved,
             landed,
-        } = match self.p2p(range.clone()) {
+        } = match self.p2p(&range) {
             Ok(moved) => moved,
             // What the plain way would say too, and what has been signalled already.
             Err(error @ (Errno::FBIG | Errno::NOSPC | Errno::DQUOT)) => return Err(error),
-            Err(_) => Moved::default(),
+            Err(_) => TransferReceipt::default(),
         };
         self.note(Way::P2p, landed);
         self.note(Way::Cache, moved - landed);
@@ -348,51 +269,48 @@ impl Work<'_> {
             return Ok(moved);
         }
         self.failed |= moved == 0;
-        match self.plain(Way::Cache, rest) {
+        match self.plain(Way::Cache, &rest) {
             Ok(more) => Ok(moved + more),
             Err(_) if moved > 0 => Ok(moved),
             Err(error) => Err(error),
         }
     }
 
-    fn p2p(&self, range: Range<usize>) -> Result<Moved, Errno> {
-        let (opened, region) = (self.opened, self.buffer.region);
-        let (address, length, offset) = plain::part(self.buffer.address, self.offset, &range);
-        let buffer = Buffer {
-            address,
-            length,
-            region,
-        };
-        let request = offset..offset + length as u64;
+    fn p2p(&self, range: &Range<usize>) -> Result<TransferReceipt, Errno> {
+        let (opened, direction) = (self.opened, self.direction);
+        let (buffer, offset) = self.part(range);
+        let request = offset..offset + buffer.length as u64;
         let (reach, body) =
-            reach(opened, &buffer, &request, self.direction).map_err(|_| Errno::OPNOTSUPP)?;
+            reach(opened, &buffer, &request, direction).map_err(|_| Errno::OPNOTSUPP)?;
         if body != request {
             return Err(Errno::OPNOTSUPP);
         }
-        let bytes = match (reach, self.direction) {
-            (Reach::Tunnel(pinned), direction) => {
-                return tunnel::transfer(opened, pinned, &buffer, offset, direction);
+        match reach {
+            P2pPath::Tunnel(pinned) => {
+                let memory = (buffer.address, buffer.length);
+                let provider = &*buffer.region.provider;
+                tunnel::transfer(opened, pinned, provider, direction, memory, offset)
             }
-            (Reach::Direct, Direction::Read) => {
-                direct::read(opened, region, address, length, offset)
+            P2pPath::Direct => {
+                let bytes = direct::transfer(opened, &buffer, direction, offset)?;
+                let landed = bytes;
+                Ok(TransferReceipt { bytes, landed })
             }
-            (Reach::Direct, Direction::Write) => {
-                direct::write(opened, region, address, length, offset)
-            }
-        }?;
-        let landed = bytes;
-        Ok(Moved { bytes, landed })
+        }
     }
 
-    fn plain(&mut self, way: Way, range: Range<usize>) -> Result<usize, Errno> {
-        let (opened, region) = (self.opened, self.buffer.region);
-        let (address, length, offset) = plain::part(self.buffer.address, self.offset, &range);
-        let moved = match self.direction {
-            Direction::Read => plain::read(opened, region, address, length, offset),
-            Direction::Write => plain::write(opened, region, address, length, offset),
-        }?;
+    fn plain(&mut self, way: Way, range: &Range<usize>) -> Result<usize, Errno> {
+        let (buffer, offset) = self.part(range);
+        let memory = (buffer.address, buffer.length);
+        let provider = &*buffer.region.provider;
+        let moved = plain::transfer(self.opened, provider, self.direction, memory, offset)?;
         self.note(way, moved);
         Ok(moved)
+    }
+
+    /// A part of the request.
+    fn part(&self, range: &Range<usize>) -> (Buffer<'_>, u64) {
+        (self.buffer.part(range), self.offset + range.start as u64)
     }
 
     fn note(&mut self, way: Way, moved: usize) {
@@ -407,8 +325,8 @@ impl Work<'_> {
     }
 }
 
-/// After a plain call has failed with `EFAULT`: whether the buffer is memory of a CUDA device that the program has not registered.
-/// Then it is from now on, and the call is to be made again.
+/// After a plain call has failed with `EFAULT`: whether the buffer is memory of a CUDA device that
+/// the program has not registered. Then it is from now on, and the call is to be made again.
 pub fn adopt(address: usize, length: usize) -> bool {
     let Some(_inside) = Inside::enter() else {
         return false;

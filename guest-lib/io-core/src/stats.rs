@@ -1,6 +1,6 @@
 //! Totals by way.
 
-use farlane_io_plan::trace::Way;
+use crate::plan::trace::Way;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 static CACHE: AtomicU64 = AtomicU64::new(0);
@@ -18,7 +18,7 @@ pub struct Totals {
     pub read_ahead: u64,
     /// Bytes by P2P.
     pub p2p: u64,
-    /// Calls.
+    /// Number of calls.
     pub requests: u64,
 }
 
@@ -44,7 +44,7 @@ impl Totals {
     }
 }
 
-/// Counts bytes.
+/// Counts bytes that have moved one way.
 pub(crate) fn add(way: Way, bytes: u64) {
     let total = match way {
         Way::Cache => &CACHE,
@@ -54,7 +54,7 @@ pub(crate) fn add(way: Way, bytes: u64) {
     total.fetch_add(bytes, Ordering::Relaxed);
 }
 
-/// Counts a call.
+/// Counts a call on device memory.
 pub(crate) fn request() {
     REQUESTS.fetch_add(1, Ordering::Relaxed);
 }

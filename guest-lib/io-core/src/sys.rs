@@ -1,13 +1,24 @@
-//! System calls that the program's own names must not be used for: `pread` and its like are what this library stands in front of.
+//! System calls that the program's own names must not be used for: `pread` and its like are what
+//! this library stands in front of.
 //!
 //! Everything here goes to the kernel directly and leaves `errno` as it was.
 
+use farlane_abi::width::to_usize;
 use rustix::io::Errno;
 use std::ffi::{c_int, c_long, c_void};
 use std::os::fd::RawFd;
 
 /// Most bytes that Linux moves in one call (`MAX_RW_COUNT` with pages of 4 KiB).
 pub const MAX_BYTES: usize = 0x7fff_f000;
+
+/// From or to the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// The file is read.
+    Read,
+    /// The file is written.
+    Write,
+}
 
 /// Keeps the calling thread's `errno` over a scope.
 pub struct SavedErrno(c_int);
@@ -56,57 +67,43 @@ unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, Errno> {
 
 /// A C integer as the kernel takes it in a register: the upper half is not looked at.
 fn word(value: c_int) -> usize {
-    usize::try_from(u32::from_ne_bytes(value.to_ne_bytes())).unwrap_or(usize::MAX)
-}
-
-/// A length or offset of a file as a length in memory.
-pub(crate) fn to_usize(value: u64) -> usize {
-    usize::try_from(value).unwrap_or(usize::MAX)
-}
-
-/// `pread`.
-///
-/// # Safety
-/// The kernel may write `length` bytes at `buffer`; it checks that they are mapped.
-pub unsafe fn pread(
-    fd: RawFd,
-    buffer: *mut c_void,
-    length: usize,
-    offset: u64,
-) -> Result<usize, Errno> {
-    let arguments = [word(fd), buffer.addr(), length, to_usize(offset), 0, 0];
-    // SAFETY: as promised by the caller.
-    unsafe { call(libc::SYS_pread64, arguments) }
+    to_usize(u32::from_ne_bytes(value.to_ne_bytes()).into())
 }
 
 /// `read`.
 ///
 /// # Safety
-/// As [`pread`].
+/// As [`transfer`].
 pub unsafe fn read(fd: RawFd, buffer: *mut c_void, length: usize) -> Result<usize, Errno> {
     // SAFETY: as promised by the caller.
     unsafe { call(libc::SYS_read, [word(fd), buffer.addr(), length, 0, 0, 0]) }
 }
 
-/// `pwrite`.
+/// `pread` or `pwrite`.
 ///
 /// # Safety
-/// The kernel reads `length` bytes at `buffer`; it checks that they are mapped.
-pub unsafe fn pwrite(
+/// The kernel may write (of a read) or reads (of a write) `length` bytes at `buffer`; it checks
+/// that they are mapped.
+pub unsafe fn transfer(
+    direction: Direction,
     fd: RawFd,
-    buffer: *const c_void,
+    buffer: *mut c_void,
     length: usize,
     offset: u64,
 ) -> Result<usize, Errno> {
+    let number = match direction {
+        Direction::Read => libc::SYS_pread64,
+        Direction::Write => libc::SYS_pwrite64,
+    };
     let arguments = [word(fd), buffer.addr(), length, to_usize(offset), 0, 0];
     // SAFETY: as promised by the caller.
-    unsafe { call(libc::SYS_pwrite64, arguments) }
+    unsafe { call(number, arguments) }
 }
 
 /// `pwritev2` of one buffer with `RWF_*` flags.
 ///
 /// # Safety
-/// As [`pwrite`].
+/// As [`transfer`].
 pub unsafe fn pwrite_with(
     fd: RawFd,
     buffer: *const c_void,
@@ -130,60 +127,27 @@ pub unsafe fn pwrite_with(
     unsafe { call(libc::SYS_pwritev2, arguments) }
 }
 
+/// `preadv` or `pwritev`; without an offset `readv` or `writev`.
+///
 /// # Safety
-/// The kernel may read or write what the vectors name, as call `number` does; it checks that it is mapped.
-unsafe fn vectored(
-    number: c_long,
+/// The kernel may write (of a read) or reads (of a write) what the vectors name; it checks that it
+/// is mapped.
+pub(crate) unsafe fn vectored(
+    direction: Direction,
     fd: RawFd,
     vectors: &[libc::iovec],
-    offset: u64,
+    offset: Option<u64>,
 ) -> Result<usize, Errno> {
-    let arguments = [
-        word(fd),
-        vectors.as_ptr().addr(),
-        vectors.len(),
-        to_usize(offset),
-        0,
-        0,
-    ];
+    let number = match (direction, offset) {
+        (Direction::Read, None) => libc::SYS_readv,
+        (Direction::Write, None) => libc::SYS_writev,
+        (Direction::Read, Some(_)) => libc::SYS_preadv,
+        (Direction::Write, Some(_)) => libc::SYS_pwritev,
+    };
+    let (base, count) = (vectors.as_ptr().addr(), vectors.len());
+    let offset = offset.map_or(0, to_usize);
     // SAFETY: as promised by the caller.
-    unsafe { call(number, arguments) }
-}
-
-/// `readv`.
-///
-/// # Safety
-/// The kernel may write what the vectors name; it checks that it is mapped.
-pub unsafe fn readv(fd: RawFd, vectors: &[libc::iovec]) -> Result<usize, Errno> {
-    // SAFETY: as promised by the caller.
-    unsafe { vectored(libc::SYS_readv, fd, vectors, 0) }
-}
-
-/// `writev`.
-///
-/// # Safety
-/// The kernel reads what the vectors name; it checks that it is mapped.
-pub unsafe fn writev(fd: RawFd, vectors: &[libc::iovec]) -> Result<usize, Errno> {
-    // SAFETY: as promised by the caller.
-    unsafe { vectored(libc::SYS_writev, fd, vectors, 0) }
-}
-
-/// `preadv`.
-///
-/// # Safety
-/// As [`readv`].
-pub unsafe fn preadv(fd: RawFd, vectors: &[libc::iovec], offset: u64) -> Result<usize, Errno> {
-    // SAFETY: as promised by the caller.
-    unsafe { vectored(libc::SYS_preadv, fd, vectors, offset) }
-}
-
-/// `pwritev`.
-///
-/// # Safety
-/// As [`writev`].
-pub unsafe fn pwritev(fd: RawFd, vectors: &[libc::iovec], offset: u64) -> Result<usize, Errno> {
-    // SAFETY: as promised by the caller.
-    unsafe { vectored(libc::SYS_pwritev, fd, vectors, offset) }
+    unsafe { call(number, [word(fd), base, count, offset, 0, 0]) }
 }
 
 /// `lseek`.
@@ -213,14 +177,21 @@ pub fn write_back(fd: RawFd, offset: u64, length: u64) -> Result<(), Errno> {
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    let flags = usize::try_from(flags).unwrap_or(0);
-    let arguments = [word(fd), to_usize(offset), to_usize(length), flags, 0, 0];
+    let arguments = [
+        word(fd),
+        to_usize(offset),
+        to_usize(length),
+        to_usize(flags.into()),
+        0,
+        0,
+    ];
     // SAFETY: touches no memory.
     unsafe { call(libc::SYS_sync_file_range, arguments) }.map(drop)
 }
 
-/// Does to a file what a write at `offset` does before it moves anything: sets its modification time, takes rights away that files
-/// lose when they are written, and finds out that it has none. The block there is one that a write would allocate.
+/// Does to a file what a write at `offset` does before it moves anything: sets its modification
+/// time, takes rights away that files lose when they are written, and finds out that it has none.
+/// The block there is one that a write would allocate.
 pub fn modify(fd: RawFd, offset: u64) {
     let mode = word(libc::FALLOC_FL_KEEP_SIZE);
     let arguments = [word(fd), mode, to_usize(offset), 1, 0, 0];
@@ -246,13 +217,14 @@ fn touch(fd: RawFd) {
     let _ = unsafe { call(libc::SYS_utimensat, arguments) };
 }
 
-/// Closes a descriptor.
+/// `close`, past the function of the C library.
 pub fn close(fd: RawFd) {
     // SAFETY: touches no memory.
     let _ = unsafe { call(libc::SYS_close, [word(fd), 0, 0, 0, 0, 0]) };
 }
 
-/// `FS_IOC_FSGETXATTR` and `struct fsxattr` (linux/fs.h): its words, of which the first are the flags.
+/// `FS_IOC_FSGETXATTR` and `struct fsxattr` (linux/fs.h): its words, of which the first are the
+/// flags.
 const IOC_FSGETXATTR: usize = 0x801c_581f;
 const FSXATTR_WORDS: usize = 7;
 
@@ -304,7 +276,7 @@ pub fn cachestat(fd: RawFd, offset: u64, length: u64) -> Result<CacheStat, Errno
 /// `mincore`: a byte for each page of the mapping at `address`; bit 0 says that it is in memory.
 ///
 /// # Errors
-/// What the kernel says, such as `ENOMEM` when something there is not mapped.
+/// `ENOMEM` when something there is not mapped.
 pub fn mincore(address: usize, length: usize, pages: &mut [u8]) -> Result<(), Errno> {
     if pages.len() < length.div_ceil(page_bytes()) {
         return Err(Errno::INVAL);
@@ -328,7 +300,7 @@ mod tests {
     fn an_error_is_returned_and_errno_stays() {
         set_errno(77);
         // SAFETY: the descriptor is none.
-        let result = unsafe { pread(-1, std::ptr::null_mut(), 1, 0) };
+        let result = unsafe { transfer(Direction::Read, -1, std::ptr::null_mut(), 1, 0) };
         assert_eq!(result, Err(Errno::BADF));
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(77));
     }

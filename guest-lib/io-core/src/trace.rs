@@ -1,18 +1,19 @@
-//! `FARLANE_IO_TRACE`: a line a decision, in the format of [`farlane_io_plan::trace`].
+//! `FARLANE_IO_TRACE`: a line a decision, in the format of [`crate::plan::trace`].
 
 use crate::config::TRACE_VARIABLE;
-use crate::files::Opened;
+use crate::files::OpenFile;
 use crate::log;
-use farlane_io_plan::trace::{Decision, Piece, Why};
-use farlane_link::guard::{Guarded, Kind};
+use crate::plan::trace::{Decision, Piece, Why};
+use farlane_abi::width::to_u64;
+use farlane_transport::guard::{Guarded, Kind};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::sync::OnceLock;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 static FILE: OnceLock<Option<Trace>> = OnceLock::new();
 
-/// The file.
+/// The file that decisions are written to.
 #[derive(Debug)]
 struct Trace(Guarded);
 
@@ -52,7 +53,7 @@ pub fn is_on() -> bool {
 
 /// What the router has to say of a call.
 #[derive(Debug)]
-pub(crate) struct Account {
+pub(crate) struct CallReport {
     pub(crate) pieces: Vec<Piece>,
     pub(crate) cached: Option<u64>,
     pub(crate) why: Why,
@@ -60,12 +61,12 @@ pub(crate) struct Account {
 
 /// The beginning of a call.
 #[derive(Debug)]
-pub(crate) struct Began {
+pub(crate) struct CallStart {
     wall: SystemTime,
     clock: Instant,
 }
 
-impl Began {
+impl CallStart {
     /// Now, if decisions are traced.
     pub(crate) fn now() -> Option<Self> {
         is_on().then(|| Self {
@@ -78,35 +79,32 @@ impl Began {
     pub(crate) fn ended(
         self,
         call: &str,
-        opened: &Opened,
+        opened: &OpenFile,
         (offset, length): (u64, u64),
         result: Result<usize, Errno>,
-        account: Account,
+        account: CallReport,
     ) {
         let Some(file) = file() else { return };
-        let micros =
-            |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(0);
-        let device = opened.file.id.device;
+        let micros = |duration: Duration| {
+            duration.as_secs() * 1_000_000 + u64::from(duration.subsec_micros())
+        };
+        let (major, minor) = opened.file.id.device_number();
         let path = rustix::fs::readlink(format!("/proc/self/fd/{}", opened.fd), Vec::new());
         let decision = Decision {
             time_us: micros(self.wall.duration_since(UNIX_EPOCH).unwrap_or_default()),
             took_us: micros(self.clock.elapsed()),
-            thread: u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap_or(0),
+            thread: rustix::thread::gettid().as_raw_pid().cast_unsigned(),
             call: call.into(),
             file: path.map_or_else(
                 |_| String::new(),
                 |path| path.to_string_lossy().into_owned(),
             ),
-            device: format!(
-                "{}:{}",
-                rustix::fs::major(device),
-                rustix::fs::minor(device)
-            ),
+            device: format!("{major}:{minor}"),
             inode: opened.file.id.inode,
             offset,
             length,
             result: match result {
-                Ok(bytes) => i64::try_from(bytes).unwrap_or(i64::MAX),
+                Ok(bytes) => to_u64(bytes).cast_signed(),
                 Err(error) => -i64::from(error.raw_os_error()),
             },
             cached: account.cached,

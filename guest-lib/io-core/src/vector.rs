@@ -1,12 +1,12 @@
 //! Calls with several buffers, some of them device memory.
 
 use crate::config::{self, Mode};
-use crate::files::{self, Opened};
+use crate::files::{self, OpenFile};
 use crate::fork::Inside;
-use crate::position::{self, Part, Whole};
-use crate::registry;
-use crate::route::{self, Buffer, Direction, Position};
-use crate::sys;
+use crate::position::{self, CallBuffer, KernelCall, Position};
+use crate::region::Buffer;
+use crate::sys::{self, Direction};
+use crate::{registry, route};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 
@@ -18,9 +18,9 @@ const MOST_BUFFERS: usize = 1024;
 pub struct VectorCall<'a> {
     /// Its name, for the trace.
     pub name: &'static str,
-    /// The descriptor.
+    /// The program's descriptor.
     pub fd: RawFd,
-    /// The buffers.
+    /// Buffers of the call, in order.
     pub buffers: &'a [libc::iovec],
     /// Where in the file.
     pub position: Position,
@@ -70,7 +70,7 @@ pub fn serve(call: &VectorCall<'_>, direction: Direction) -> Option<Result<usize
 
 /// All buffers in one call of the kernel.
 fn as_one(
-    opened: &Opened,
+    opened: &OpenFile,
     call: &VectorCall<'_>,
     direction: Direction,
     mode: Mode,
@@ -84,13 +84,13 @@ fn as_one(
         .collect();
     let parts: Vec<_> = held
         .iter()
-        .map(|(address, length, region)| Part {
+        .map(|(address, length, region)| CallBuffer {
             address: *address,
             length: *length,
             region: region.as_deref(),
         })
         .collect();
-    position::serve(&Whole {
+    position::serve(&KernelCall {
         opened,
         name: call.name,
         parts: &parts,
@@ -101,7 +101,7 @@ fn as_one(
 }
 
 fn one_by_one(
-    opened: &Opened,
+    opened: &OpenFile,
     call: &VectorCall<'_>,
     offset: u64,
     total: usize,
@@ -129,12 +129,7 @@ fn one_by_one(
                 route::one(opened, call.name, &buffer, at, direction, mode)
             }
             // SAFETY: the program's own buffer.
-            None => unsafe {
-                match direction {
-                    Direction::Read => sys::pread(call.fd, buffer.iov_base, length, at),
-                    Direction::Write => sys::pwrite(call.fd, buffer.iov_base, length, at),
-                }
-            },
+            None => unsafe { sys::transfer(direction, call.fd, buffer.iov_base, length, at) },
         };
         match result {
             Ok(moved) => done += moved,

@@ -1,24 +1,25 @@
-//! Reads and writes between a file on this machine's disk and device memory as a host has it. The modes and the totals belong to
-//! the process: one test at a time.
+//! Reads and writes between a file on this machine's disk and device memory as a host has it. The
+//! modes and the totals belong to the process: one test at a time.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use common::{Disk, Memory, pattern};
-use farlane_io_core::descriptors::{Closing, closing};
-use farlane_io_core::{Mode, set_mode, totals};
+use common::{Disk, Memory, pattern, transfer};
+use farlane_io_core::descriptors::{DescriptorOwner, closing};
+use farlane_io_core::{Direction, Mode, set_mode, totals};
+use farlane_sys::sync::lock;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::io::{Seek as _, SeekFrom};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn(mode: Mode) -> MutexGuard<'static, ()> {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = lock(&TURN);
     set_mode(mode);
     turn
 }
@@ -142,7 +143,8 @@ fn a_mixed_request_takes_cached_pages_from_the_cache_and_the_rest_by_p2p() {
             after.cache + after.p2p - before.cache - before.p2p,
             16 << 20
         );
-        // Without a calibration of this disk a mixed request is one transfer; with one it is what the model says.
+        // Without a calibration of this disk a mixed request is one transfer; with one it is what
+        // the model says.
         assert!(after.p2p - before.p2p >= 8 << 20);
         found.push((cached, disk.cached_pages()));
         if found.last() == Some(&(2048, 2048)) {
@@ -270,7 +272,8 @@ fn errors_and_ends_of_files_are_those_of_the_plain_calls() {
     let buffer = memory.base.cast();
     // SAFETY: memory of the test.
     unsafe {
-        use farlane_io_core::{pread, pwrite};
+        let pread =
+            |fd, buffer, length, offset| transfer(Direction::Read, fd, buffer, length, offset);
         use rustix::io::Errno;
         assert_eq!(pread(disk.fd(), buffer, 100, 10_000), Ok(0));
         assert_eq!(pread(disk.fd(), buffer, 8192, 8192), Ok(1808));
@@ -278,7 +281,7 @@ fn errors_and_ends_of_files_are_those_of_the_plain_calls() {
         assert_eq!(pread(disk.fd(), buffer, 10, u64::MAX), Err(Errno::INVAL));
         assert_eq!(pread(-1, buffer, 10, 0), Err(Errno::BADF));
         assert_eq!(
-            pwrite(read_only.as_raw_fd(), buffer, 8192, 0),
+            transfer(Direction::Write, read_only.as_raw_fd(), buffer, 8192, 0),
             Err(Errno::BADF)
         );
         assert_eq!(pread(disk.fd(), buffer, 0, 0), Ok(0));
@@ -290,7 +293,8 @@ fn errors_and_ends_of_files_are_those_of_the_plain_calls() {
 
 #[test]
 fn read_and_write_move_the_file_position_as_far_as_they_have_moved_bytes() {
-    use farlane_io_core::route::{Call, Position, read, write};
+    use farlane_io_core::Position;
+    use farlane_io_core::route::{Call, serve};
     let _turn = turn(Mode::P2p);
     let content = pattern(9, 20_000);
     let mut disk = Disk::new(&content);
@@ -304,13 +308,14 @@ fn read_and_write_move_the_file_position_as_far_as_they_have_moved_bytes() {
     };
     let (first, second, past) = (call(9000), call(1 << 20), call(5));
     disk.file.seek(SeekFrom::Start(100)).unwrap();
+    let read = |call| serve(call, Direction::Read);
     assert_eq!(read(&first), Some(Ok(9000)));
     assert_eq!(disk.file.stream_position().unwrap(), 9100);
     assert_eq!(read(&second), Some(Ok(10_900)));
     assert!(memory.get(0, 10_900) == content[9100..]);
     assert_eq!(read(&past), Some(Ok(0)));
     assert_eq!(disk.file.stream_position().unwrap(), 20_000);
-    assert_eq!(write(&past), Some(Ok(5)));
+    assert_eq!(serve(&past, Direction::Write), Some(Ok(5)));
     assert_eq!(disk.file.stream_position().unwrap(), 20_005);
 }
 
@@ -335,7 +340,7 @@ fn locks_that_end_with_a_close_keep_no_file_from_p2p_that_is_read_before_it_is_c
     assert!((0..100).all(|_| !is_p2p()));
     let other = std::fs::File::open(disk.path()).unwrap();
     // The library is told, and another thread reads before the descriptor is closed.
-    assert_eq!(closing(other.as_raw_fd()), Closing::Program);
+    assert_eq!(closing(other.as_raw_fd()), DescriptorOwner::Program);
     assert!((0..10).all(|_| !is_p2p()));
     drop(other);
     assert!((0..100).any(|_| is_p2p()));

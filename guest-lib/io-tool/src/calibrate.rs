@@ -2,9 +2,9 @@
 
 use crate::target::Target;
 use anyhow::{Context as _, Result};
-use farlane_io_plan::oracle::Random;
-use farlane_io_plan::store::{self, Calibration, Store};
-use farlane_io_plan::{Fit, Sample, fit};
+use farlane_io_core::plan::oracle::Random;
+use farlane_io_core::plan::store::{self, Calibration, Store};
+use farlane_io_core::plan::{Fit, Sample, fit};
 use farlane_io_tool::memory::{Kind, Memory};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
@@ -89,8 +89,9 @@ fn measure(target: &Target, memory: &mut Memory) -> Result<(Vec<Sample>, Vec<Sam
     Ok((p2p, cache))
 }
 
-/// Bytes per second of a sequence of reads of a file that is not cached, of which, as the library does it, no
-/// more than a little stays cached: the median of some. None if the file is too short for one.
+/// Bytes per second of a sequence of reads of a file that is not cached, of which, as the library
+/// does it, no more than a little stays cached: the median of some. None if the file is too short
+/// for one.
 fn readahead(target: &Target, memory: &mut Memory) -> Result<Option<f64>> {
     let mut rates = Vec::new();
     for round in 0..=SEQUENCES {

@@ -1,13 +1,19 @@
 //! Bytes by way over time, as SVG.
 
-use crate::report::WAYS;
 use anyhow::{Result, anyhow};
-use farlane_io_plan::trace::Decision;
+use farlane_io_core::plan::trace::{Decision, Way};
 use plotters::prelude::*;
 use std::path::Path;
 
+/// The ways, as the columns of the table are.
+pub const WAYS: [(Way, &str); 3] = [
+    (Way::Cache, "cache"),
+    (Way::ReadAhead, "read-ahead"),
+    (Way::P2p, "P2P"),
+];
+
 /// Steps of the time axis.
-const STEPS: u32 = 120;
+const STEPS: u8 = 120;
 const WIDTH: u32 = 900;
 const HEIGHT: u32 = 260;
 
@@ -27,7 +33,7 @@ impl Panel {
         let end = |d: &Decision| d.time_us.saturating_add(d.took_us);
         let last = all.iter().map(end).max().unwrap_or(0);
         let step_us = ((last - first) as f64 / f64::from(STEPS)).max(1.0);
-        let steps = usize::try_from(STEPS).unwrap_or(usize::MAX);
+        let steps = usize::from(STEPS);
         let mut rates = vec![[0.0; WAYS.len()]; steps];
         for decision in all.iter().filter(|d| of_it(d)) {
             // A call counts when it ends.

@@ -1,3 +1,4 @@
-//! Device memory for measurements, as `farlane-io calibrate` and `cargo xtask bench gpu-ssd` use it.
+//! Device memory for measurements, as `farlane-io calibrate` and `cargo xtask bench gpu-ssd` use
+//! it.
 
 pub mod memory;

@@ -36,7 +36,7 @@ enum Command {
     },
     /// Draws a trace that a program wrote with `FARLANE_IO_TRACE=FILE`, and prints a summary.
     Report {
-        /// The trace.
+        /// Trace file to summarise.
         file: PathBuf,
         /// Where the drawing goes.
         #[arg(long, value_name = "DIR", default_value = ".")]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const ACCESS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// Whose memory.
+/// Kind of device memory to calibrate with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A memfd of this process, which stands in for device memory on a host.
@@ -59,7 +59,8 @@ fn is_pci_address(text: &str) -> bool {
         && hexadecimal(function, 1)
 }
 
-/// A huge page: soft memory is made of these, as a BAR is contiguous and a transfer to it one piece.
+/// A huge page: soft memory is made of these, as a BAR is contiguous and a transfer to it one
+/// piece.
 const HUGE: usize = 2 << 20;
 
 /// A mapping of device memory.
@@ -105,8 +106,8 @@ impl Memory {
             start: mapped.wrapping_byte_add(before),
             bytes,
         };
-        // SAFETY: `before` is less than HUGE, so this lies within the mapping just made, which nobody
-        // else knows.
+        // SAFETY: `before` is less than HUGE, so this lies within the mapping just made, which
+        // nobody else knows.
         unsafe {
             mmap(
                 memory.start,
@@ -119,8 +120,8 @@ impl Memory {
             // So that no transfer pays for the first use of a page.
             std::ptr::write_bytes(memory.start.cast::<u8>(), 0, bytes);
         }
-        // SAFETY: the kernel may put the same bytes into other pages. Without huge pages it does not,
-        // and transfers are in many pieces: slower, which is then what is measured.
+        // SAFETY: the kernel may put the same bytes into other pages. Without huge pages it does
+        // not, and transfers are in many pieces: slower, which is then what is measured.
         unsafe { libc::madvise(memory.start, bytes, libc::MADV_COLLAPSE) };
         Ok(memory)
     }
@@ -139,7 +140,7 @@ impl Memory {
         })
     }
 
-    /// The first byte.
+    /// Pointer to the first byte.
     pub fn start(&self) -> *mut u8 {
         self.start.cast()
     }

@@ -1,8 +1,8 @@
 //! What a trace says, as a table and a drawing.
 
-use crate::figure;
+use crate::figure::{self, WAYS};
 use anyhow::{Context as _, Result, bail};
-use farlane_io_plan::trace::{Decision, Way, Why, read};
+use farlane_io_core::plan::trace::{Decision, Why, read};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;
@@ -11,14 +11,7 @@ use std::path::Path;
 /// Files that get a line of the table and a part of the drawing.
 const FILES: usize = 6;
 
-/// The ways, as the columns of the table are.
-pub const WAYS: [(Way, &str); 3] = [
-    (Way::Cache, "cache"),
-    (Way::ReadAhead, "read-ahead"),
-    (Way::P2p, "P2P"),
-];
-
-/// Sums over calls.
+/// Calls, failures, time and bytes by way, summed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Sums {
     calls: u64,

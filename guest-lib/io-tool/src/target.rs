@@ -1,7 +1,7 @@
 //! The file or device whose transfers are measured.
 
 use anyhow::{Context as _, Result, bail};
-use farlane_io_plan::oracle::Random;
+use farlane_io_core::plan::oracle::Random;
 use rustix::fs::{
     Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags, fadvise, fstat, open, openat,
     seek, statx,
@@ -35,8 +35,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// Opens a block device or a file for reading, or makes a file in a folder that is gone when this
-    /// is dropped.
+    /// Opens a block device or a file for reading, or makes a file in a folder that is gone when
+    /// this is dropped.
     pub fn open(path: &Path) -> Result<Self> {
         let shown = path.display();
         let context = || format!("Cannot open {shown}");
@@ -59,7 +59,7 @@ impl Target {
         )
         .with_context(|| format!("{shown} cannot be opened for direct I/O"))?;
         let bytes = seek(&buffered, SeekFrom::End(0)).with_context(context)?;
-        let device = farlane_io_plan::device::name(&fstat(&buffered)?);
+        let device = farlane_io_core::plan::device::name(&fstat(&buffered)?);
         let target = Self {
             buffered,
             direct,
@@ -72,8 +72,8 @@ impl Target {
         Ok(target)
     }
 
-    /// The sizes that are measured: each twice the one before, up to `largest` and to an eighth of the
-    /// file.
+    /// The sizes that are measured: each twice the one before, up to `largest` and to an eighth of
+    /// the file.
     pub fn sizes(&self, largest: u64) -> Vec<u64> {
         let largest = largest.min(self.bytes / 8);
         std::iter::successors(Some(USUAL_ALIGNMENT.max(self.alignment)), |size| {

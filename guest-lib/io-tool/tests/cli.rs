@@ -1,8 +1,8 @@
 //! The program as its users run it.
 #![allow(clippy::unwrap_used)]
 
-use farlane_io_plan::store::Store;
-use farlane_io_plan::trace::{Decision, Piece, Way, Why};
+use farlane_io_core::plan::store::Store;
+use farlane_io_core::plan::trace::{Decision, Piece, Way, Why};
 use std::path::Path;
 use std::process::{Command, Output};
 

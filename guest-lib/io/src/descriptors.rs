@@ -1,9 +1,9 @@
 //! Calls that say what becomes of descriptors and of mappings.
 
 use crate::next;
-use farlane_io_core::descriptors::{self, Closing};
+use farlane_io_core::descriptors::{self, DescriptorOwner};
 use farlane_io_core::sys::{SavedErrno, page_bytes, set_errno};
-use farlane_io_core::{automatic, files, may_overlap};
+use farlane_io_core::{automatic, files, may_overlap, stream};
 use libc::{off_t, size_t};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -30,7 +30,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     let saved = SavedErrno::new();
     let closing = descriptors::closing(fd);
     drop(saved);
-    if closing == Closing::Ours {
+    if closing == DescriptorOwner::Ours {
         set_errno(libc::EBADF);
         return -1;
     }
@@ -80,20 +80,6 @@ pub unsafe extern "C" fn freopen(
         closing_stream(file);
         next::freopen(path, mode, file)
     }
-}
-
-/// `freopen` with large files.
-///
-/// # Safety
-/// As the C library's function of this name.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn freopen64(
-    path: *const c_char,
-    mode: *const c_char,
-    file: *mut libc::FILE,
-) -> *mut libc::FILE {
-    // SAFETY: as promised by the caller.
-    unsafe { freopen(path, mode, file) }
 }
 
 /// `dup2`.
@@ -173,25 +159,10 @@ pub unsafe extern "C" fn posix_fadvise(
     let result = unsafe { next::fadvise(fd, offset, length, advice) };
     if result == 0 {
         let saved = SavedErrno::new();
-        files::advised(fd, advice);
+        stream::advised(fd, advice);
         drop(saved);
     }
     result
-}
-
-/// `posix_fadvise` with large offsets.
-///
-/// # Safety
-/// As the C library's function of this name.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_fadvise64(
-    fd: c_int,
-    offset: off_t,
-    length: off_t,
-    advice: c_int,
-) -> c_int {
-    // SAFETY: as promised by the caller.
-    unsafe { posix_fadvise(fd, offset, length, advice) }
 }
 
 /// `mmap`: mappings of device memory register themselves.
@@ -222,23 +193,6 @@ pub unsafe extern "C" fn mmap(
     mapped
 }
 
-/// `mmap` with large offsets.
-///
-/// # Safety
-/// As the C library's function of this name.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap64(
-    address: *mut c_void,
-    length: size_t,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: off_t,
-) -> *mut c_void {
-    // SAFETY: as promised by the caller.
-    unsafe { mmap(address, length, protection, flags, fd, offset) }
-}
-
 /// `mremap`: device memory that moves stays registered.
 ///
 /// # Safety
@@ -256,7 +210,8 @@ pub unsafe extern "C" fn mremap(
     if flags & libc::MREMAP_FIXED != 0 {
         unmapping(new, new_length);
     }
-    // Of a shared mapping that is mapped once more (a length of zero) all that is mapped again is looked at.
+    // Of a shared mapping that is mapped once more (a length of zero) all that is mapped again is
+    // looked at.
     if !may_overlap(old.addr(), old_length.max(new_length)) {
         // SAFETY: as promised by the caller.
         return unsafe { next::mremap(old, old_length, new_length, flags, new) };
@@ -296,4 +251,16 @@ fn unmapping(address: *mut c_void, length: size_t) {
         automatic::unmapping(address, length);
         drop(saved);
     }
+}
+
+exports! {
+    /// `freopen` with large files.
+    fn freopen64(path: *const c_char, mode: *const c_char, file: *mut libc::FILE) -> *mut libc::FILE =
+        freopen(path, mode, file);
+    /// `posix_fadvise` with large offsets.
+    fn posix_fadvise64(fd: c_int, offset: off_t, length: off_t, advice: c_int) -> c_int =
+        posix_fadvise(fd, offset, length, advice);
+    /// `mmap` with large offsets.
+    fn mmap64(address: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void =
+        mmap(address, length, protection, flags, fd, offset);
 }

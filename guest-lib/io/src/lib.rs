@@ -1,7 +1,26 @@
 //! `libfarlane_io.so`: plain read and write calls with device memory.
 //!
-//! Preloaded, it stands in front of the C library's functions of the same names. A call whose buffer is not registered device
-//! memory goes on to them after two comparisons. Everything else is in [`farlane_io_core`].
+//! Preloaded, it stands in front of the C library's functions of the same names. A call whose
+//! buffer is not registered device memory goes on to them after two comparisons. Everything else is
+//! in [`farlane_io_core`].
+
+/// Exports functions under the C library's names; what they do with their arguments is as safe as
+/// there.
+macro_rules! exports {
+    ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*) -> $ret:ty = $body:expr;)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As the C library's function of this name.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> $ret {
+                // SAFETY: as promised by the caller.
+                unsafe { $body }
+            }
+        )*
+    };
+}
 
 mod descriptors;
 mod locks;

@@ -1,27 +1,30 @@
 //! Calls that take POSIX locks: before them the library's own descriptors of the file are closed.
 //!
-//! A thread may be cancelled while it waits for a lock. What is called before and after is `extern "C"`, and nothing here is to be
-//! dropped: then there is nothing to be done in these functions when the C library unwinds them.
+//! A thread may be cancelled while it waits for a lock. What is called before and after is `extern
+//! "C"`, and nothing here is to be dropped: then there is nothing to be done in these functions
+//! when the C library unwinds them.
 
 use crate::next;
-use farlane_io_core::locks::{self, Locking};
+use farlane_io_core::descriptors::{lock_begins, lock_ended};
+use farlane_io_core::locks::LockCall;
 use farlane_io_core::sys::SavedErrno;
 use libc::off_t;
 use std::ffi::c_int;
 
 #[cold]
-extern "C" fn begins(fd: c_int) -> Locking {
+extern "C" fn begins(fd: c_int) -> LockCall {
     let _saved = SavedErrno::new();
-    locks::begins(fd)
+    lock_begins(fd)
 }
 
 #[cold]
-extern "C" fn ended(locking: Locking) {
+extern "C" fn ended(locking: LockCall) {
     let _saved = SavedErrno::new();
-    locks::ended(locking);
+    lock_ended(locking);
 }
 
-/// `fcntl`. C declares it with any arguments; the kernel knows at most three, and where there are two the third is in no use.
+/// `fcntl`. C declares it with any arguments; the kernel knows at most three, and where there are
+/// two the third is in no use.
 ///
 /// # Safety
 /// As the C library's function of this name.
@@ -37,26 +40,6 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
     let result = unsafe { next::fcntl(fd, command, argument) };
     ended(locking);
     result
-}
-
-/// `fcntl` with large files.
-///
-/// # Safety
-/// As the C library's function of this name.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: as promised by the caller.
-    unsafe { fcntl(fd, command, argument) }
-}
-
-/// Another name of `fcntl`.
-///
-/// # Safety
-/// As the C library's function of this name.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn __fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
-    // SAFETY: as promised by the caller.
-    unsafe { fcntl(fd, command, argument) }
 }
 
 /// `lockf`: it locks inside the C library.
@@ -76,12 +59,14 @@ pub unsafe extern "C" fn lockf(fd: c_int, command: c_int, length: off_t) -> c_in
     result
 }
 
-/// `lockf` with large files.
-///
-/// # Safety
-/// As the C library's function of this name.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lockf64(fd: c_int, command: c_int, length: off_t) -> c_int {
-    // SAFETY: as promised by the caller.
-    unsafe { lockf(fd, command, length) }
+exports! {
+    /// `fcntl` with large files.
+    fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int =
+        fcntl(fd, command, argument);
+    /// Another name of `fcntl`.
+    fn __fcntl(fd: c_int, command: c_int, argument: usize) -> c_int =
+        fcntl(fd, command, argument);
+    /// `lockf` with large files.
+    fn lockf64(fd: c_int, command: c_int, length: off_t) -> c_int =
+        lockf(fd, command, length);
 }

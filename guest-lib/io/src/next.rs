@@ -9,6 +9,10 @@ fn narrow(result: c_long) -> c_int {
     c_int::try_from(result).unwrap_or(-1)
 }
 
+fn wide(result: c_long) -> ssize_t {
+    isize::from_ne_bytes(result.to_ne_bytes())
+}
+
 /// `posix_fadvise` returns its error and leaves `errno` alone.
 fn error_of(result: c_long) -> c_int {
     if result == 0 {
@@ -21,25 +25,25 @@ fn error_of(result: c_long) -> c_int {
 
 originals! {
     read = c"read": fn(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t,
-        or libc::ssize_t::try_from(syscall(libc::SYS_read, fd, buffer, length)).unwrap_or(-1);
+        or wide(syscall(libc::SYS_read, fd, buffer, length));
     pread = c"pread64": fn(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t) -> ssize_t,
-        or libc::ssize_t::try_from(syscall(libc::SYS_pread64, fd, buffer, length, offset)).unwrap_or(-1);
+        or wide(syscall(libc::SYS_pread64, fd, buffer, length, offset));
     readv = c"readv": fn(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t,
-        or libc::ssize_t::try_from(syscall(libc::SYS_readv, fd, buffers, count)).unwrap_or(-1);
+        or wide(syscall(libc::SYS_readv, fd, buffers, count));
     preadv = c"preadv64": fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t,
-        or libc::ssize_t::try_from(syscall(libc::SYS_preadv, fd, buffers, count, offset, 0)).unwrap_or(-1);
+        or wide(syscall(libc::SYS_preadv, fd, buffers, count, offset, 0));
     preadv2 = c"preadv64v2": fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t,
-        or libc::ssize_t::try_from(syscall(libc::SYS_preadv2, fd, buffers, count, offset, 0, flags)).unwrap_or(-1);
+        or wide(syscall(libc::SYS_preadv2, fd, buffers, count, offset, 0, flags));
     write = c"write": fn(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t,
-        or libc::ssize_t::try_from(syscall(libc::SYS_write, fd, buffer, length)).unwrap_or(-1);
+        or wide(syscall(libc::SYS_write, fd, buffer, length));
     pwrite = c"pwrite64": fn(fd: c_int, buffer: *const c_void, length: size_t, offset: off_t) -> ssize_t,
-        or libc::ssize_t::try_from(syscall(libc::SYS_pwrite64, fd, buffer, length, offset)).unwrap_or(-1);
+        or wide(syscall(libc::SYS_pwrite64, fd, buffer, length, offset));
     writev = c"writev": fn(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t,
-        or libc::ssize_t::try_from(syscall(libc::SYS_writev, fd, buffers, count)).unwrap_or(-1);
+        or wide(syscall(libc::SYS_writev, fd, buffers, count));
     pwritev = c"pwritev64": fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t,
-        or libc::ssize_t::try_from(syscall(libc::SYS_pwritev, fd, buffers, count, offset, 0)).unwrap_or(-1);
+        or wide(syscall(libc::SYS_pwritev, fd, buffers, count, offset, 0));
     pwritev2 = c"pwritev64v2": fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t,
-        or libc::ssize_t::try_from(syscall(libc::SYS_pwritev2, fd, buffers, count, offset, 0, flags)).unwrap_or(-1);
+        or wide(syscall(libc::SYS_pwritev2, fd, buffers, count, offset, 0, flags));
     read_chk = c"__read_chk": fn(fd: c_int, buffer: *mut c_void, length: size_t, room: size_t) -> ssize_t,
         or unchecked(fd, buffer, length, room);
     pread_chk = c"__pread64_chk": fn(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t) -> ssize_t,

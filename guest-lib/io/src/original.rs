@@ -25,15 +25,16 @@ impl Original {
         found
     }
 
-    /// Its address, null when it has not been looked up yet: another library's constructor runs before ours.
+    /// Its address, null when it has not been looked up yet: another library's constructor runs
+    /// before ours.
     #[inline]
     pub(crate) fn address(&self) -> *mut c_void {
         self.address.load(Ordering::Relaxed)
     }
 }
 
-/// Declares originals: a Rust name, the C name, the type. Each becomes a function that calls the original, or, before it has been
-/// looked up, what is given for that.
+/// Declares originals: a Rust name, the C name, the type. Each becomes a function that calls the
+/// original, or, before it has been looked up, what is given for that.
 macro_rules! originals {
     ($($(#[$doc:meta])* $rust:ident = $name:literal:
        fn($($argument:ident: $type:ty),*) -> $ret:ty, or $fallback:expr;)*) => {

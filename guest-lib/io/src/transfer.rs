@@ -1,88 +1,77 @@
 //! `read`, `write` and their like.
 
 use crate::next;
-use farlane_io_core::route::{self, Call, Direction, Position};
+use farlane_io_core::route::{self, Call};
 use farlane_io_core::sys::{SavedErrno, set_errno};
 use farlane_io_core::vector::{self, VectorCall};
-use farlane_io_core::{is_registered, may_hold};
+use farlane_io_core::{Direction, Errno, Position, is_registered, may_hold};
 use libc::{iovec, off_t, size_t, ssize_t};
 use std::ffi::{c_int, c_void};
 
 /// A call with one buffer: ours if the router takes it, else the C library's.
 #[inline]
-fn one(
-    name: &'static str,
-    fd: c_int,
-    buffer: *const c_void,
-    length: size_t,
-    position: Position,
-    direction: Direction,
-    plain: impl Fn() -> ssize_t,
-) -> ssize_t {
-    let address = buffer.expose_provenance();
-    if may_hold(address)
-        && is_registered(address, length)
-        && let Some(result) = routed(name, fd, address, length, position, direction)
+fn one(call: Call, direction: Direction, plain: impl Fn() -> ssize_t) -> ssize_t {
+    if may_hold(call.address)
+        && is_registered(call.address, call.length)
+        && let Some(result) = routed(&call, direction)
     {
         return result;
     }
     let result = plain();
     if result < 0 {
-        return refused(name, fd, address, length, position, direction, result);
+        return refused(&call, direction, result);
     }
     result
 }
 
-#[cold]
-fn routed(
+#[inline]
+fn call(
     name: &'static str,
     fd: c_int,
-    address: usize,
-    length: usize,
+    buffer: *const c_void,
+    length: size_t,
     position: Position,
-    direction: Direction,
-) -> Option<ssize_t> {
-    let call = Call {
+) -> Call {
+    Call {
         name,
         fd,
-        address,
+        address: buffer.expose_provenance(),
         length,
         position,
-    };
+    }
+}
+
+#[cold]
+fn routed(call: &Call, direction: Direction) -> Option<ssize_t> {
     let saved = SavedErrno::new();
-    let result = match direction {
-        Direction::Read => route::read(&call),
-        Direction::Write => route::write(&call),
-    }?;
+    let result = route::serve(call, direction)?;
     drop(saved);
-    Some(match result {
-        Ok(moved) => ssize_t::try_from(moved).unwrap_or(ssize_t::MAX),
+    Some(answer(result))
+}
+
+/// A result as the C library returns it.
+fn answer(result: Result<usize, Errno>) -> ssize_t {
+    match result {
+        // A call moves no more than fits (`MAX_RW_COUNT`).
+        Ok(moved) => moved.cast_signed(),
         Err(error) => {
             set_errno(error.raw_os_error());
             -1
         }
-    })
+    }
 }
 
 /// A call that the kernel has refused: `EFAULT` may mean device memory that nobody has registered.
 #[cold]
-fn refused(
-    name: &'static str,
-    fd: c_int,
-    address: usize,
-    length: usize,
-    position: Position,
-    direction: Direction,
-    result: ssize_t,
-) -> ssize_t {
+fn refused(call: &Call, direction: Direction, result: ssize_t) -> ssize_t {
     let saved = SavedErrno::new();
     let fault = std::io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT);
-    if fault && route::adopt(address, length) {
-        drop(saved);
-        return routed(name, fd, address, length, position, direction).unwrap_or(result);
-    }
+    let is_adopted = fault && route::adopt(call.address, call.length);
     drop(saved);
-    result
+    match is_adopted {
+        true => routed(call, direction).unwrap_or(result),
+        false => result,
+    }
 }
 
 /// An offset that is none is the kernel's to refuse.
@@ -118,29 +107,7 @@ unsafe fn several(
     let saved = SavedErrno::new();
     let result = vector::serve(&call, direction)?;
     drop(saved);
-    Some(match result {
-        Ok(moved) => ssize_t::try_from(moved).unwrap_or(ssize_t::MAX),
-        Err(error) => {
-            set_errno(error.raw_os_error());
-            -1
-        }
-    })
-}
-
-macro_rules! exports {
-    ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*) -> $ret:ty = $body:expr;)*) => {
-        $(
-            $(#[$doc])*
-            ///
-            /// # Safety
-            /// As the C library's function of this name.
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($argument: $type),*) -> $ret {
-                // SAFETY: as promised by the caller.
-                unsafe { $body }
-            }
-        )*
-    };
+    Some(answer(result))
 }
 
 /// # Safety
@@ -155,7 +122,7 @@ unsafe fn read_at(
     // SAFETY: as promised by the caller.
     let plain = || unsafe { next::pread(fd, buffer, length, offset) };
     match position(offset) {
-        Some(position) => one(name, fd, buffer, length, position, Direction::Read, plain),
+        Some(position) => one(call(name, fd, buffer, length, position), Read, plain),
         None => plain(),
     }
 }
@@ -172,12 +139,13 @@ unsafe fn write_at(
     // SAFETY: as promised by the caller.
     let plain = || unsafe { next::pwrite(fd, buffer, length, offset) };
     match position(offset) {
-        Some(position) => one(name, fd, buffer, length, position, Direction::Write, plain),
+        Some(position) => one(call(name, fd, buffer, length, position), Write, plain),
         None => plain(),
     }
 }
 
-/// Flags change what a call means: those with any are the kernel's. An offset of -1 is the file position.
+/// Flags change what a call means: those with any are the kernel's. An offset of -1 is the file
+/// position.
 fn position_with(offset: off_t, flags: c_int) -> Option<Position> {
     match (offset, flags) {
         (-1, 0) => Some(Position::Current),
@@ -192,7 +160,7 @@ const CURRENT: Position = Position::Current;
 exports! {
     /// `read`.
     fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t =
-        one("read", fd, buffer, length, CURRENT, Read, || next::read(fd, buffer, length));
+        one(call("read", fd, buffer, length, CURRENT), Read, || next::read(fd, buffer, length));
     /// `pread`.
     fn pread(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t) -> ssize_t =
         read_at("pread", fd, buffer, length, offset);
@@ -221,7 +189,7 @@ exports! {
             .unwrap_or_else(|| next::preadv2(fd, buffers, count, offset, flags));
     /// `write`.
     fn write(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t =
-        one("write", fd, buffer, length, CURRENT, Write, || next::write(fd, buffer, length));
+        one(call("write", fd, buffer, length, CURRENT), Write, || next::write(fd, buffer, length));
     /// `pwrite`.
     fn pwrite(fd: c_int, buffer: *const c_void, length: size_t, offset: off_t) -> ssize_t =
         write_at("pwrite", fd, buffer, length, offset);

@@ -278,9 +278,9 @@ fn totals_are_printed_and_decisions_traced() {
     assert!(output.status.success(), "{}", told(&output));
     let said = String::from_utf8(output.stderr).unwrap();
     let text = std::fs::File::open(trace).unwrap();
-    let decisions = farlane_io_plan::trace::read(std::io::BufReader::new(text));
+    let decisions = farlane_io_core::plan::trace::read(std::io::BufReader::new(text));
     let decisions: Vec<_> = decisions.map(Result::unwrap).collect();
-    use farlane_io_plan::trace::{Way, Why};
+    use farlane_io_core::plan::trace::{Way, Why};
     let first = &decisions[0];
     assert_eq!(
         (first.call.as_str(), first.offset, first.length),

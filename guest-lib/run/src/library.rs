@@ -31,8 +31,8 @@ pub fn folder() -> anyhow::Result<PathBuf> {
     )
 }
 
-/// The value for [`PRELOAD_VARIABLE`]: what is there already, then our library for file I/O: in the folder that `FARLANE_LIB_DIR`
-/// says, else beside this program, else in `/usr/lib/farlane`.
+/// The value for [`PRELOAD_VARIABLE`]: what is there already, then our library for file I/O: in the
+/// folder that `FARLANE_LIB_DIR` says, else beside this program, else in `/usr/lib/farlane`.
 pub fn preload() -> anyhow::Result<OsString> {
     let program = std::env::current_exe().context("Cannot find this program's own folder")?;
     let named = std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from);

@@ -6,10 +6,10 @@
 //!
 //! Arguments are not declared: in the C calling conventions of Linux a callee may ignore them.
 
-use crate::exports;
-use farlane_verbs_core::errno::{ENOSYS, fail, fail_null};
-use farlane_verbs_core::sys::ibv_context;
-use farlane_verbs_core::tables;
+use crate::errno::{ENOSYS, fail, fail_null};
+use crate::exports::exports;
+use crate::sys::ibv_context;
+use crate::tables;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicBool;
 

@@ -1,13 +1,13 @@
 //! Functions that no Farlane backend offers yet: `EOPNOTSUPP`. The device's attributes say so
 //! too (`max_srq`, `max_ah`, `max_mw`, multicast: zero).
 
-use crate::pure_exports;
-use farlane_verbs_core::errno::{fail, fail_null};
-use farlane_verbs_core::sys::*;
+use crate::errno::{fail, fail_null};
+use crate::exports::pure_exports;
+use crate::sys::*;
 use std::ffi::{c_char, c_int, c_void};
 
 /// "Operation not supported".
-const UNSUPPORTED: c_int = farlane_verbs_core::errno::EOPNOTSUPP;
+const UNSUPPORTED: c_int = crate::errno::EOPNOTSUPP;
 /// `IBV_REREG_MR_ERR_CMD`: the old registration is valid, the command failed.
 const REREG_FAILED: c_int = -4;
 
@@ -104,7 +104,7 @@ pure_exports! {
     fn ibv_get_sysfs_path() -> *const c_char = c"/sys".as_ptr();
     /// Reads a file of sysfs.
     fn ibv_read_sysfs_file(_folder: *const c_char, _file: *const c_char, _buffer: *mut c_char,
-        _size: usize) -> c_int = { fail(farlane_verbs_core::errno::ENOENT); -1 };
+        _size: usize) -> c_int = { fail(crate::errno::ENOENT); -1 };
 }
 
 // Conversions from and to the kernel's structures: they serve librdmacm over its own kernel

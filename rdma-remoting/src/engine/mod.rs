@@ -9,11 +9,13 @@ pub mod soft;
 
 use crate::completion_queue::CompletionSink;
 use crate::counters::Live;
-use crate::memory::MemoryTable;
+use crate::memory::{MemoryTable, PdHandle};
 use crate::work_queue::{RecvSource, SendSource};
 use farlane_abi::Errno;
 use farlane_abi::rdma::{DeviceAttr, PortAttr, QpAttr};
-use farlane_zero_copy::log_limit::LogLimit;
+use farlane_abi::zerocopy::little_endian::U32;
+use farlane_sys::log_limit::LogLimit;
+use farlane_zero_copy::topology::Node;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,6 +24,39 @@ pub type Waker = Box<dyn Fn() + Send + Sync>;
 
 /// A GID in network byte order.
 pub type RawGid = [u8; 16];
+
+/// Number of a queue pair (QPN, IBTA 10.2.4.4): 24 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QpNumber(u32);
+
+impl QpNumber {
+    /// Bits of a number on the wire.
+    const BITS: u32 = 0x00ff_ffff;
+
+    /// The number in the low 24 bits.
+    #[must_use]
+    pub const fn of(bits: u32) -> Self {
+        Self(bits & Self::BITS)
+    }
+
+    /// As in completions and attributes.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl From<QpNumber> for U32 {
+    fn from(number: QpNumber) -> Self {
+        number.0.into()
+    }
+}
+
+impl std::fmt::Display for QpNumber {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "QP {:#x}", self.0)
+    }
+}
 
 /// What peers name a port by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,10 +69,10 @@ pub struct PortAddress {
 
 /// What an engine needs to make a queue pair.
 pub struct QpSpec {
-    /// `enum ibv_qp_type`.
+    /// Transport service type, of `enum ibv_qp_type`.
     pub kind: u32,
-    /// Protection domain.
-    pub pd: u32,
+    /// Protection domain of its work requests.
+    pub pd: PdHandle,
     /// Of the port that it belongs to.
     pub address: PortAddress,
     /// Memory that its requests and its peer's may name.
@@ -54,10 +89,25 @@ pub struct QpSpec {
     pub signal_all: bool,
     /// Told of asynchronous events, `EVENT_*` of [`farlane_abi::rdma`].
     pub events: Box<dyn Fn(u32) + Send + Sync>,
-    /// Where to count.
+    /// Counters of the server.
     pub counters: Arc<Live>,
     /// Of what its owner can have logged.
     pub limit: Arc<LogLimit>,
+}
+
+/// A turn of a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// Time at which it begins.
+    pub now: Instant,
+    /// The node of the worker that gives it, where workers belong to nodes.
+    pub node: Option<Node>,
+}
+
+impl From<Instant> for Turn {
+    fn from(now: Instant) -> Self {
+        Self { now, node: None }
+    }
 }
 
 /// What a turn of a queue pair did.
@@ -72,7 +122,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Both together.
+    /// The progress of both turns together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -86,7 +136,7 @@ impl Progress {
     }
 }
 
-/// An RDMA engine.
+/// An RDMA engine: makes queue pairs, and carries out their work.
 pub trait Engine: Send + Sync {
     /// Attributes of the device. The GUID is the port's and filled in above.
     fn device(&self) -> DeviceAttr;
@@ -97,24 +147,26 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// `EOPNOTSUPP` for a kind that the engine does not have, `ENOMEM` when there are too many.
     fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno>;
-    /// How whatever happens to one queue pair has the threads that give turns look at those that may wait for it. Called by them, and
-    /// by those who end and pause queue pairs. To be called once, before queue pairs are made.
+    /// How whatever happens to one queue pair has the threads that give turns look at those that
+    /// may wait for it. Called by them, and by those who end and pause queue pairs. To be called
+    /// once, before queue pairs are made.
     fn set_waker(&self, waker: Waker);
 }
 
 /// A queue pair of an engine.
 pub trait EngineQp: Send + Sync {
-    /// Its number, 24 bits, unique in the engine.
-    fn number(&self) -> u32;
+    /// Its number, unique in the engine.
+    fn number(&self) -> QpNumber;
     /// Changes attributes and state; `mask` is `enum ibv_qp_attr_mask`.
     ///
     /// # Errors
-    /// `EINVAL` for a transition or attribute that the present state does not allow (IBTA 11.2.5.2).
+    /// `EINVAL` for a transition or attribute that the present state does not allow (IBTA
+    /// 11.2.5.2).
     fn modify(&self, mask: u32, attr: &QpAttr) -> Result<(), Errno>;
-    /// Attributes and state.
+    /// Present attributes and state.
     fn query(&self) -> QpAttr;
     /// Carries out some of what is queued. Bounded in time, so that others get their turn.
-    fn progress(&self, now: Instant) -> Progress;
+    fn progress(&self, turn: Turn) -> Progress;
     /// Whether a turn would find something to do: asked before sleeping.
     fn is_ready(&self) -> bool;
     /// Stops or goes on: while paused it carries out nothing, answers no peer, and nothing touches

@@ -6,8 +6,8 @@ use crate::testing::{Header, Hooked, open, port};
 use rustix::event::EventfdFlags;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// A server with one worker, whose turns end one by one: each call for the device's attributes says that it has begun, and waits until
-/// it may go on.
+/// A server with one worker, whose turns end one by one: each call for the device's attributes says
+/// that it has begun, and waits until it may go on.
 struct Slow {
     server: Arc<Server>,
     began: Receiver<()>,

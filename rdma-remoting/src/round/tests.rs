@@ -13,7 +13,7 @@ impl Rig {
         let mut rota = Rota::default();
         rota.set(0..members, |one| *one);
         let look = Look {
-            now: Instant::now(),
+            turn: Instant::now().into(),
             sweep: 1,
             pace: Pace::Bounded,
         };
@@ -47,7 +47,7 @@ fn idle_ones_are_looked_at_in_rotation_and_busy_ones_in_every_turn() {
     assert_eq!(rig.turn(4, false, |one| one == 6).0, [4, 5, 6, 7]);
     assert_eq!(rig.turn(4, false, |_| false), (vec![6, 8, 9, 0, 1], false));
     // One that has had nothing to do for long is one of the others.
-    rig.look.now += BUSY;
+    rig.look.turn.now += BUSY;
     assert_eq!(rig.turn(2, false, |_| false).0, [6, 2, 3]);
     assert_eq!(rig.turn(2, false, |_| false).0, [4, 5]);
 }
@@ -137,7 +137,8 @@ fn a_tenant_has_one_round_in_a_turn_whatever_it_has_open() {
         tenants.turn(&look, || || true, poll);
         had
     };
-    // A busy one of each: the one who has 99 idle ones beside it has as many turns as the one that is alone.
+    // A busy one of each: the one who has 99 idle ones beside it has as many turns as the one that
+    // is alone.
     let many: Vec<usize> = (100..200).chain([200]).collect();
     set(&mut tenants, &many);
     let busy = |one| one == 142 || one == 200;

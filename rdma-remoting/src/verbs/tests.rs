@@ -145,7 +145,7 @@ fn a_turn_ends_after_a_call_that_has_taken_its_time() {
     program.query_device(4);
     for completed in 1..=4 {
         let look = Look {
-            now: Instant::now(),
+            turn: Instant::now().into(),
             sweep: 1,
             pace: Pace::Bounded,
         };

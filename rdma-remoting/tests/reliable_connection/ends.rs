@@ -85,7 +85,10 @@ fn a_peer_that_connects_anew_in_the_middle_of_a_message_does_not_get_its_rest() 
     p.b.post_recv(7, &[p.b.element(0, 3 << 20)]);
     p.a.sends
         .post(p.a.request(Opcode::Send, 1, &[p.a.element(0, 3 << 20)]));
-    assert!(p.a.qp.progress(p.now).worked, "the first turn moves a part");
+    assert!(
+        p.a.qp.progress(p.now.into()).worked,
+        "the first turn moves a part"
+    );
     let attr = QpAttr {
         qp_state: QPS_RESET,
         ..Default::default()

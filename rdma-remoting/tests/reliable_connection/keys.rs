@@ -4,8 +4,8 @@ use crate::rig::*;
 use farlane_abi::queue::*;
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::memory::{Access, MemoryRegion};
-use farlane_rdma_remoting::request::{Element, Opcode, SendRequest};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, PdHandle};
+use farlane_rdma_remoting::request::{Element, Opcode, SendWqe};
 use farlane_zero_copy::Region;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// What forging a key, an address or a right gets, and that no byte moves.
 #[test]
 fn every_key_is_checked() {
-    type Forge = fn(&mut SendRequest, &End);
+    type Forge = fn(&mut SendWqe, &End);
     let forgeries: [(&str, Setup, Opcode, Forge, u8); 9] = [
         (
             "unknown rkey",
@@ -122,15 +122,18 @@ fn memory_revoked_in_flight_is_an_error_and_is_not_touched_again() {
     p.a.fill(6);
     let request = p.a.request(Opcode::Write, 1, &[p.a.element(0, 3 << 20)]);
     p.a.sends.post(remote(request, &p.b, 0));
-    assert!(p.a.qp.progress(p.now).worked, "the first turn moves a part");
+    assert!(
+        p.a.qp.progress(p.now.into()).worked,
+        "the first turn moves a part"
+    );
     p.b.region.revoke();
     p.b.table.remove(p.b.key).unwrap();
     p.run();
     assert_eq!(p.a.next(), Some((1, WC_STATUS_REM_ACCESS_ERR)));
 }
 
-/// What a request in progress has opened is not what its owner has since given back, and somebody else may have: the window of a pool
-/// stays mapped.
+/// What a request in progress has opened is not what its owner has since given back, and somebody
+/// else may have: the window of a pool stays mapped.
 #[test]
 fn a_key_that_is_gone_ends_what_uses_it() {
     // A sender that waits for a receive request.
@@ -171,7 +174,7 @@ fn a_key_that_is_gone_ends_what_uses_it() {
     p.b.post_recv(4, &[p.b.element(0, 4 << 20)]);
     p.a.sends
         .post(p.a.request(Opcode::Send, 5, &[p.a.element(0, 4 << 20)]));
-    assert!(p.a.qp.progress(p.now).worked);
+    assert!(p.a.qp.progress(p.now.into()).worked);
     let so_far = p.b.contents(0, 4 << 20);
     assert_eq!(so_far.last(), Some(&0), "it has arrived whole in one turn");
     p.b.table.remove(p.b.key).unwrap();
@@ -187,7 +190,8 @@ fn mapped(name: &str) -> usize {
     maps.lines().filter(|line| line.ends_with(&file)).count()
 }
 
-/// A request that waits has opened memory. It does not keep it: its owner may have gone long since, and come back with more.
+/// A request that waits has opened memory. It does not keep it: its owner may have gone long since,
+/// and come back with more.
 #[test]
 fn a_request_that_waits_keeps_no_memory_that_was_taken_back() {
     let pin = || {
@@ -198,7 +202,7 @@ fn a_request_that_waits_keeps_no_memory_that_was_taken_back() {
         Region::from_memfd(file, BYTES, true).unwrap()
     };
     let memory = |region| MemoryRegion {
-        pd: 1,
+        pd: PdHandle(1),
         iova: IOVA,
         offset: 0,
         length: BYTES,

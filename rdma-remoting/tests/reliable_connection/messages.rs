@@ -57,7 +57,7 @@ fn a_send_fills_the_receive_request_and_says_so() {
     assert_eq!(c.flags.get(), WC_FLAG_IMM);
     assert_eq!(
         (c.qp_num.get(), c.src_qp.get()),
-        (p.b.qp.number(), p.a.qp.number())
+        (p.b.qp.number().get(), p.a.qp.number().get())
     );
     assert!(p.b.contents(0, 10) == bytes[..10] && p.b.contents(100, 290) == bytes[10..300]);
     assert_eq!(p.a.next(), Some((8, WC_STATUS_SUCCESS)));
@@ -73,7 +73,7 @@ fn a_sender_is_told_before_its_receiver() {
     connect(&b, &a, 1, [200, 100], &NORMAL);
     b.post_recv(1, &[b.element(0, 4)]);
     a.sends.post(a.request(Opcode::Send, 2, &[a.element(0, 4)]));
-    a.qp.progress(Instant::now());
+    a.qp.progress(Instant::now().into());
     let opcodes = std::iter::from_fn(|| cq.poll()).map(|completion| completion.opcode);
     assert_eq!(
         opcodes.collect::<Vec<_>>(),

@@ -5,8 +5,8 @@ use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
-use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
-use farlane_rdma_remoting::request::{Element, Opcode, RecvRequest, SendRequest};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
+use farlane_rdma_remoting::request::{Element, Opcode, RecvWqe, SendWqe};
 use farlane_zero_copy::{Pool, Region, copy_from_slice, copy_to_slice};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ pub const BYTES: u64 = 4 << 20;
 
 pub struct End {
     pub qp: Arc<dyn EngineQp>,
-    pub sends: LocalQueue<SendRequest>,
-    pub recvs: LocalQueue<RecvRequest>,
+    pub sends: LocalQueue<SendWqe>,
+    pub recvs: LocalQueue<RecvWqe>,
     pub cq: Arc<LocalCompletionQueue>,
     pub table: Arc<MemoryTable>,
     pub region: Region,
@@ -80,7 +80,7 @@ pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalComple
     let table = Arc::new(MemoryTable::new(16));
     let key = table
         .insert(MemoryRegion {
-            pd: 1,
+            pd: PdHandle(1),
             iova: IOVA,
             offset: 0,
             length: BYTES,
@@ -94,7 +94,7 @@ pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalComple
     let qp = engine
         .create_qp(QpSpec {
             kind: QPT_RC,
-            pd: 1,
+            pd: PdHandle(1),
             address: PortAddress {
                 gid: [gid; 16],
                 lid: lid(gid),
@@ -206,7 +206,8 @@ impl Pair {
     /// Turns of both ends until neither has anything to do.
     pub fn run(&mut self) {
         for _ in 0..10_000 {
-            let worked = self.a.qp.progress(self.now).worked | self.b.qp.progress(self.now).worked;
+            let worked = self.a.qp.progress(self.now.into()).worked
+                | self.b.qp.progress(self.now.into()).worked;
             if !worked {
                 return;
             }
@@ -229,15 +230,15 @@ impl End {
         }
     }
 
-    pub fn request(&self, opcode: Opcode, wr_id: u64, elements: &[Element]) -> SendRequest {
-        let mut request = SendRequest::default();
+    pub fn request(&self, opcode: Opcode, wr_id: u64, elements: &[Element]) -> SendWqe {
+        let mut request = SendWqe::default();
         (request.wr_id, request.opcode, request.signalled) = (wr_id, opcode, true);
         request.elements.set(elements).unwrap();
         request
     }
 
     pub fn post_recv(&self, wr_id: u64, elements: &[Element]) {
-        let mut request = RecvRequest {
+        let mut request = RecvWqe {
             wr_id,
             ..Default::default()
         };
@@ -269,7 +270,7 @@ impl End {
     }
 }
 
-pub fn remote(mut request: SendRequest, to: &End, offset: u64) -> SendRequest {
+pub fn remote(mut request: SendWqe, to: &End, offset: u64) -> SendWqe {
     request.remote_address = IOVA + offset;
     request.rkey = to.key;
     request

@@ -19,7 +19,7 @@ fn without_receive_requests_a_sender_waits_and_then_gives_up() {
     p.a.sends
         .post(p.a.request(Opcode::Send, 1, &[p.a.element(0, 4)]));
     p.run();
-    let first = p.a.qp.progress(p.now).deadline.unwrap() - p.now;
+    let first = p.a.qp.progress(p.now.into()).deadline.unwrap() - p.now;
     assert_eq!(
         first,
         Duration::from_micros(640),
@@ -43,7 +43,8 @@ fn a_receiver_that_changes_its_timer_again_and_again_is_given_up_all_the_same() 
     p.a.sends
         .post(p.a.request(Opcode::Send, 1, &[p.a.element(0, 4)]));
     p.run();
-    // 0.64 and 0.96 ms, and always before the timer has passed: two of them are over after 2 ms at most.
+    // 0.64 and 0.96 ms, and always before the timer has passed: two of them are over after 2 ms at
+    // most.
     for min_rnr_timer in [13, 12].into_iter().cycle().take(5) {
         let attr = QpAttr {
             min_rnr_timer,
@@ -79,7 +80,7 @@ fn a_receiver_is_told_of_the_first_message_before_it_is_ready_to_send() {
         a.sends
             .post(a.request(Opcode::Send, wr_id, &[a.element(0, 4)]));
     }
-    a.qp.progress(Instant::now());
+    a.qp.progress(Instant::now().into());
     assert_eq!([a.next(), a.next()], [Some((1, 0)), Some((2, 0))]);
     assert_eq!(*b.events.lock().unwrap(), [EVENT_COMM_EST]);
 }
@@ -157,7 +158,8 @@ fn a_sequence_that_never_matches_lets_the_worker_sleep() {
     assert!(!p.a.qp.is_ready());
 }
 
-/// Where two threads give the two ends their turns: whoever finds what the other end waits for has it woken, once.
+/// Where two threads give the two ends their turns: whoever finds what the other end waits for has
+/// it woken, once.
 #[test]
 fn who_waits_for_what_another_thread_finds_is_woken() {
     let wakes = Arc::new(AtomicUsize::new(0));
@@ -178,36 +180,40 @@ fn who_waits_for_what_another_thread_finds_is_woken() {
     let now = Instant::now();
     connect(&a, &b, 2, [100, 200], &setup);
     a.sends.post(a.request(Opcode::Send, 1, &[a.element(0, 8)]));
-    a.qp.progress(now);
-    assert_eq!(a.qp.progress(now), Progress::default(), "it waits");
+    a.qp.progress(now.into());
+    assert_eq!(a.qp.progress(now.into()), Progress::default(), "it waits");
     assert!(!a.qp.is_ready());
     woken();
 
     // The peer comes to answer.
     connect(&b, &a, 1, [200, 100], &setup);
     assert!(woken());
-    a.qp.progress(now);
-    assert_eq!(a.qp.progress(now), Progress::default(), "it waits again");
-    b.qp.progress(now);
+    a.qp.progress(now.into());
+    assert_eq!(
+        a.qp.progress(now.into()),
+        Progress::default(),
+        "it waits again"
+    );
+    b.qp.progress(now.into());
     assert!(!woken() && !b.qp.is_ready(), "nothing has been posted");
 
     // It posts a receive request, which its own thread finds.
     b.post_recv(2, &[b.element(0, 8)]);
     assert!(b.qp.is_ready(), "its thread sleeps without telling");
-    b.qp.progress(now);
+    b.qp.progress(now.into());
     assert!(woken());
-    b.qp.progress(now);
+    b.qp.progress(now.into());
     assert!(!woken(), "told twice");
-    a.qp.progress(now);
+    a.qp.progress(now.into());
     assert_eq!(a.next(), Some((1, WC_STATUS_SUCCESS)));
 
     // The receiver's end is one, too, and the flush of its requests is its own thread's.
     a.sends.post(a.request(Opcode::Send, 3, &[a.element(0, 8)]));
-    a.qp.progress(now);
+    a.qp.progress(now.into());
     b.post_recv(4, &[b.element(0, 4)]);
-    b.qp.progress(now);
+    b.qp.progress(now.into());
     woken();
-    a.qp.progress(now);
+    a.qp.progress(now.into());
     assert!(woken(), "the receive request is too short");
     assert!(b.qp.is_ready() || b.next().is_some());
     b.qp.destroy();

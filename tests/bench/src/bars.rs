@@ -7,7 +7,7 @@ use crate::rig::{End, connect};
 use crate::scale;
 use crate::stats::{Times, gib_per_s};
 use anyhow::{Context as _, Result};
-use farlane_compare::{Bar, Comparison, Side, alternating, compare, observe};
+use farlane_kit::compare::{Bar, Comparison, Side, alternating, compare, observe};
 use std::time::{Duration, Instant};
 
 /// Calls and writes of a round.

@@ -1,5 +1,6 @@
-//! `cargo xtask bench blk`: farlane-blk and qemu-storage-daemon over the same file, driven by the same driver (the
-//! `virtio-driver` crate) over vhost-user, without a VM, in turns in one run on one machine.
+//! `cargo xtask bench blk`: farlane-blk and qemu-storage-daemon over the same file, driven by the
+//! same driver (the `virtio-driver` crate) over vhost-user, without a VM, in turns in one run on
+//! one machine.
 
 #[path = "blk/backend.rs"]
 mod backend;
@@ -17,7 +18,7 @@ use anyhow::{Context as _, Result};
 use backend::{Backend, Kind};
 use clap::Parser;
 use drive::{Direction, Drive};
-use farlane_compare::{Bar, Side, alternating, compare};
+use farlane_kit::compare::{Bar, Side, alternating, compare};
 use report::Report;
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -39,12 +40,8 @@ struct Options {
     /// The backend to measure.
     #[arg(long, value_name = "PATH")]
     backend: PathBuf,
-    /// Where the results go.
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
-    /// Makes one tiny round of every measurement, and judges nothing.
-    #[arg(long)]
-    smoke: bool,
+    #[command(flatten)]
+    output: scale::Output,
     /// qemu-storage-daemon: the words that start it.
     #[arg(last = true, required = true)]
     reference: Vec<OsString>,
@@ -52,8 +49,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    scale::set_smoke(options.smoke);
-    std::fs::create_dir_all(&options.out)?;
+    let out = options.output.begin()?;
     let mut report = Report::default();
     for (place, parent) in [
         ("tmpfs", Path::new("/dev/shm")),
@@ -63,7 +59,7 @@ fn main() -> Result<()> {
             .with_context(|| format!("Cannot use {}", parent.display()))?;
         measure(&options, place, folder.path(), &mut report)?;
     }
-    report.finish(&options.out.join("blk.json"))
+    report.finish(&out.join("blk.json"))
 }
 
 fn measure(options: &Options, place: &str, folder: &Path, report: &mut Report) -> Result<()> {
@@ -75,8 +71,8 @@ fn measure(options: &Options, place: &str, folder: &Path, report: &mut Report) -
         written.write_all(&part)?;
     }
     written.sync_all()?;
-    // The reference has two ways to do asynchronous I/O: both are to be beaten. All three run all the time; those whose turn it
-    // is not sleep.
+    // The reference has two ways to do asynchronous I/O: both are to be beaten. All three run all
+    // the time; those whose turn it is not sleep.
     let kinds = [Kind::Farlane, Kind::Qemu("io_uring"), Kind::Qemu("native")];
     let mut backends = Vec::new();
     for kind in kinds {

@@ -66,7 +66,7 @@ impl Daemon {
 
     /// CPU time used so far.
     pub fn cpu_time(&self) -> Result<Duration> {
-        farlane_compare::cpu::of_process(self.child.id())
+        farlane_kit::compare::cpu::of_process(self.child.id())
     }
 }
 

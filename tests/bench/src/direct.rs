@@ -7,8 +7,8 @@ use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
-use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
-use farlane_rdma_remoting::request::{Element, Opcode, SendRequest};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
+use farlane_rdma_remoting::request::{Element, Opcode, SendWqe};
 use farlane_zero_copy::{Pool, Region};
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +17,7 @@ const ACCESS: u32 = rdma::ACCESS_LOCAL_WRITE | rdma::ACCESS_REMOTE_WRITE | rdma:
 
 struct End {
     qp: Arc<dyn EngineQp>,
-    sends: LocalQueue<SendRequest>,
+    sends: LocalQueue<SendWqe>,
     cq: Arc<LocalCompletionQueue>,
     key: u32,
 }
@@ -41,7 +41,7 @@ impl End {
         farlane_zero_copy::copy_from_slice(&region, 0, &vec![0x5a; BUFFER])?;
         let key = memory
             .insert(MemoryRegion {
-                pd: 1,
+                pd: PdHandle(1),
                 iova: 0,
                 offset: 0,
                 length: BUFFER as u64,
@@ -53,7 +53,7 @@ impl End {
         let (sends, cq) = (LocalQueue::default(), LocalCompletionQueue::new(4 * DEPTH));
         let qp = engine.create_qp(QpSpec {
             kind: rdma::QPT_RC,
-            pd: 1,
+            pd: PdHandle(1),
             address: PortAddress {
                 gid: [gid; 16],
                 lid: lid(gid),
@@ -130,7 +130,7 @@ impl Direct {
     }
 
     fn post(&self, bytes: usize) -> Result<()> {
-        let mut request = SendRequest::default();
+        let mut request = SendWqe::default();
         request.opcode = Opcode::Write;
         request.rkey = self.b.key;
         request.elements.set(&[Element {
@@ -144,7 +144,7 @@ impl Direct {
 
     fn poll(&self) -> Result<()> {
         loop {
-            self.a.qp.progress(Instant::now());
+            self.a.qp.progress(Instant::now().into());
             if let Some(completion) = self.a.cq.poll() {
                 if completion.status != 0 {
                     bail!("a request completed with status {}", completion.status);

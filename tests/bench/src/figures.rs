@@ -10,7 +10,7 @@ use crate::rig::{ACCESS, BUFFER, End, connect};
 use crate::scale;
 use crate::stats::{Times, gib_per_s};
 use anyhow::Result;
-use farlane_client::{Buffer, Mr};
+use farlane_rdma_client::{Buffer, Mr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -79,8 +79,8 @@ pub fn run(backend: &Path, out: &Path) -> Result<Report> {
 impl Run<'_> {
     /// Call round trip awake and asleep; spin against notify (fig. 9).
     fn calls(&mut self, cache_line: &Times, eventfd: &Times) -> Result<()> {
-        // The host socket: in the VM that the harness plays, one more thread of its own would have to
-        // wake up for an event.
+        // The host socket: in the VM that the harness plays, one more thread of its own would have
+        // to wake up for an event.
         let context = &self.hosts[0].context;
         let call = || context.verbs().nop(&()).map_err(anyhow::Error::from);
         let awake = Times::take(20_000, call)?;
@@ -214,7 +214,8 @@ impl Run<'_> {
             host_pair.push((x(bytes), rate(&between)));
             burst.push((x(bytes), gib_per_s(count * bytes, many.p50_us)));
             println!(
-                "{:>5} KiB: memcpy {:.1}, VM to VM {:.1}, burst {:.1}; process_vm_writev {:.1}, host to VM {:.1}, host to host {:.1} GiB/s",
+                "{:>5} KiB: memcpy {:.1}, VM to VM {:.1}, burst {:.1}; process_vm_writev {:.1}, \
+                 host to VM {:.1}, host to host {:.1} GiB/s",
                 bytes >> 10,
                 rate(&reference),
                 rate(&one),

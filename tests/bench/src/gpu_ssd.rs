@@ -1,5 +1,5 @@
-//! `cargo xtask bench gpu-ssd`: reads from files into device memory by every mechanism, in one run on
-//! one machine (spin-atc17, section 6).
+//! `cargo xtask bench gpu-ssd`: reads from files into device memory by every mechanism, in one run
+//! on one machine (spin-atc17, section 6).
 
 #[path = "gpu_ssd/disk.rs"]
 mod disk;
@@ -45,7 +45,8 @@ struct Options {
     /// Where the results go.
     #[arg(long, value_name = "DIR", required_unless_present = "worker")]
     out: Option<PathBuf>,
-    /// A folder on the disk that is measured, where direct I/O works; without it, that of the results.
+    /// A folder on the disk that is measured, where direct I/O works; without it, that of the
+    /// results.
     #[arg(long, value_name = "DIR")]
     disk: Option<PathBuf>,
     /// Measures some parts only.

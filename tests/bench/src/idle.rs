@@ -5,7 +5,7 @@ use crate::rig::End;
 use crate::scale;
 use crate::stats::Times;
 use anyhow::{Context as _, Result};
-use farlane_client::{Address, Context, Cq, DeviceInfo, Pd, Qp, QpCaps, QpInit};
+use farlane_rdma_client::{Address, Context, Cq, DeviceInfo, Pd, Qp, QpCaps, QpInit};
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -50,7 +50,8 @@ impl Drop for Idle {
     }
 }
 
-/// A message there and back, alone and beside idle processes, as far as the backend has mappings for their queue pairs.
+/// A message there and back, alone and beside idle processes, as far as the backend has mappings
+/// for their queue pairs.
 pub fn measure(report: &mut Report, ends: &[End; 2], socket: &Path) -> Result<()> {
     let there_and_back = || {
         ends[0].write(&ends[1], MESSAGE)?;

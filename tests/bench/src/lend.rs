@@ -29,19 +29,14 @@ struct Options {
     /// The borrower to measure.
     #[arg(long, value_name = "PATH", requires = "lender")]
     borrower: Option<PathBuf>,
-    /// Where the results go.
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
-    /// Makes one tiny round of every measurement, and judges nothing.
-    #[arg(long)]
-    smoke: bool,
+    #[command(flatten)]
+    output: scale::Output,
 }
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    scale::set_smoke(options.smoke);
-    std::fs::create_dir_all(&options.out)?;
+    let out = options.output.begin()?;
     let programs = options.lender.as_deref().zip(options.borrower.as_deref());
-    let report = measure::run(programs, &options.out)?;
-    report.finish(&options.out.join("lend.json"))
+    let report = measure::run(programs, out)?;
+    report.finish(&out.join("lend.json"))
 }

@@ -25,12 +25,8 @@ struct Options {
     /// The backend to measure.
     #[arg(long, value_name = "PATH")]
     backend: PathBuf,
-    /// Where the results go.
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
-    /// Makes one tiny round of every measurement, and judges nothing.
-    #[arg(long)]
-    smoke: bool,
+    #[command(flatten)]
+    output: scale::Output,
 }
 
 fn main() -> Result<()> {
@@ -41,8 +37,7 @@ fn main() -> Result<()> {
         return idle::be_idle(socket.into());
     }
     let options = Options::parse();
-    scale::set_smoke(options.smoke);
-    std::fs::create_dir_all(&options.out)?;
-    let report = figures::run(&options.backend, &options.out)?;
-    report.finish(&options.out.join("rdma.json"))
+    let out = options.output.begin()?;
+    let report = figures::run(&options.backend, out)?;
+    report.finish(&out.join("rdma.json"))
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask bench octo`: what locality costs and gives, at native speed: steering decisions, network frames, disk requests
-//! (ioctopus-asplos20, sections 5.1 to 5.4).
+//! `cargo xtask bench octo`: what locality costs and gives, at native speed: steering decisions,
+//! network frames, disk requests (ioctopus-asplos20, sections 5.1 to 5.4).
 
 #[path = "octo/blk.rs"]
 mod blk;
@@ -48,12 +48,8 @@ struct Options {
     /// What was measured in a VM.
     #[arg(long, value_name = "FILE")]
     guest: Option<PathBuf>,
-    /// Where the results go.
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
-    /// Makes one tiny round of every measurement, and judges nothing.
-    #[arg(long)]
-    smoke: bool,
+    #[command(flatten)]
+    output: scale::Output,
     /// Measures some parts only.
     #[arg(long, value_delimiter = ',')]
     only: Vec<Part>,
@@ -72,8 +68,7 @@ enum Part {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    scale::set_smoke(options.smoke);
-    std::fs::create_dir_all(&options.out)?;
+    let out = options.output.begin()?;
     let described = tempfile::tempdir()?;
     let machine = Machine::find(described.path())?;
     let wanted = |part: Part| options.only.is_empty() || options.only.contains(&part);
@@ -96,5 +91,5 @@ fn main() -> Result<()> {
     if wanted(Part::Net) {
         net::run(&options, &machine, &mut report)?;
     }
-    report.finish(&options.out.join("octo.json"))
+    report.finish(&out.join("octo.json"))
 }

@@ -2,7 +2,7 @@
 
 use crate::stats::Times;
 use anyhow::Result;
-use farlane_zero_copy::eventfd;
+use farlane_sys::eventfd;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

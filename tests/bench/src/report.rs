@@ -3,7 +3,7 @@
 use crate::scale;
 use crate::stats::Times;
 use anyhow::{Context as _, Result};
-use farlane_compare::{Bars, Comparison};
+use farlane_kit::compare::{Bars, Comparison};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -50,8 +50,8 @@ impl Report {
         self.bars.add_once(what, measured, unit, bar, reference);
     }
 
-    /// Writes everything as JSON, prints the table of bars in Markdown, and fails where a bar is not met. A smoke run judges
-    /// nothing, and overwrites no figures.
+    /// Writes everything as JSON, prints the table of bars in Markdown, and fails where a bar is
+    /// not met. A smoke run judges nothing, and overwrites no figures.
     pub fn finish(mut self, path: &Path) -> Result<()> {
         if scale::is_smoke() {
             println!(

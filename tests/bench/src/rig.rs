@@ -3,11 +3,11 @@
 use anyhow::{Context as _, Result, bail};
 use farlane_abi::queue::{OP_RDMA_WRITE, SEND_SIGNALED};
 use farlane_abi::rdma::{self, QpAttr};
-use farlane_client::{
+use farlane_rdma_client::{
     Address, Channel, Completion, Context, Cq, DeviceInfo, Mr, Payload, Pd, Qp, QpCaps, QpInit,
     SendRequest, Sge,
 };
-use farlane_harness::Vm;
+use farlane_vm_front_end::guest_device::Vm;
 use std::path::Path;
 use std::sync::Arc;
 

@@ -1,6 +1,8 @@
 //! How much is measured: everything, or one tiny round of everything to see that it works.
 
-use farlane_compare::Plan;
+use anyhow::{Context as _, Result};
+use farlane_kit::compare::Plan;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -10,6 +12,32 @@ static IS_SMOKE: AtomicBool = AtomicBool::new(false);
 /// With `--smoke`: one tiny round of every measurement, no bar enforced.
 pub fn set_smoke(smoke: bool) {
     IS_SMOKE.store(smoke, Ordering::Relaxed);
+}
+
+/// Options of every bench.
+#[derive(Clone, clap::Args)]
+pub struct Output {
+    /// Where the results go.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Makes one tiny round of every measurement, and judges nothing.
+    #[arg(long)]
+    smoke: bool,
+}
+
+impl Output {
+    /// Goes by them; returns where the results go.
+    pub fn begin(&self) -> Result<&Path> {
+        set_smoke(self.smoke);
+        std::fs::create_dir_all(&self.out)
+            .with_context(|| format!("Cannot make {}", self.out.display()))?;
+        Ok(&self.out)
+    }
+
+    /// Where the results go.
+    pub fn folder(&self) -> &Path {
+        &self.out
+    }
 }
 
 /// Whether only that all measurements work is to be shown.

@@ -1,4 +1,5 @@
-//! Each package, built together with `farlane-features`, gets its dependencies with the features that the whole workspace resolves.
+//! Each package, built together with `farlane-features`, gets its dependencies with the features
+//! that the whole workspace resolves.
 
 #![allow(clippy::unwrap_used)]
 

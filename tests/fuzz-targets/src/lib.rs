@@ -1,10 +1,12 @@
 //! The fuzz targets: what each does with one input.
 //!
-//! An input is a little program, see [`Input`]: steps that a guest or another hostile peer could take, with all the bytes that
-//! it could write. Whatever it does, the backend must not panic, must come to rest, must touch no memory but what was attached,
-//! and must have released everything in the end. Where it can be, a target has no threads, so that an input always does the same.
+//! An input is a little program, see [`Input`]: steps that a guest or another hostile peer could
+//! take, with all the bytes that it could write. Whatever it does, the backend must not panic, must
+//! come to rest, must touch no memory but what was attached, and must have released everything in
+//! the end. Where it can be, a target has no threads, so that an input always does the same.
 //!
-//! The programs in `tests/fuzz` give these functions to libFuzzer; `tests/replay.rs` runs them over the corpus.
+//! The programs in `tests/fuzz` give these functions to libFuzzer; `tests/replay.rs` runs them over
+//! the corpus.
 
 // What fails here is a finding, or a system without memory.
 #![allow(clippy::expect_used, clippy::unwrap_used)]

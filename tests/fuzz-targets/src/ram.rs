@@ -33,8 +33,8 @@ impl Ram {
         &self.file
     }
 
-    /// The memory as a vhost-user front-end tells of it: parts as (guest address, offset in the file, bytes), in order of
-    /// the addresses.
+    /// The memory as a vhost-user front-end tells of it: parts as (guest address, offset in the
+    /// file, bytes), in order of the addresses.
     #[must_use]
     pub fn parts(&self, parts: &[(u64, u64, u64)]) -> GuestMemoryMmap {
         let ranges = parts.iter().map(|&(address, offset, bytes)| {

@@ -8,10 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::protocol::{CHUNK_BYTES, Ending, ProtocolError, Reply, Request, Stream, receive, send};
 use anyhow::{Context, Result, bail};
-use farlane_vm_agent::protocol::{
-    CHUNK_BYTES, Ending, ProtocolError, Reply, Request, Stream, receive, send,
-};
 
 /// How long the agent may take for what it does itself.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -185,7 +183,8 @@ impl Agent {
             .is_none_or(|state| state.end.is_some())
     }
 
-    /// Waits until a command's output holds for `wanted`, or it has ended; `false` when `timeout` is over.
+    /// Waits until a command's output holds for `wanted`, or it has ended; `false` when `timeout`
+    /// is over.
     pub(crate) fn wait_output(
         &self,
         job: u32,
@@ -212,7 +211,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Kills a command that nobody waits for any more. Does not wait for an answer: the guest may hang.
+    /// Kills a command that nobody waits for any more. Does not wait for an answer: the guest may
+    /// hang.
     pub(crate) fn abandon(&self, job: u32) {
         self.inbox.lock().jobs.remove(&job);
         if let Err(error) = self.send(&Request::Signal {

@@ -1,5 +1,5 @@
-//! What a guest may have attached besides its Farlane device: devices that another process serves over vfio-user, disks,
-//! windows of shared memory, and a network to this machine.
+//! What a guest may have attached besides its Farlane device: devices that another process serves
+//! over vfio-user, disks, windows of shared memory, and a network to this machine.
 
 use std::path::{Path, PathBuf};
 
@@ -15,15 +15,16 @@ pub enum Ram {
     /// A memfd that backends get and map.
     #[default]
     Shared,
-    /// A file of this machine that another process, or another guest's [`Window`], maps too. QEMU makes it of the
-    /// right size where it does not exist; it stays.
+    /// A file of this machine that another process, or another guest's [`Window`], maps too. QEMU
+    /// makes it of the right size where it does not exist; it stays.
     File(PathBuf),
-    /// Memory of QEMU alone: backends get no descriptor of it, and have to ask QEMU for each access.
+    /// Memory of QEMU alone: backends get no descriptor of it, and have to ask QEMU for each
+    /// access.
     Private,
 }
 
-/// A device that another process serves over vfio-user, in a PCIe port of its own, so that it can be plugged in and
-/// out.
+/// A device that another process serves over vfio-user, in a PCIe port of its own, so that it can
+/// be plugged in and out.
 #[derive(Debug, Clone)]
 pub struct VfioUser {
     /// Its id in QEMU; its port is called `<id>-port`.
@@ -38,12 +39,13 @@ pub struct VfioUser {
 pub enum DiskKind {
     /// QEMU's own emulated NVMe controller, in a PCIe port of its own, with one namespace.
     Nvme,
-    /// A virtio disk: `/dev/vda` and so on, in the order of the list. The guest has to load `virtio_blk`.
+    /// A virtio disk: `/dev/vda` and so on, in the order of the list. The guest has to load
+    /// `virtio_blk`.
     Virtio,
 }
 
-/// A PCIe switch, in a root port of its own. Its ports are called `<id>-port0`, `<id>-port1` and so on. Peer-to-peer DMA
-/// works between devices of one switch, and in general not between root ports.
+/// A PCIe switch, in a root port of its own. Its ports are called `<id>-port0`, `<id>-port1` and so
+/// on. Peer-to-peer DMA works between devices of one switch, and in general not between root ports.
 #[derive(Debug, Clone)]
 pub struct Switch {
     /// Its id in QEMU.
@@ -52,8 +54,8 @@ pub struct Switch {
     pub ports: u32,
 }
 
-/// An NVMe controller without a namespace whose controller memory buffer is memory for peer-to-peer DMA
-/// (`p2pmem/allocate` in sysfs): a device with memory of its own, as a GPU is.
+/// An NVMe controller without a namespace whose controller memory buffer is memory for peer-to-peer
+/// DMA (`p2pmem/allocate` in sysfs): a device with memory of its own, as a GPU is.
 #[derive(Debug, Clone)]
 pub struct NvmeMemory {
     /// Its id in QEMU.
@@ -67,7 +69,8 @@ pub struct NvmeMemory {
 /// A disk that QEMU itself serves from a raw file or block device of this machine.
 #[derive(Debug, Clone)]
 pub struct Disk {
-    /// Its id in QEMU, and the serial number that the guest sees. A port of its own is called `<id>-port`.
+    /// Its id in QEMU, and the serial number that the guest sees. A port of its own is called
+    /// `<id>-port`.
     pub id: String,
     /// How the guest sees it.
     pub kind: DiskKind,
@@ -77,20 +80,23 @@ pub struct Disk {
     pub file: PathBuf,
 }
 
-/// A virtio disk that another process serves over vhost-user, in a PCIe port of its own. The guest has to load
-/// `virtio_blk`; what the disk answers as its serial number is in `/sys/block/*/serial`.
+/// A virtio disk that another process serves over vhost-user, in a PCIe port of its own. The guest
+/// has to load `virtio_blk`; what the disk answers as its serial number is in
+/// `/sys/block/*/serial`.
 #[derive(Debug, Clone)]
 pub struct VhostUserDisk {
     /// Its id in QEMU. Its port is called `<id>-port`.
     pub id: String,
-    /// The socket of the backend, which listens already. QEMU connects again when the backend goes and comes back.
+    /// The socket of the backend, which listens already. QEMU connects again when the backend goes
+    /// and comes back.
     pub socket: PathBuf,
     /// How many request queues it has; the backend has at least as many.
     pub queues: u32,
 }
 
-/// A function (`ivshmem-plain`, vendor 1af4, device 1110) whose BAR 2 is a file of this machine: what one memory window
-/// of a non-transparent bridge is in hardware. The file may be the memory of another guest, see [`Ram::File`].
+/// A function (`ivshmem-plain`, vendor 1af4, device 1110) whose BAR 2 is a file of this machine:
+/// what one memory window of a non-transparent bridge is in hardware. The file may be the memory of
+/// another guest, see [`Ram::File`].
 #[derive(Debug, Clone)]
 pub struct Window {
     /// Its id in QEMU.
@@ -183,7 +189,8 @@ impl VhostUserDisk {
 }
 
 impl Switch {
-    /// The words for QEMU's command line; the root port and those of the switch have numbers from `number` up.
+    /// The words for QEMU's command line; the root port and those of the switch have numbers from
+    /// `number` up.
     pub(crate) fn words(&self, numbers: &mut impl Iterator<Item = u32>) -> Vec<String> {
         let Self { id, ports } = self;
         let mut words = Vec::new();
@@ -252,7 +259,8 @@ pub(crate) fn port(id: &str, number: u32) -> Vec<String> {
     vec![
         "-device".into(),
         format!(
-            "pcie-root-port,id={id}-port,bus=pcie.0,chassis={number},slot={number},pref64-reserve={PLUGGED_MEMORY}"
+            "pcie-root-port,id={id}-port,bus=pcie.0,chassis={number},slot={number},\
+             pref64-reserve={PLUGGED_MEMORY}"
         ),
     ]
 }

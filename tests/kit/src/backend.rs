@@ -11,11 +11,11 @@ use rustix::process::Signal;
 
 use crate::process::{Process, describe, tail};
 
-/// How long a daemon may take until its sockets exist.
-const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a daemon may take until its sockets exist, where guests and builds have the processors.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a daemon may take to end after SIGTERM.
-const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a daemon may take to end after SIGTERM, there: one that is slow is killed, which fails.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A daemon that serves UNIX sockets. It is ended when it is dropped.
 #[derive(Debug)]
@@ -85,7 +85,8 @@ impl Backend {
         self.process.is_running()
     }
 
-    /// Lets the daemon run no further (SIGSTOP), which leaves whatever it was doing half done. It can be killed then.
+    /// Lets the daemon run no further (SIGSTOP), which leaves whatever it was doing half done. It
+    /// can be killed then.
     ///
     /// # Errors
     /// When it has ended.

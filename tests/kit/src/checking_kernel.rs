@@ -1,5 +1,6 @@
-//! A kernel that checks itself: built from the distribution's source with KASAN (use of memory that is not there), lockdep (locks
-//! taken in orders that can block) and kmemleak (memory that nothing points to).
+//! A kernel that checks itself: built from the distribution's source with KASAN (use of memory that
+//! is not there), lockdep (locks taken in orders that can block) and kmemleak (memory that nothing
+//! points to).
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -55,7 +56,8 @@ fn build(tree: &Tree) -> Result<()> {
     run(
         tree,
         &format!(
-            "cd {inside} && make -s KCONFIG_ALLCONFIG=farlane.config allnoconfig && make -s -j$(nproc) bzImage modules && \
+            "cd {inside} && make -s KCONFIG_ALLCONFIG=farlane.config allnoconfig && make -s \
+             -j$(nproc) bzImage modules && \
              make -s modules_install && make -s kernelrelease >/farlane-release"
         ),
     )?;

@@ -1,5 +1,6 @@
-//! Archives in the `newc` format that the kernel unpacks its first file system from. Several archives may lie one
-//! behind the other; a later one adds to, and replaces files of, the earlier ones.
+//! Archives in the `newc` format that the kernel unpacks its first file system from. Several
+//! archives may lie one behind the other; a later one adds to, and replaces files of, the earlier
+//! ones.
 
 use std::io::{self, Write};
 
@@ -76,7 +77,8 @@ impl<W: Write> Archive<W> {
         let size = u32::try_from(data.len()).map_err(too_big)?;
         let name_size = u32::try_from(name.len() + 1).map_err(too_big)?;
         self.inode += 1;
-        // Inode, mode, uid, gid, links, mtime, size, device (major, minor), special device (same), name size, checksum.
+        // Inode, mode, uid, gid, links, mtime, size, device (major, minor), special device (same),
+        // name size, checksum.
         let fields = [self.inode, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name_size, 0];
         let mut header = String::from("070701");
         for field in fields {

@@ -1,4 +1,5 @@
-//! Which Debian the kit takes things from: the trees, their packages, and where this machine fetches packages.
+//! Which Debian the kit takes things from: the trees, their packages, and where this machine
+//! fetches packages.
 
 use std::env;
 use std::process::Command;
@@ -25,7 +26,8 @@ pub struct TreeSpec {
     pub backports: &'static [&'static str],
 }
 
-/// QEMU, its storage daemon, the guests' kernel and everything that runs in a guest; also builds the guest driver for that kernel.
+/// QEMU, its storage daemon, the guests' kernel and everything that runs in a guest; also builds
+/// the guest driver for that kernel.
 pub const GUEST_TREE: TreeSpec = TreeSpec {
     name: "tree",
     suite: "trixie",
@@ -128,7 +130,8 @@ pub fn mirror() -> Result<String> {
         }
     }
     bail!(
-        "apt on this machine knows no Debian mirror: add one to its sources and run `sudo apt-get update`, or set \
+        "apt on this machine knows no Debian mirror: add one to its sources and run `sudo apt-get \
+         update`, or set \
          {MIRROR_VARIABLE} to the address of one"
     )
 }

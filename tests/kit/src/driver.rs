@@ -17,11 +17,12 @@ use crate::{packages, progress};
 /// How long a build may take.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Where the driver is built within a tree: the headers refer to each other by absolute paths. It stays there, so that
-/// make has little to do the next time.
+/// Where the driver is built within a tree: the headers refer to each other by absolute paths. It
+/// stays there, so that make has little to do the next time.
 const BUILD_FOLDER: &str = "/build/farlane";
 
-/// The kernels that the driver is built for: the beginning of their releases, and the trees with their headers.
+/// The kernels that the driver is built for: the beginning of their releases, and the trees with
+/// their headers.
 pub const KERNELS: &[(&str, &TreeSpec)] = &[
     ("6.1.", &HEADERS_6_1),
     ("6.12.", &HEADERS_6_12),
@@ -107,7 +108,8 @@ fn build_locked(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
     })
 }
 
-/// Makes a folder's sources those of another; writes only those that changed, so that make sees which.
+/// Makes a folder's sources those of another; writes only those that changed, so that make sees
+/// which.
 fn copy_sources(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("Cannot make {}", to.display()))?;
     let sources = sources(from)?;

@@ -64,7 +64,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts to boot a guest; [`Guest::wait_ready`] tells when it is up, so that several can boot side by side.
+    /// Starts to boot a guest; [`Guest::wait_ready`] tells when it is up, so that several can boot
+    /// side by side.
     ///
     /// # Errors
     /// When QEMU cannot be started.
@@ -254,7 +255,8 @@ impl Guest {
         self.qemu().pid()
     }
 
-    /// Runs a shell command to its end, which must be exit status 0, and returns its standard output.
+    /// Runs a shell command to its end, which must be exit status 0, and returns its standard
+    /// output.
     ///
     /// # Errors
     /// When it fails, or hangs for [`COMMAND_TIMEOUT`].
@@ -279,8 +281,8 @@ impl Guest {
         self.spawn(command)?.wait(COMMAND_TIMEOUT)
     }
 
-    /// Starts a shell command. It has ended when nothing holds its outputs any more, so what it leaves in the
-    /// background must have its outputs redirected.
+    /// Starts a shell command. It has ended when nothing holds its outputs any more, so what it
+    /// leaves in the background must have its outputs redirected.
     ///
     /// # Errors
     /// When the guest cannot be reached.
@@ -351,7 +353,8 @@ impl Guest {
         Ok(())
     }
 
-    /// Takes the Farlane device out of the running guest and waits until the guest has let go of it.
+    /// Takes the Farlane device out of the running guest and waits until the guest has let go of
+    /// it.
     ///
     /// # Errors
     /// When QEMU refuses or the guest keeps the device.
@@ -367,7 +370,8 @@ impl Guest {
         Ok(())
     }
 
-    /// Plugs a Farlane device into the running guest, after [`Guest::unplug_farlane`]; its backend listens already.
+    /// Plugs a Farlane device into the running guest, after [`Guest::unplug_farlane`]; its backend
+    /// listens already.
     ///
     /// # Errors
     /// When QEMU refuses.
@@ -387,8 +391,9 @@ impl Guest {
         self.qmp.device_add(farlane_device(generation))
     }
 
-    /// Plugs a vfio-user device into its own port of the running guest: see [`VmConfig::vfio_user_port`]. Its server
-    /// listens already. The guest's driver probes it some time after this returns.
+    /// Plugs a vfio-user device into its own port of the running guest: see
+    /// [`VmConfig::vfio_user_port`]. Its server listens already. The guest's driver probes it some
+    /// time after this returns.
     ///
     /// # Errors
     /// When QEMU refuses: the port is taken, or the server does not serve.
@@ -398,8 +403,8 @@ impl Guest {
             .map_err(|error| self.failure(error))
     }
 
-    /// Plugs a controller of an NVMe subsystem that was unplugged into its port again: see [`VmConfig::nvme_subsystem`]. The
-    /// guest's driver probes it some time after this returns.
+    /// Plugs a controller of an NVMe subsystem that was unplugged into its port again: see
+    /// [`VmConfig::nvme_subsystem`]. The guest's driver probes it some time after this returns.
     ///
     /// # Errors
     /// When QEMU refuses: the port is taken.
@@ -409,7 +414,8 @@ impl Guest {
             .map_err(|error| self.failure(error))
     }
 
-    /// Takes a device out of the running guest and waits until the guest has let go of it (`DEVICE_DELETED`).
+    /// Takes a device out of the running guest and waits until the guest has let go of it
+    /// (`DEVICE_DELETED`).
     ///
     /// # Errors
     /// When QEMU refuses or the guest keeps the device.
@@ -434,8 +440,8 @@ impl Guest {
         Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
     }
 
-    /// Pulls the cable of the interface whose ports are [forwarded](Self::forwarded), or plugs it in: without it no frame arrives, in
-    /// either direction.
+    /// Pulls the cable of the interface whose ports are [forwarded](Self::forwarded), or plugs it
+    /// in: without it no frame arrives, in either direction.
     ///
     /// # Errors
     /// When it has no such interface.
@@ -444,8 +450,8 @@ impl Guest {
         self.qmp.execute("set_link", link).map(drop)
     }
 
-    /// Resets the machine, as its reset button does, and waits until the guest takes commands again. What ran in it is
-    /// lost.
+    /// Resets the machine, as its reset button does, and waits until the guest takes commands
+    /// again. What ran in it is lost.
     ///
     /// # Errors
     /// When QEMU refuses, or the guest does not boot again.
@@ -535,14 +541,16 @@ mod tests {
 
     #[test]
     fn the_port_that_qemu_chose_is_found() {
-        let table = "Hub -1 (user):\n  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\n  \
+        let table = "Hub -1 (user):\n  Protocol[State]    FD  Source Address  Port   Dest. \
+                     Address  Port RecvQ SendQ\n  \
             TCP[HOST_FORWARD]  14       127.0.0.1 40321       10.0.2.15  4420     0     0\n  \
             TCP[HOST_FORWARD]  15       127.0.0.1 40322       10.0.2.15  4421     0     0\n";
         assert_eq!(forwarded_port(table, 4421), Some(40322));
         assert_eq!(forwarded_port(table, 40321), None);
     }
 
-    const TABLE: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n\
+    const TABLE: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when \
+                         retrnsmt   uid\n\
         0: 00000000:4855 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0\n\
         1: 0100007F:0016 0100007F:4856 01 00000000:00000000 00:00000000 00000000     0\n";
 

@@ -1,5 +1,5 @@
-//! Small C programs for guests: compiled with this machine's C compiler, whose C library is no newer than the guests',
-//! and with the tree's headers and libraries of everything else.
+//! Small C programs for guests: compiled with this machine's C compiler, whose C library is no
+//! newer than the guests', and with the tree's headers and libraries of everything else.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

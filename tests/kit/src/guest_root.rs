@@ -1,7 +1,9 @@
-//! The guests' root file system. Nothing of it is copied or unpacked in a boot: read-only file systems (EROFS) lie in the guest's
-//! memory from its start, as persistent memory does, and a small first file system lays them over each other, with a tmpfs on
-//! top for what the guest writes. One has what every guest needs and the kernel's modules; where a guest wants them there
-//! are the programs for disks and those for networks; and one, made for each boot, has the files of this run.
+//! The guests' root file system. Nothing of it is copied or unpacked in a boot: read-only file
+//! systems (EROFS) lie in the guest's memory from its start, as persistent memory does, and a small
+//! first file system lays them over each other, with a tmpfs on top for what the guest writes. One
+//! has what every guest needs and the kernel's modules; where a guest wants them there are the
+//! programs for disks and those for networks; and one, made for each boot, has the files of this
+//! run.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs;
@@ -129,7 +131,8 @@ impl GuestRoot {
         Ok(())
     }
 
-    /// The file systems of one guest, the topmost first; that of the files of this run is written to `path`.
+    /// The file systems of one guest, the topmost first; that of the files of this run is written
+    /// to `path`.
     ///
     /// # Errors
     /// When a file cannot be read or written.

@@ -1,8 +1,9 @@
-//! Threads of a daemon that are stopped, and then held at a system call of the test's choosing (`ptrace(2)`): what the
-//! daemon has taken and not completed at that moment stays so for as long as the test likes.
+//! Threads of a daemon that are stopped, and then held at a system call of the test's choosing
+//! (`ptrace(2)`): what the daemon has taken and not completed at that moment stays so for as long
+//! as the test likes.
 //!
-//! A signal would stop the daemon at any moment, mostly an idle one. At the entry of the call that moves a request's data
-//! there is a request under way, in every run and on every machine.
+//! A signal would stop the daemon at any moment, mostly an idle one. At the entry of the call that
+//! moves a request's data there is a request under way, in every run and on every machine.
 
 use std::fs;
 use std::marker::PhantomData;
@@ -96,8 +97,9 @@ impl Held {
         Ok(held)
     }
 
-    /// Lets the threads go on until one of them is about to make a system call that `wanted` accepts, and stops all others
-    /// then; `None` when none does within `timeout`. What a call's file descriptors mean says [`file_of`](Self::file_of).
+    /// Lets the threads go on until one of them is about to make a system call that `wanted`
+    /// accepts, and stops all others then; `None` when none does within `timeout`. What a call's
+    /// file descriptors mean says [`file_of`](Self::file_of).
     ///
     /// # Errors
     /// When the threads have ended.
@@ -142,7 +144,8 @@ impl Held {
         }
     }
 
-    /// Lets all threads go but those that are at a system call which [`advance`](Self::advance) has found.
+    /// Lets all threads go but those that are at a system call which [`advance`](Self::advance) has
+    /// found.
     pub fn release_others(&mut self) {
         let threads = std::mem::take(&mut self.threads);
         let (held, others) = threads.into_iter().partition(|thread| thread.is_at_call);
@@ -306,15 +309,16 @@ fn entry(id: i32) -> Result<Option<Call>> {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // A thread is let go only from a stop. One that does not stop is let go by the end of this process.
+        // A thread is let go only from a stop. One that does not stop is let go by the end of this
+        // process.
         let _ = self.stop_all();
         for thread in self.threads.iter().filter(|t| t.state == State::Stopped) {
             let signal = usize::try_from(thread.signal).unwrap_or(0);
             // SAFETY: a request without pointers.
             let rc = unsafe { libc::ptrace(libc::PTRACE_DETACH, thread.id, 0_usize, signal) };
             if rc != 0 && thread.id != self.process {
-                // It was killed: its end is ours to take, as long as which the process has not ended.
-                // SAFETY: no status is asked for.
+                // It was killed: its end is ours to take, as long as which the process has not
+                // ended. SAFETY: no status is asked for.
                 unsafe { libc::waitpid(thread.id, std::ptr::null_mut(), libc::__WALL) };
             }
         }

@@ -1,5 +1,5 @@
-//! Network interfaces of a guest, besides the [`crate::wire`]: served over vhost-user by another process, or by QEMU over a
-//! tap of a [`crate::network::Network`].
+//! Network interfaces of a guest, besides the [`crate::wire`]: served over vhost-user by another
+//! process, or by QEMU over a tap of a [`crate::network::Network`].
 
 use std::path::{Path, PathBuf};
 
@@ -19,8 +19,8 @@ const QUEUE_SIZE: u32 = 256;
 /// The virtio id of a network interface (virtio 1.2, 5).
 const VIRTIO_ID: u32 = 1;
 
-/// A network interface of a guest, in a PCIe port of its own. The guest has to load `virtio_net`; interfaces are called
-/// `eth0`, `eth1` ... in the order of their ports.
+/// A network interface of a guest, in a PCIe port of its own. The guest has to load `virtio_net`;
+/// interfaces are called `eth0`, `eth1` ... in the order of their ports.
 #[derive(Debug, Clone)]
 pub struct Interface {
     /// Its id in QEMU. Its port is called `<id>-port`.
@@ -38,11 +38,11 @@ pub struct Interface {
 /// Who serves an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Server {
-    /// A backend that listens on this socket, behind QEMU's `-netdev vhost-user`: QEMU answers the control queue, tells the
-    /// address, and connects again when the backend goes and comes back.
+    /// A backend that listens on this socket, behind QEMU's `-netdev vhost-user`: QEMU answers the
+    /// control queue, tells the address, and connects again when the backend goes and comes back.
     VhostUser(PathBuf),
-    /// A backend that listens on this socket, behind QEMU's generic vhost-user device: it has the control queue and the
-    /// configuration space to itself. QEMU does not connect again.
+    /// A backend that listens on this socket, behind QEMU's generic vhost-user device: it has the
+    /// control queue and the configuration space to itself. QEMU does not connect again.
     Generic(PathBuf),
     /// QEMU itself, over this tap; QEMU has to run [`crate::qemu::VmConfig::inside`] its network.
     Tap(String),
@@ -100,7 +100,8 @@ impl Interface {
                 words.extend([
                     "-netdev".into(),
                     format!(
-                        "tap,id={id}-net,ifname={tap},script=no,downscript=no,vhost=off,queues={pairs}"
+                        "tap,id={id}-net,ifname={tap},script=no,downscript=no,vhost=off,\
+                         queues={pairs}"
                     ),
                 ]);
                 words.extend(self.device(",rx_queue_size=1024"));
@@ -111,7 +112,8 @@ impl Interface {
                 words.extend([
                     "-device".into(),
                     format!(
-                        "vhost-user-test-device-pci,id={id},bus={id}-port,chardev={id}-socket,virtio-id={VIRTIO_ID},\
+                        "vhost-user-test-device-pci,id={id},bus={id}-port,chardev={id}-socket,\
+                         virtio-id={VIRTIO_ID},\
                          num_vqs={queues},vq_size={QUEUE_SIZE},config_size={CONFIG_BYTES}"
                     ),
                 ]);

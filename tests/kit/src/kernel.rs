@@ -15,8 +15,9 @@ use crate::workspace::Workspace;
 /// How long unpacking may take.
 const UNPACK_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Where a bzImage says how many sectors of 512 bytes its set-up code has besides the first, and, counted from the end of that code,
-/// where its packed kernel is and how long (Linux Documentation/arch/x86/boot.rst).
+/// Where a bzImage says how many sectors of 512 bytes its set-up code has besides the first, and,
+/// counted from the end of that code, where its packed kernel is and how long (Linux
+/// Documentation/arch/x86/boot.rst).
 const SETUP_SECTORS: usize = 0x1f1;
 const PAYLOAD_OFFSET: usize = 0x248;
 const PAYLOAD_LENGTH: usize = 0x24c;
@@ -32,8 +33,8 @@ const ELF: &[u8] = b"\x7fELF";
 pub struct Kernel {
     /// Its release: what `uname -r` says.
     pub release: String,
-    /// The kernel as an ELF file, which QEMU starts at its PVH entry: unpacking itself would take an emulated machine a second. Or as it is
-    /// packed: see [`packed`](Self::packed).
+    /// The kernel as an ELF file, which QEMU starts at its PVH entry: unpacking itself would take
+    /// an emulated machine a second. Or as it is packed: see [`packed`](Self::packed).
     pub image: PathBuf,
     /// The folder of its modules.
     pub modules: PathBuf,
@@ -69,8 +70,9 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// The same kernel, packed, which QEMU starts by Linux' own boot protocol: slower. For one with KASAN, whose PVH entry cannot run: its
-    /// checks touch shadow memory that is not mapped so early.
+    /// The same kernel, packed, which QEMU starts by Linux' own boot protocol: slower. For one with
+    /// KASAN, whose PVH entry cannot run: its checks touch shadow memory that is not mapped so
+    /// early.
     #[must_use]
     pub fn packed(self, tree: &Tree) -> Self {
         Self {

@@ -19,13 +19,15 @@ use crate::scratch::Scratch;
 use crate::tree::Tree;
 use crate::workspace::Workspace;
 
-/// An environment variable that chooses what runs the guests: `tcg`, `kvm`, or `auto`, which is KVM where it works.
+/// An environment variable that chooses what runs the guests: `tcg`, `kvm`, or `auto`, which is KVM
+/// where it works.
 pub const ACCELERATOR_VARIABLE: &str = "FARLANE_VM_ACCEL";
 
 /// How long a guest may take to boot under KVM.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes the guests' Debian tree and root file system, which takes long and needs no program of this workspace.
+/// Makes the guests' Debian tree and root file system, which takes long and needs no program of
+/// this workspace.
 ///
 /// # Errors
 /// When they cannot be made.
@@ -76,7 +78,7 @@ impl Kit {
         let tree = Tree::ensure(workspace, &GUEST_TREE)?;
         let kernel = Kernel::of(workspace, &tree, &tree)?;
         let root = GuestRoot::ensure(workspace, &tree, &kernel)?;
-        workspace.build(&["farlane-vm-agent"])?;
+        workspace.build(&["farlane-kit"])?;
         let mut kit = Self {
             qemu: Qemu::find(&tree),
             agent: workspace.built("farlane-vm-agent")?,
@@ -92,8 +94,8 @@ impl Kit {
         Ok(kit)
     }
 
-    /// What runs the guests, and what runs in them, in a line: Debian's packages are those that its mirror had when a tree was
-    /// made.
+    /// What runs the guests, and what runs in them, in a line: Debian's packages are those that its
+    /// mirror had when a tree was made.
     ///
     /// # Errors
     /// When QEMU or the tree's list of packages cannot be asked.
@@ -182,7 +184,8 @@ impl Kit {
         Guest::start(self, config, self.accelerator, scratch, logs)
     }
 
-    /// The read-only file systems of one guest, the topmost first. That of this run's files is written to `path`.
+    /// The read-only file systems of one guest, the topmost first. That of this run's files is
+    /// written to `path`.
     pub(crate) fn images(&self, config: &VmConfig<'_>, path: &Path) -> Result<Vec<PathBuf>> {
         let mut files = vec![GuestFile::new(&self.agent, "usr/sbin/farlane-vm-agent")];
         files.extend(config.files.iter().cloned());
@@ -204,8 +207,8 @@ impl Kit {
         })
     }
 
-    /// Whether KVM runs guests here; tried once each time this machine was booted. A `/dev/kvm` that exists may still not run a
-    /// stock kernel: a guest that boots is the proof.
+    /// Whether KVM runs guests here; tried once each time this machine was booted. A `/dev/kvm`
+    /// that exists may still not run a stock kernel: a guest that boots is the proof.
     fn kvm_works(&self) -> Result<bool> {
         if !Path::new("/dev/kvm").exists() {
             return Ok(false);

@@ -1,14 +1,16 @@
 //! The VM kit: makes what test guests need, boots them, works in them, and leaves nothing running.
 //!
-//! A scenario boots [`guest::Guest`]s from a [`qemu::VmConfig`], runs commands in them with [`guest::Guest::run`] and
-//! [`guest::Guest::spawn`], starts daemons and host programs as [`backend::Backend`] and [`process::Process`], and
-//! puts its figures into a [`report::Report`]. Everything is ended when its value is dropped, when the process is
-//! told to end, and when it dies.
+//! A scenario boots [`guest::Guest`]s from a [`qemu::VmConfig`], runs commands in them with
+//! [`guest::Guest::run`] and [`guest::Guest::spawn`], starts daemons and host programs as
+//! [`backend::Backend`] and [`process::Process`], and puts its figures into a [`report::Report`].
+//! Everything is ended when its value is dropped, when the process is told to end, and when it
+//! dies.
 
 mod agent;
 pub mod attachments;
 pub mod backend;
 pub mod checking_kernel;
+pub mod compare;
 mod contents;
 pub mod cpio;
 pub mod debian;
@@ -28,6 +30,7 @@ pub mod numa;
 pub mod packages;
 pub mod process;
 pub mod progress;
+pub mod protocol;
 pub mod qemu;
 pub mod qmp;
 pub mod recorder;

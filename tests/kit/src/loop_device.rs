@@ -119,7 +119,8 @@ impl LoopDevice {
         &self.path
     }
 
-    /// Takes all blocks but the first sector away, so that reads and writes fail, or gives them back.
+    /// Takes all blocks but the first sector away, so that reads and writes fail, or gives them
+    /// back.
     ///
     /// # Errors
     /// When the kernel refuses.

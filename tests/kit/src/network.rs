@@ -1,8 +1,9 @@
-//! A network of this machine for guests and their peers: a network namespace with a bridge and taps, in which programs of
-//! the guests' tree run unmodified.
+//! A network of this machine for guests and their peers: a network namespace with a bridge and
+//! taps, in which programs of the guests' tree run unmodified.
 //!
-//! The namespace belongs to a process of its own and to whatever runs in it, and has no name: when they have ended, however
-//! they have, the kernel takes it away with all that is in it. Its processes see a `/sys` that shows this network.
+//! The namespace belongs to a process of its own and to whatever runs in it, and has no name: when
+//! they have ended, however they have, the kernel takes it away with all that is in it. Its
+//! processes see a `/sys` that shows this network.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -35,7 +36,8 @@ pub const PEER_6: &str = "fd78::1";
 /// How long a command may take where nothing else is said.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Frames that a tap keeps for whoever reads it: more than the windows of a few flows, so that what is lost is not lost here.
+/// Frames that a tap keeps for whoever reads it: more than the windows of a few flows, so that what
+/// is lost is not lost here.
 const TAP_FRAMES: u32 = 10_000;
 
 /// Programs of the tree that are found by name in the network.
@@ -76,8 +78,8 @@ pub struct Peer {
 }
 
 impl Network {
-    /// Makes a network with a bridge, [`BRIDGE`], whose addresses are [`PEER`] and [`PEER_6`]. What its programs print goes to
-    /// files in `logs`. Needs root.
+    /// Makes a network with a bridge, [`BRIDGE`], whose addresses are [`PEER`] and [`PEER_6`]. What
+    /// its programs print goes to files in `logs`. Needs root.
     ///
     /// # Errors
     /// When it cannot be made.
@@ -182,7 +184,8 @@ impl Network {
         self.within(&command)
     }
 
-    /// Runs a shell command within the network to its end, which must be exit status 0, and returns its standard output.
+    /// Runs a shell command within the network to its end, which must be exit status 0, and returns
+    /// its standard output.
     ///
     /// # Errors
     /// When it fails or hangs.

@@ -1,8 +1,9 @@
 //! Guests with NUMA nodes, devices on their nodes, and machines that are described to have nodes.
 //!
-//! The guest's kernel really has nodes: its allocator, its scheduler and its drivers act on them, and each node's memory is a
-//! file of its own. The machine beneath may have one node. A backend is then told of a *described machine*
-//! ([`describe`]) and of the guest's memory ([`Numa::memory_nodes`]): what it steers is real, the cost of distance is not.
+//! The guest's kernel really has nodes: its allocator, its scheduler and its drivers act on them,
+//! and each node's memory is a file of its own. The machine beneath may have one node. A backend is
+//! then told of a *described machine* ([`describe`]) and of the guest's memory
+//! ([`Numa::memory_nodes`]): what it steers is real, the cost of distance is not.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,8 @@ const NEAR: u32 = 10;
 const FIRST_BUS: usize = 0x40;
 const BUSES: usize = 0x20;
 
-/// The nodes of a guest. Its processors are numbered through, and its memory lies in the nodes' order from address 0.
+/// The nodes of a guest. Its processors are numbered through, and its memory lies in the nodes'
+/// order from address 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numa {
     nodes: Vec<Node>,
@@ -46,9 +48,9 @@ pub struct MemoryNode {
     pub length: u64,
 }
 
-/// One NVMe subsystem with a controller on each of some nodes, and one namespace behind all of them: a dual-ported disk.
-/// Controller N is called `<id>-cN` in QEMU, its port `<id>-cN-port`; all of them, and the namespace, have the serial
-/// number `<id>`.
+/// One NVMe subsystem with a controller on each of some nodes, and one namespace behind all of
+/// them: a dual-ported disk. Controller N is called `<id>-cN` in QEMU, its port `<id>-cN-port`; all
+/// of them, and the namespace, have the serial number `<id>`.
 #[derive(Debug, Clone)]
 pub struct NvmeSubsystem {
     /// Its id in QEMU.
@@ -66,7 +68,8 @@ impl Numa {
         Self::new([(1, memory_mib_each); 2], 21)
     }
 
-    /// Nodes, each with so many processors and MiB of memory; each is as far from each other as firmware has it (10 is near).
+    /// Nodes, each with so many processors and MiB of memory; each is as far from each other as
+    /// firmware has it (10 is near).
     #[must_use]
     pub fn new(nodes: impl IntoIterator<Item = (u32, u32)>, distance: u32) -> Self {
         let nodes = nodes.into_iter();
@@ -135,7 +138,8 @@ impl Numa {
         let total = self.memory_mib();
         ensure!(
             total <= MOST_MEMORY_MIB,
-            "{total} MiB in all nodes: above {MOST_MEMORY_MIB} MiB a node's memory is not in one piece"
+            "{total} MiB in all nodes: above {MOST_MEMORY_MIB} MiB a node's memory is not in one \
+             piece"
         );
         let mut words = Vec::new();
         let mut cpu = 0;
@@ -206,7 +210,8 @@ impl NvmeSubsystem {
         ];
         for ((index, node), number) in nodes.iter().enumerate().zip(numbers) {
             words.extend(node_port(&self.port(index), *node, number));
-            // Not in JSON: QEMU makes those devices after all others, and the namespace needs this one.
+            // Not in JSON: QEMU makes those devices after all others, and the namespace needs this
+            // one.
             let controller = self.controller_id(index);
             words.push("-device".into());
             words.push(format!(
@@ -244,8 +249,8 @@ impl NvmeSubsystem {
     }
 }
 
-/// Describes a machine as sysfs does, below `root`: a node for each list of processors, `distance` from each other, and PCI
-/// functions with the node that each is on.
+/// Describes a machine as sysfs does, below `root`: a node for each list of processors, `distance`
+/// from each other, and PCI functions with the node that each is on.
 ///
 /// # Errors
 /// When the files cannot be written.

@@ -27,7 +27,8 @@ pub fn ensure(packages: &[&str]) -> Result<()> {
     let list = missing.join(" ");
     if !is_root() {
         bail!(
-            "Debian packages are missing. Install them with: sudo apt-get install --no-install-recommends {list}"
+            "Debian packages are missing. Install them with: sudo apt-get install \
+             --no-install-recommends {list}"
         );
     }
     progress::step(&format!("Installing {list}"), || {

@@ -1,8 +1,8 @@
 //! Child processes that never outlive their purpose.
 //!
-//! Every child leads a process group of its own and is ended, group and all, when its [`Process`] is dropped. When
-//! this process is told to end (Ctrl-C, SIGTERM, SIGHUP) [`end_all_on_signals`] ends them; when it dies without a
-//! chance to act, the kernel does (`PR_SET_PDEATHSIG`).
+//! Every child leads a process group of its own and is ended, group and all, when its [`Process`]
+//! is dropped. When this process is told to end (Ctrl-C, SIGTERM, SIGHUP) [`end_all_on_signals`]
+//! ends them; when it dies without a chance to act, the kernel does (`PR_SET_PDEATHSIG`).
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -28,8 +28,9 @@ use crate::scratch;
 /// How long a child gets to end after SIGTERM, where nothing else is said.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// The children that are not reaped, by process id. Held over every spawn, reap and signal: a number in it is never
-/// that of a stranger, and no child appears after the last sweep of [`end_all_on_signals`].
+/// The children that are not reaped, by process id. Held over every spawn, reap and signal: a
+/// number in it is never that of a stranger, and no child appears after the last sweep of
+/// [`end_all_on_signals`].
 static CHILDREN: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 
 /// One child process, and all that it starts in its process group.
@@ -90,8 +91,9 @@ impl Process {
         if group {
             command.process_group(0);
         }
-        // SAFETY: The closure runs between fork and exec and makes only async-signal-safe calls: prctl, getppid,
-        // pthread_sigmask and fcntl (F_SETFD takes no pointer). It owns its vector and neither allocates nor locks.
+        // SAFETY: The closure runs between fork and exec and makes only async-signal-safe calls:
+        // prctl, getppid, pthread_sigmask and fcntl (F_SETFD takes no pointer). It owns its vector
+        // and neither allocates nor locks.
         unsafe {
             command.pre_exec(move || {
                 rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -188,7 +190,8 @@ impl Process {
             .with_context(|| format!("Cannot signal {}", self.name))
     }
 
-    /// Asks the child to end (SIGTERM) and waits for it; after `grace` it is an error, and the child is killed.
+    /// Asks the child to end (SIGTERM) and waits for it; after `grace` it is an error, and the
+    /// child is killed.
     ///
     /// # Errors
     /// When the child does not end in time.
@@ -222,8 +225,9 @@ impl Process {
         status.with_context(|| format!("{} survives SIGKILL", self.name))
     }
 
-    /// Takes the status of the child, which has ended, and ends what it left in its group. In this order: as long as
-    /// the child is not reaped, the number of its group is not given to a stranger.
+    /// Takes the status of the child, which has ended, and ends what it left in its group. In this
+    /// order: as long as the child is not reaped, the number of its group is not given to a
+    /// stranger.
     fn reap(&mut self) -> Result<()> {
         let mut children = children();
         let pid = Pid::from_child(&self.child);
@@ -346,8 +350,8 @@ fn join_reader(reader: Option<thread::JoinHandle<io::Result<Vec<u8>>>>) -> Resul
     bytes.context("Cannot read the output of a child")
 }
 
-/// Makes Ctrl-C, SIGTERM and SIGHUP end all children, remove all scratch folders, and end this process. Call it first
-/// in `main`, before there are other threads.
+/// Makes Ctrl-C, SIGTERM and SIGHUP end all children, remove all scratch folders, and end this
+/// process. Call it first in `main`, before there are other threads.
 ///
 /// # Errors
 /// When the thread that waits for the signals cannot be made.
@@ -407,14 +411,15 @@ fn end_one(pid: Pid, group: bool) {
     } else {
         Err(rustix::io::Errno::SRCH)
     };
-    // A child in our own group leads none; one that has ended but is not reaped may have no group left.
+    // A child in our own group leads none; one that has ended but is not reaped may have no group
+    // left.
     if ended.is_err() && kill_process(pid, Signal::KILL).is_err() {
         eprintln!("Cannot end process {}", pid.as_raw_nonzero());
     }
 }
 
-/// The kernel sends the death signal when the *thread* that made a child ends: children are made by one thread that
-/// lasts as long as the process.
+/// The kernel sends the death signal when the *thread* that made a child ends: children are made by
+/// one thread that lasts as long as the process.
 fn spawn_from_lasting_thread(command: Command) -> io::Result<Child> {
     type Order = (Command, Sender<io::Result<Child>>);
     static SPAWNER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
@@ -450,7 +455,8 @@ fn children() -> MutexGuard<'static, BTreeSet<i32>> {
     CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until a descriptor can be read (or is at its end); `false` when it cannot within `timeout`.
+/// Waits until a descriptor can be read (or is at its end); `false` when it cannot within
+/// `timeout`.
 ///
 /// # Errors
 /// When polling fails.

@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 use std::{fs, iter};
 
+use crate::protocol::PORT_NAME;
 use anyhow::{Context, Result, ensure};
-use farlane_vm_agent::PORT_NAME;
 use serde_json::{Value, json};
 
 use crate::attachments::option_value;
@@ -28,8 +28,9 @@ const FARLANE_CONFIG_BYTES: u32 = 64;
 /// The id of a guest's Farlane device in QEMU.
 pub const FARLANE_DEVICE: &str = "farlane";
 
-/// The processor that QEMU emulates: all that it can, but for the bits that tell a kernel to copy with `rep movsb`. It emulates that a byte
-/// at a time; without them a guest reads from its page cache four times as fast.
+/// The processor that QEMU emulates: all that it can, but for the bits that tell a kernel to copy
+/// with `rep movsb`. It emulates that a byte at a time; without them a guest reads from its page
+/// cache four times as fast.
 const EMULATED_CPU: &str = "max,erms=off,fsrm=off";
 
 /// What no guest uses of the machine, and firmware and kernel would look for at each boot.
@@ -41,8 +42,9 @@ const FARLANE_PORT: &str = "farlane-port";
 /// The slots and chassis of PCIe ports that belong to one device; free ports have those before.
 const FIRST_OWN_SLOT: u32 = 64;
 
-/// Where the file systems of a guest's root lie in its memory: above what a kernel is loaded to, and low enough for a guest with
-/// 512 MiB. Sections of persistent memory begin and end at multiples of 2 MiB.
+/// Where the file systems of a guest's root lie in its memory: above what a kernel is loaded to,
+/// and low enough for a guest with 512 MiB. Sections of persistent memory begin and end at
+/// multiples of 2 MiB.
 const FIRST_IMAGE: u64 = 256 << 20;
 const IMAGE_ALIGN: u64 = 2 << 20;
 
@@ -301,8 +303,8 @@ impl Qemu {
     }
 }
 
-/// The Farlane device for `-device` and `device_add`; `generation` tells its character device from those of its
-/// predecessors.
+/// The Farlane device for `-device` and `device_add`; `generation` tells its character device from
+/// those of its predecessors.
 pub(crate) fn farlane_device(generation: u32) -> Value {
     json!({
         "driver": "vhost-user-test-device-pci",
@@ -357,7 +359,8 @@ fn place_images(files: &[PathBuf]) -> Result<Vec<Image<'_>>> {
     Ok(images.collect())
 }
 
-/// What tells the kernel that there is persistent memory (`/dev/pmem0` and so on), and the first script how much.
+/// What tells the kernel that there is persistent memory (`/dev/pmem0` and so on), and the first
+/// script how much.
 fn image_words(images: &[Image<'_>]) -> String {
     let mut words = format!(" farlane.roots={}", images.len());
     for Image {
@@ -377,20 +380,22 @@ fn persistent_word(length: u64, address: u64) -> String {
 fn kernel_command_line(config: &VmConfig<'_>) -> String {
     let mut words = vec![
         "console=ttyS0".to_owned(),
-        // The kernel counts ticks for a moment and panics where there are none: on a busy machine an emulated guest may not run
-        // for so long.
+        // The kernel counts ticks for a moment and panics where there are none: on a busy machine
+        // an emulated guest may not run for so long.
         "no_timer_check".to_owned(),
         "loglevel=5".into(),
         "panic=-1".into(),
         "oops=panic".into(),
         "mitigations=off".into(),
         "nowatchdog".into(),
-        // Tests that the kernel makes of its own ciphers: a fifth of a boot where the processor is emulated.
+        // Tests that the kernel makes of its own ciphers: a fifth of a boot where the processor is
+        // emulated.
         "cryptomgr.notests".into(),
-        // The same of grace periods of RCU: on a machine that stood still a guest has done nothing for that long.
+        // The same of grace periods of RCU: on a machine that stood still a guest has done nothing
+        // for that long.
         "rcupdate.rcu_cpu_stall_timeout=300".into(),
-        // On a busy host the clock of an emulated processor looks unsteady to the watchdog; what it would take instead
-        // costs a device access a look.
+        // On a busy host the clock of an emulated processor looks unsteady to the watchdog; what it
+        // would take instead costs a device access a look.
         "tsc=reliable".into(),
         "net.ifnames=0".into(),
         format!("farlane.name={}", config.name),

@@ -1,7 +1,9 @@
-//! A backend of a Farlane device that only writes down what the guest driver tells it, so that a scenario sees what the driver
-//! does and when: the program `farlane-recorder`, and what it and a scenario say to each other.
+//! A backend of a Farlane device that only writes down what the guest driver tells it, so that a
+//! scenario sees what the driver does and when: the program `farlane-recorder`, and what it and a
+//! scenario say to each other.
 //!
-//! The program prints an [`Event`] a line, in JSON, before it answers the driver. It reads an [`Order`] a line.
+//! The program prints an [`Event`] a line, in JSON, before it answers the driver. It reads an
+//! [`Order`] a line.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;

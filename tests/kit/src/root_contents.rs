@@ -1,5 +1,5 @@
-//! What guests have: busybox, the RDMA programs and the kernel modules in the base; the programs for disks, whose libraries are
-//! many; and those for networks.
+//! What guests have: busybox, the RDMA programs and the kernel modules in the base; the programs
+//! for disks, whose libraries are many; and those for networks.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -42,8 +42,9 @@ const PROGRAMS: &[&str] = &[
     "usr/sbin/ip",
 ];
 
-/// The programs of guests that work with disks. `fio` alone needs 60 MB of libraries for the engines that it knows. Those
-/// that busybox has too are there because its own are linked statically: nothing can be loaded into them.
+/// The programs of guests that work with disks. `fio` alone needs 60 MB of libraries for the
+/// engines that it knows. Those that busybox has too are there because its own are linked
+/// statically: nothing can be loaded into them.
 const STORAGE_PROGRAMS: &[&str] = &[
     "usr/bin/cat",
     "usr/bin/cmp",
@@ -79,8 +80,8 @@ const STORAGE_LINKS: &[(&str, &str)] = &[
 /// Files that the programs of the storage archive read.
 const STORAGE_FILES: &[&str] = &["etc/mke2fs.conf"];
 
-/// The programs of guests that work with networks. Those that busybox has too are there because they are to be what people
-/// use, or because busybox's are slow.
+/// The programs of guests that work with networks. Those that busybox has too are there because
+/// they are to be what people use, or because busybox's are slow.
 const NETWORK_PROGRAMS: &[&str] = &[
     "usr/bin/curl",
     "usr/bin/iperf3",
@@ -106,7 +107,8 @@ const DHCP_SCRIPT: &[u8] = b"#!/bin/sh\n[ \"$1\" = bound ] || [ \"$1\" = renew ]
     ip address add $ip/$mask broadcast + dev $interface\n\
     [ -z \"$router\" ] || ip route replace default via ${router%% *}\n";
 
-/// Libraries that are not found by following what programs link: opened at run time, or needed by Rust programs.
+/// Libraries that are not found by following what programs link: opened at run time, or needed by
+/// Rust programs.
 const LIBRARIES: &[&str] = &["libibverbs/librxe-rdmav34.so", "libgcc_s.so.1", "libm.so.6"];
 
 /// Kernel modules, to which those they depend on are added.
@@ -215,7 +217,10 @@ pub fn base_contents(tree: &Tree, kernel: &Kernel) -> Result<(Contents, BTreeSet
     contents.data(
         "etc/passwd",
         0o644,
-        b"root:x:0:0:root:/root:/bin/sh\nsshd:x:100:65534:sshd:/run/sshd:/bin/false\nuser:x:1000:1000:user:/tmp:/bin/sh\n".to_vec(),
+        b"root:x:0:0:root:/root:/bin/sh\n\
+          sshd:x:100:65534:sshd:/run/sshd:/bin/false\n\
+          user:x:1000:1000:user:/tmp:/bin/sh\n"
+            .to_vec(),
     );
     contents.data("etc/group", 0o644, b"root:x:0:\nuser:x:1000:\n".to_vec());
     contents.data("etc/hosts", 0o644, b"127.0.0.1 localhost\n".to_vec());
@@ -326,7 +331,8 @@ fn linked_libraries(tree: &Tree, program: &Path) -> Result<Vec<PathBuf>> {
     Ok(libraries)
 }
 
-/// Adds the modules of [`MODULES`] that the kernel has and that are not built in, and what they need.
+/// Adds the modules of [`MODULES`] that the kernel has and that are not built in, and what they
+/// need.
 fn add_modules(tree: &Tree, kernel: &Kernel, contents: &mut Contents) -> Result<()> {
     let (source, release) = (&kernel.modules, &kernel.release);
     let modules = Modules::read(source)?;
@@ -366,8 +372,8 @@ fn add_modules(tree: &Tree, kernel: &Kernel, contents: &mut Contents) -> Result<
     contents.copy_folder(&format!("usr/lib/modules/{release}"), &copy)
 }
 
-/// A module as it is loaded fastest under emulation: unpacked, without its signature, whose check takes longer than loading it,
-/// and without type information.
+/// A module as it is loaded fastest under emulation: unpacked, without its signature, whose check
+/// takes longer than loading it, and without type information.
 fn unpack_module(tree: &Tree, packed: &Path) -> Result<Vec<u8>> {
     let scratch = tempfile::tempdir().context("Cannot make a temporary folder")?;
     let plain = scratch.path().join("module.ko");

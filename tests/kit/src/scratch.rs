@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 /// The folders that exist now.
 static FOLDERS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
-/// A temporary folder with a short path, as the names of UNIX sockets in it are limited to 107 bytes.
+/// A temporary folder with a short path, as the names of UNIX sockets in it are limited to 107
+/// bytes.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 

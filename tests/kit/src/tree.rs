@@ -1,4 +1,5 @@
-//! Debian trees in the cache: made once, remade when their make-up changes or their making was interrupted.
+//! Debian trees in the cache: made once, remade when their make-up changes or their making was
+//! interrupted.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -89,7 +90,8 @@ impl Tree {
             .with_context(|| format!("Cannot touch {}", stamp.display()))
     }
 
-    /// A path in the tree; `inside` may begin with a slash. Links are followed as from within the tree.
+    /// A path in the tree; `inside` may begin with a slash. Links are followed as from within the
+    /// tree.
     #[must_use]
     pub fn join(&self, inside: impl AsRef<Path>) -> PathBuf {
         let inside = inside.as_ref();
@@ -102,8 +104,8 @@ impl Tree {
         self.join("usr/lib/x86_64-linux-gnu")
     }
 
-    /// A command that runs a program of the tree on this machine through the tree's own loader and libraries: this
-    /// machine's C library may be older.
+    /// A command that runs a program of the tree on this machine through the tree's own loader and
+    /// libraries: this machine's C library may be older.
     #[must_use]
     pub fn program(&self, inside: &str) -> Command {
         let mut command = self.loader();
@@ -111,16 +113,19 @@ impl Tree {
         command
     }
 
-    /// A command that runs the tree's loader with its library path, ready for more options and a program.
+    /// A command that runs the tree's loader with its library path, ready for more options and a
+    /// program.
     #[must_use]
     pub fn loader(&self) -> Command {
         self.loader_with(&[])
     }
 
-    /// Like [`Tree::loader`], for programs that find some of their libraries in folders within that of the others.
+    /// Like [`Tree::loader`], for programs that find some of their libraries in folders within that
+    /// of the others.
     #[must_use]
     pub fn loader_with(&self, folders: &[&str]) -> Command {
-        // Not lib64/ld-linux-x86-64.so.2: `lib64` and that link may be absolute, and lead out of the tree.
+        // Not lib64/ld-linux-x86-64.so.2: `lib64` and that link may be absolute, and lead out of
+        // the tree.
         let mut command = Command::new(self.libraries().join("ld-linux-x86-64.so.2"));
         let mut path = self.libraries().into_os_string();
         for folder in folders {
@@ -131,8 +136,8 @@ impl Tree {
         command
     }
 
-    /// A command that runs within the tree as its root folder, with a `/proc` and process numbers of its own; what it
-    /// starts ends with it. Needs root.
+    /// A command that runs within the tree as its root folder, with a `/proc` and process numbers
+    /// of its own; what it starts ends with it. Needs root.
     #[must_use]
     pub fn chroot(&self, program: &str) -> Command {
         let mut command = Command::new("unshare");
@@ -221,7 +226,8 @@ fn installed_version(status: &str, package: &str) -> Option<String> {
     })
 }
 
-/// A path next to that of a tree. Its name is added to: the dot in `headers-6.1` begins no extension.
+/// A path next to that of a tree. Its name is added to: the dot in `headers-6.1` begins no
+/// extension.
 fn beside(path: &Path, kind: &str) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".");
@@ -261,9 +267,9 @@ fn make(spec: &TreeSpec, path: &Path, stamp: &str, mirror: &str) -> Result<()> {
             fs::remove_dir_all(old).with_context(|| format!("Cannot remove {}", old.display()))?;
         }
     }
-    // INITRD=No: guests get a root of ours, so the kernel's package need not spend time on one.
-    // It mounts /proc, /sys and /dev/shm of this machine in the tree. They go with its namespace, also when it is killed: whoever
-    // removes what is left of the tree must not come to them.
+    // INITRD=No: guests get a root of ours, so the kernel's package need not spend time on one. It
+    // mounts /proc, /sys and /dev/shm of this machine in the tree. They go with its namespace, also
+    // when it is killed: whoever removes what is left of the tree must not come to them.
     let mut command = Command::new("unshare");
     command.args(["--mount", "mmdebstrap"]);
     command.env("INITRD", "No");
@@ -282,7 +288,8 @@ fn make(spec: &TreeSpec, path: &Path, stamp: &str, mirror: &str) -> Result<()> {
     if !spec.backports.is_empty() {
         let backports = format!("{}-backports", spec.suite);
         command.arg(format!(
-            "--customize-hook=chroot \"$1\" env DEBIAN_FRONTEND=noninteractive INITRD=No apt-get install --yes -qq \
+            "--customize-hook=chroot \"$1\" env DEBIAN_FRONTEND=noninteractive INITRD=No apt-get \
+             install --yes -qq \
              --no-install-recommends -t {backports} {}",
             spec.backports.join(" ")
         ));
@@ -308,7 +315,8 @@ mod tests {
 
     #[test]
     fn the_version_of_a_package_is_its_own() {
-        let status = "Package: fio-examples\nVersion: 1\n\nPackage: fio\nStatus: install ok installed\nVersion: 3.39-1\n";
+        let status = "Package: fio-examples\nVersion: 1\n\nPackage: fio\nStatus: install ok \
+                      installed\nVersion: 3.39-1\n";
         assert_eq!(installed_version(status, "fio").unwrap(), "3.39-1");
         assert_eq!(installed_version(status, "fi"), None);
     }

@@ -22,7 +22,8 @@ pub struct VmConfig<'a> {
     pub memory_mib: u32,
     /// How much of it is persistent memory of its own; what its root lies in is not counted.
     pub persistent_mib: u32,
-    /// Where its memory comes from: a shared memfd where nothing else is said, as vhost-user backends need it.
+    /// Where its memory comes from: a shared memfd where nothing else is said, as vhost-user
+    /// backends need it.
     pub ram: Ram,
     /// How many processors it has.
     pub cpus: u32,
@@ -54,16 +55,18 @@ pub struct VmConfig<'a> {
     pub nvme_memories: Vec<NvmeMemory>,
     /// Windows of shared memory.
     pub windows: Vec<Window>,
-    /// Whether it has an IOMMU that restricts its devices' DMA, and `vfio-pci` can give devices to its processes.
+    /// Whether it has an IOMMU that restricts its devices' DMA, and `vfio-pci` can give devices to
+    /// its processes.
     pub iommu: bool,
     /// TCP ports of the guest, at [`USER_ADDRESS`], that this machine can connect to: see
     /// [`crate::guest::Guest::forwarded`].
     pub forwarded_ports: Vec<u16>,
-    /// Whether it has the programs for disks: fio, nvme, mkfs of ext4, xfs, btrfs and f2fs, fsck.ext4, xfs_repair, xfs_io, fsverity, mdadm,
-    /// lvm, sqlite3, and coreutils that are not busybox's.
+    /// Whether it has the programs for disks: fio, nvme, mkfs of ext4, xfs, btrfs and f2fs,
+    /// fsck.ext4, xfs_repair, xfs_io, fsverity, mdadm, lvm, sqlite3, and coreutils that are not
+    /// busybox's.
     pub storage: bool,
-    /// Whether it has the programs for networks: curl, ethtool, iperf3, iputils' ping, nstat, numactl, sha256sum, ss, ssh, sshd,
-    /// taskset, tcpdump.
+    /// Whether it has the programs for networks: curl, ethtool, iperf3, iputils' ping, nstat,
+    /// numactl, sha256sum, ss, ssh, sshd, taskset, tcpdump.
     pub network_programs: bool,
     /// Files laid over its root.
     pub files: Vec<GuestFile>,
@@ -123,8 +126,8 @@ impl<'a> VmConfig<'a> {
         self
     }
 
-    /// With NUMA nodes, whose processors and memory are its own: shared memory, a file a node. The processors of node N run on
-    /// processor N of this machine alone, as far as it has that many.
+    /// With NUMA nodes, whose processors and memory are its own: shared memory, a file a node. The
+    /// processors of node N run on processor N of this machine alone, as far as it has that many.
     #[must_use]
     pub fn numa(mut self, numa: Numa) -> Self {
         self.cpus = numa.cpus();
@@ -133,14 +136,16 @@ impl<'a> VmConfig<'a> {
         self
     }
 
-    /// With an empty PCIe port on a node, for [`VmConfig::nvme_on`] and for devices plugged in later.
+    /// With an empty PCIe port on a node, for [`VmConfig::nvme_on`] and for devices plugged in
+    /// later.
     #[must_use]
     pub fn node_port(mut self, id: impl Into<String>, node: u32) -> Self {
         self.node_ports.push((id.into(), node));
         self
     }
 
-    /// With an NVMe subsystem over a raw file: a controller on each of `nodes`, and one namespace behind all of them.
+    /// With an NVMe subsystem over a raw file: a controller on each of `nodes`, and one namespace
+    /// behind all of them.
     #[must_use]
     pub fn nvme_subsystem(
         mut self,
@@ -156,8 +161,9 @@ impl<'a> VmConfig<'a> {
         self
     }
 
-    /// With so much more memory, which is persistent and empty: `/dev/pmemN`, N being how many file systems its root is made of
-    /// (`farlane.roots` on the kernel's command line). Files there can be mapped as they are (DAX).
+    /// With so much more memory, which is persistent and empty: `/dev/pmemN`, N being how many file
+    /// systems its root is made of (`farlane.roots` on the kernel's command line). Files there can
+    /// be mapped as they are (DAX).
     #[must_use]
     pub fn persistent(mut self, size_mib: u32) -> Self {
         self.memory_mib += size_mib;
@@ -172,8 +178,8 @@ impl<'a> VmConfig<'a> {
         self
     }
 
-    /// With a device that the server behind `socket`, which listens already, serves over vfio-user. It is in a PCIe
-    /// port of its own.
+    /// With a device that the server behind `socket`, which listens already, serves over vfio-user.
+    /// It is in a PCIe port of its own.
     #[must_use]
     pub fn vfio_user(mut self, id: impl Into<String>, socket: impl Into<PathBuf>) -> Self {
         self.vfio_user.push(VfioUser {
@@ -284,7 +290,8 @@ impl<'a> VmConfig<'a> {
         self
     }
 
-    /// With an ivshmem function whose BAR 2 is a file of this machine, for instance another guest's [`Ram::File`].
+    /// With an ivshmem function whose BAR 2 is a file of this machine, for instance another guest's
+    /// [`Ram::File`].
     #[must_use]
     pub fn window(
         mut self,
@@ -300,20 +307,23 @@ impl<'a> VmConfig<'a> {
         self
     }
 
-    /// With an emulated Intel IOMMU, on, so that processes of the guest can be given devices through vfio-pci (type 1).
+    /// With an emulated Intel IOMMU, on, so that processes of the guest can be given devices
+    /// through vfio-pci (type 1).
     ///
-    /// A second kernel that lends a device is a guest with this, with [`VmConfig::nvme`], and with a
-    /// [`VmConfig::window`] onto the memory of the guest that borrows. In it: `modprobe vfio-pci`, unbind the NVMe's
-    /// function from its driver if one has it, write `vfio-pci` to its `driver_override` and its address to
-    /// `/sys/bus/pci/drivers_probe`; write 1 to the window function's `enable`, and map its `resource2`.
+    /// A second kernel that lends a device is a guest with this, with [`VmConfig::nvme`], and with
+    /// a [`VmConfig::window`] onto the memory of the guest that borrows. In it: `modprobe
+    /// vfio-pci`, unbind the NVMe's function from its driver if one has it, write `vfio-pci` to its
+    /// `driver_override` and its address to `/sys/bus/pci/drivers_probe`; write 1 to the window
+    /// function's `enable`, and map its `resource2`.
     #[must_use]
     pub fn iommu(mut self) -> Self {
         self.iommu = true;
         self
     }
 
-    /// With a TCP port of the guest that this machine can connect to; [`crate::guest::Guest::forwarded`] tells where.
-    /// What listens must be bound to [`USER_ADDRESS`] or to all addresses.
+    /// With a TCP port of the guest that this machine can connect to;
+    /// [`crate::guest::Guest::forwarded`] tells where. What listens must be bound to
+    /// [`USER_ADDRESS`] or to all addresses.
     #[must_use]
     pub fn forward(mut self, guest_port: u16) -> Self {
         self.forwarded_ports.push(guest_port);

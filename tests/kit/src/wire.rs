@@ -1,6 +1,7 @@
 //! An Ethernet wire between two guests: a pair of datagram sockets, a frame a datagram.
 //!
-//! The wire lasts as long as its value: a guest may die, in the middle of a frame too, and another one take its place.
+//! The wire lasts as long as its value: a guest may die, in the middle of a frame too, and another
+//! one take its place.
 
 use std::os::fd::OwnedFd;
 

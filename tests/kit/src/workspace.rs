@@ -14,7 +14,8 @@ use serde_json::Value;
 
 use crate::process::{Process, describe};
 
-/// The package that has the features of dependencies resolved as for the whole workspace, see its manifest.
+/// The package that has the features of dependencies resolved as for the whole workspace, see its
+/// manifest.
 const FEATURES: &str = "farlane-features";
 
 /// How long one build may take.
@@ -32,8 +33,8 @@ pub struct Workspace {
 /// A test program that cargo built.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TestProgram {
-    /// Its package's folder in the checkout, and which of its programs: `backends/blk/src` holds the unit tests,
-    /// `backends/blk/tests/disk` those of a file.
+    /// Its package's folder in the checkout, and which of its programs: `backends/blk/src` holds
+    /// the unit tests, `backends/blk/tests/disk` those of a file.
     pub name: String,
     /// The program's file.
     pub program: PathBuf,
@@ -76,8 +77,8 @@ impl Workspace {
         &self.target
     }
 
-    /// The folder of the programs and libraries that cargo built. Everything is built in one profile, `dev`: tests, daemons,
-    /// guest libraries and benches share what they are made of.
+    /// The folder of the programs and libraries that cargo built. Everything is built in one
+    /// profile, `dev`: tests, daemons, guest libraries and benches share what they are made of.
     #[must_use]
     pub fn programs(&self) -> PathBuf {
         self.target.join("debug")
@@ -146,8 +147,8 @@ impl Workspace {
         command
     }
 
-    /// Builds the programs and libraries of packages; cargo's own output goes to the terminal. Does nothing when everything was
-    /// built already, see [`Workspace::build_all`].
+    /// Builds the programs and libraries of packages; cargo's own output goes to the terminal. Does
+    /// nothing when everything was built already, see [`Workspace::build_all`].
     ///
     /// # Errors
     /// When the build fails.
@@ -164,7 +165,8 @@ impl Workspace {
         self.built(&format!("examples/{name}"))
     }
 
-    /// Builds all that is asked for later, and no more, at once: packages, and examples among theirs.
+    /// Builds all that is asked for later, and no more, at once: packages, and examples among
+    /// theirs.
     ///
     /// # Errors
     /// When the build fails.
@@ -188,8 +190,8 @@ impl Workspace {
         )
     }
 
-    /// Builds everything in the workspace at once, tests too, and returns the test programs: what is asked for later is
-    /// there already.
+    /// Builds everything in the workspace at once, tests too, and returns the test programs: what
+    /// is asked for later is there already.
     ///
     /// # Errors
     /// When the build fails.
@@ -213,8 +215,8 @@ impl Workspace {
         self.build_tests(&[&words[..], &["--all-targets"]].concat())
     }
 
-    /// Builds one test program and no more than it needs: the unit tests of a package (`lib`), or those of a file in its `tests`
-    /// folder.
+    /// Builds one test program and no more than it needs: the unit tests of a package (`lib`), or
+    /// those of a file in its `tests` folder.
     ///
     /// # Errors
     /// When the build fails, or there is no such test program.
@@ -285,8 +287,8 @@ fn finish(mut build: Process, what: &str) -> Result<()> {
 }
 
 impl TestProgram {
-    /// Reads a line of cargo's JSON messages (The Cargo Book, External tools): an artifact that is a test program, if it is
-    /// one.
+    /// Reads a line of cargo's JSON messages (The Cargo Book, External tools): an artifact that is
+    /// a test program, if it is one.
     fn parse(line: &str, root: &Path) -> Result<Option<Self>> {
         let message: Value =
             serde_json::from_str(line).with_context(|| format!("cargo said {line:?}"))?;
@@ -324,7 +326,9 @@ mod tests {
     fn test_programs_are_told_from_other_artifacts() {
         let line = |test: bool, kind: &str| {
             format!(
-                r#"{{"reason":"compiler-artifact","manifest_path":"/w/backends/blk/Cargo.toml","target":{{"kind":["{kind}"],"name":"disk"}},"profile":{{"test":{test}}},"executable":"/w/t/disk-1"}}"#
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/backends/blk/Cargo.toml",
+                "target":{{"kind":["{kind}"],"name":"disk"}},"profile":{{"test":{test}}},
+                "executable":"/w/t/disk-1"}}"#
             )
         };
         let parse = |line: &str| TestProgram::parse(line, Path::new("/w"));

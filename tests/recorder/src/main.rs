@@ -1,5 +1,5 @@
-//! `farlane-recorder SOCKET FEATURES`: a backend of a Farlane device that only writes down what the guest driver tells it, see
-//! [`farlane_vmkit::recorder`].
+//! `farlane-recorder SOCKET FEATURES`: a backend of a Farlane device that only writes down what the
+//! guest driver tells it, see [`farlane_kit::recorder`].
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -14,13 +14,14 @@ use anyhow::{Context as _, Result};
 use farlane_abi::Errno;
 use farlane_daemon::access::Access;
 use farlane_daemon::listener::{Kind, Listener};
-use farlane_daemon::vhost;
 use farlane_guest_device::contexts::Contexts;
 use farlane_guest_device::control::RequestCounters;
-use farlane_guest_device::device::{Device, Vm};
+use farlane_guest_device::device::{FarlaneDevice, Vm};
 use farlane_guest_device::events::ContextEvents;
+use farlane_guest_device::ids::{ContextId, RegionId};
 use farlane_guest_device::request::Extents;
-use farlane_vmkit::recorder::{Detaching, Event, Order};
+use farlane_kit::recorder::{Detaching, Event, Order};
+use farlane_vhost_user::serve::serve;
 use farlane_zero_copy::{Pool, Region};
 
 fn main() -> Result<()> {
@@ -57,7 +58,7 @@ struct Recorder {
 
 #[derive(Default)]
 struct State {
-    open: BTreeSet<u32>,
+    open: BTreeSet<ContextId>,
     detaching: Detaching,
 }
 
@@ -81,8 +82,8 @@ impl Recorder {
             .name("recorder".into())
             .spawn(move || {
                 let _file = listener;
-                vhost::serve("recorder", accept, |memory, limit| {
-                    Device::new(vm.clone(), memory, limit)
+                serve("recorder", accept, |channel| {
+                    FarlaneDevice::new(vm.clone(), channel)
                 })
             })
             .context("Cannot start a thread")?;
@@ -100,7 +101,7 @@ impl Recorder {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note(&self, context: u32, event: Event) -> Result<(), Errno> {
+    fn note(&self, context: ContextId, event: Event) -> Result<(), Errno> {
         // Events are printed in the order in which this is held.
         let state = self.lock();
         if !state.open.contains(&context) {
@@ -117,7 +118,7 @@ impl Contexts for Recorder {
 
     fn open(
         &self,
-        context: u32,
+        context: ContextId,
         _events: Arc<ContextEvents>,
         _window: Option<Arc<Pool>>,
     ) -> Result<(), Errno> {
@@ -127,7 +128,7 @@ impl Contexts for Recorder {
         self.note(context, Event::Open)
     }
 
-    fn close(&self, context: u32) -> Result<(), Errno> {
+    fn close(&self, context: ContextId) -> Result<(), Errno> {
         self.note(context, Event::Close)?;
         let mut state = self.lock();
         if state.detaching == Detaching::Later {
@@ -137,44 +138,81 @@ impl Contexts for Recorder {
         Ok(())
     }
 
-    fn check(&self, context: u32) -> Result<(), Errno> {
+    fn check(&self, context: ContextId) -> Result<(), Errno> {
         let open = self.lock().open.contains(&context);
         open.then_some(()).ok_or(Errno::ENOENT)
     }
 
-    fn attach_segment(&self, context: u32, region: u32, memory: Region) -> Result<(), Errno> {
+    fn attach_segment(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        memory: Region,
+    ) -> Result<(), Errno> {
         let bytes = memory.len();
-        self.note(context, Event::Segment { region, bytes })
+        self.note(
+            context,
+            Event::Segment {
+                region: region.get(),
+                bytes,
+            },
+        )
     }
 
-    fn attach_pin(&self, context: u32, region: u32, _memory: Region) -> Result<(), Errno> {
-        self.note(context, Event::Pin { region })
+    fn attach_pin(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        _memory: Region,
+    ) -> Result<(), Errno> {
+        self.note(
+            context,
+            Event::Pin {
+                region: region.get(),
+            },
+        )
     }
 
-    fn attach_phony(&self, context: u32, region: u32, pages: Extents) -> Result<(), Errno> {
+    fn attach_phony(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        pages: Extents,
+    ) -> Result<(), Errno> {
         let bytes = pages.iter().map(|run| run.1).sum();
-        self.note(context, Event::Phony { region, bytes })
+        self.note(
+            context,
+            Event::Phony {
+                region: region.get(),
+                bytes,
+            },
+        )
     }
 
     fn attach_device(
         &self,
-        context: u32,
-        region: u32,
+        context: ContextId,
+        region: RegionId,
         runs: Extents,
         writable: bool,
     ) -> Result<(), Errno> {
         self.note(
             context,
             Event::Device {
-                region,
+                region: region.get(),
                 writable,
                 runs,
             },
         )
     }
 
-    fn detach(&self, context: u32, region: u32) -> Result<(), Errno> {
-        self.note(context, Event::Detach { region })?;
+    fn detach(&self, context: ContextId, region: RegionId) -> Result<(), Errno> {
+        self.note(
+            context,
+            Event::Detach {
+                region: region.get(),
+            },
+        )?;
         let held = |state: &mut State| state.detaching == Detaching::Held;
         let state = self
             .changed

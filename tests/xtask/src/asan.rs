@@ -1,25 +1,27 @@
-//! `cargo xtask asan`: the tests of the crates with unsafe code, and the corpus of the fuzz targets, under AddressSanitizer.
+//! `cargo xtask asan`: the tests of the crates with unsafe code, and the corpus of the fuzz
+//! targets, under AddressSanitizer.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::workspace::Workspace;
 
 use crate::checked::{cargo, chosen, run_tests};
 
-/// The crates whose modules map memory, walk rings, or talk to C; and the replay of the corpus, which drives all backends.
+/// The crates whose modules map memory, walk rings, or talk to C; and the replay of the corpus,
+/// which drives all backends.
 const PACKAGES: &[&str] = &[
     "farlane-zero-copy",
-    "farlane-file-io",
+    "farlane-block",
     "farlane-rdma-remoting",
     "farlane-ntb",
     "farlane-vfio-user",
     "farlane-vfio",
     "farlane-nvme",
-    "farlane-soft-gpu",
-    "farlane-vhost",
-    "farlane-link",
-    "farlane-client",
+    "farlane-gpu",
+    "farlane-vhost-user",
+    "farlane-transport",
+    "farlane-rdma-client",
     "farlane-io-core",
     "farlane-fuzz-targets",
 ];
@@ -42,7 +44,8 @@ pub fn run(workspace: &Workspace, filter: Option<&str>) -> Result<ExitCode> {
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTFLAGS", "-Zsanitizer=address")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        // A SIGBUS that is not handled ends the process, as tests expect; without this, the runtime ends it with a status of its own.
+        // A SIGBUS that is not handled ends the process, as tests expect; without this, the runtime
+        // ends it with a status of its own.
         .env("ASAN_OPTIONS", "handle_sigbus=0")
         // Checks take long to optimise.
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1");

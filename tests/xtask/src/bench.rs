@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
-use farlane_vmkit::debian::GUEST_TREE;
-use farlane_vmkit::process::{Process, describe};
-use farlane_vmkit::progress;
-use farlane_vmkit::scratch::Scratch;
-use farlane_vmkit::tree::Tree;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::debian::GUEST_TREE;
+use farlane_kit::process::{Process, describe};
+use farlane_kit::progress;
+use farlane_kit::scratch::Scratch;
+use farlane_kit::tree::Tree;
+use farlane_kit::workspace::Workspace;
 
 use crate::run::{Context, Run};
 use crate::scenarios::net_vs_tap;
@@ -23,7 +23,8 @@ const TIMEOUT: Duration = Duration::from_secs(900);
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Bench {
-    /// Virtual RDMA: calls, registration, transfers, events (writes target/bench/rdma.json and plots)
+    /// Virtual RDMA: calls, registration, transfers, events (writes target/bench/rdma.json and
+    /// plots)
     Rdma,
     /// A lent NVMe: rates, latency, bandwidth (writes target/bench/lend.json and plots)
     Lend,
@@ -31,7 +32,8 @@ pub enum Bench {
     Blk,
     /// Reads into device memory by every mechanism (writes target/bench/gpu-ssd.json and plots)
     GpuSsd,
-    /// Locality: steering, network interfaces and disks on two nodes (writes target/bench/octo.json and plots; needs root)
+    /// Locality: steering, network interfaces and disks on two nodes (writes target/bench/octo.json
+    /// and plots; needs root)
     Octo,
 }
 
@@ -58,7 +60,8 @@ pub fn run(workspace: &Workspace, bench: Bench) -> Result<ExitCode> {
     measure(bench, command(workspace, bench, &out)?)
 }
 
-/// Makes one tiny round of every measurement of every bench, without a VM: shows that they work, and judges nothing.
+/// Makes one tiny round of every measurement of every bench, without a VM: shows that they work,
+/// and judges nothing.
 pub fn smoke(workspace: &Workspace) -> Result<ExitCode> {
     let out = Scratch::new()?;
     for bench in ALL {
@@ -87,7 +90,8 @@ fn with_first(command: Command, word: &str) -> Command {
 }
 
 impl Bench {
-    /// The program that measures, and what is measured: packages, and the options that name what they were built into.
+    /// The program that measures, and what is measured: packages, and the options that name what
+    /// they were built into.
     fn parts(
         self,
     ) -> (

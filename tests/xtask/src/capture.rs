@@ -1,12 +1,12 @@
-//! Captures of the guest's frames by tcpdump, side by side: where they go into the tap, or come out of it, and where the guest's
-//! own interface has them.
+//! Captures of the guest's frames by tcpdump, side by side: where they go into the tap, or come out
+//! of it, and where the guest's own interface has them.
 
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::{Guest, Job};
-use farlane_vmkit::network::{Network, Peer};
-use farlane_vmkit::process::tail;
+use farlane_kit::guest::{Guest, Job};
+use farlane_kit::network::{Network, Peer};
+use farlane_kit::process::tail;
 
 use crate::conditions::wait_until;
 use crate::net::{GUEST, NET_TIMEOUT, TAP};
@@ -16,7 +16,8 @@ use crate::run::Run;
 /// Where the guest's capture goes.
 const FILE: &str = "/tmp/capture";
 
-/// Bytes of a frame that are kept: Ethernet, IPv4 without options, and up to where iperf3 numbers its datagrams.
+/// Bytes of a frame that are kept: Ethernet, IPv4 without options, and up to where iperf3 numbers
+/// its datagrams.
 const KEPT: usize = ETHERNET + IPV4 + UDP + 12;
 const ETHERNET: usize = 14;
 const IPV4: usize = 20;
@@ -51,7 +52,8 @@ impl<'a> Captures<'a> {
         let file = run.path("capture");
         let line = |interface: &str, kib: u32, file: &str| {
             format!(
-                "exec tcpdump -i {interface} -n -p -U -Z root -s {KEPT} -B {kib} -w {file} '{filter} or icmp'"
+                "exec tcpdump -i {interface} -n -p -U -Z root -s {KEPT} -B {kib} -w {file} \
+                 '{filter} or icmp'"
             )
         };
         let name = file.to_str().context("A path is not UTF-8")?;
@@ -132,7 +134,8 @@ fn address(text: &str) -> Result<[u8; 4]> {
     Ok(address.octets())
 }
 
-/// The TCP and UDP frames of a pcap file (libpcap's format of microseconds, in this machine's byte order).
+/// The TCP and UDP frames of a pcap file (libpcap's format of microseconds, in this machine's byte
+/// order).
 fn parse(file: &[u8]) -> Result<Vec<Frame>> {
     const HEADER: usize = 24;
     const RECORD: usize = 16;

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use farlane_vmkit::process::{Process, describe};
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::process::{Process, describe};
+use farlane_kit::workspace::Workspace;
 
 use crate::scenarios::{self, Scenario};
 use crate::test_run::{build_all, perform, scenario_jobs, timed};

@@ -1,4 +1,5 @@
-//! `cargo xtask asan` and `cargo xtask miri`: tests of the crates with unsafe code, where every access is checked.
+//! `cargo xtask asan` and `cargo xtask miri`: tests of the crates with unsafe code, where every
+//! access is checked.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -6,16 +7,17 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vmkit::process::{Process, describe};
-use farlane_vmkit::progress;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::process::{Process, describe};
+use farlane_kit::progress;
+use farlane_kit::workspace::Workspace;
 
 use crate::unit::parse_result;
 
 /// How long the tests of one call of cargo may take, builds included.
 const TIMEOUT: Duration = Duration::from_secs(2 * 3600);
 
-/// Runs `cargo test` or `cargo miri test`, passes its output on, and adds up how many tests passed and failed.
+/// Runs `cargo test` or `cargo miri test`, passes its output on, and adds up how many tests passed
+/// and failed.
 pub fn run_tests(what: &str, mut command: Command) -> Result<Tests> {
     progress::step(what, || {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -117,7 +119,10 @@ mod tests {
     #[test]
     fn results_are_added_up() {
         let mut tests = Tests::default();
-        tests.add("test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 1 filtered out; finished in 0.10s");
+        tests.add(
+            "test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 1 filtered out; \
+                   finished in 0.10s",
+        );
         tests.add("test result: FAILED. 1 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out");
         tests.add("test a ... ok");
         assert_eq!((tests.passed, tests.failed), (13, 3));
@@ -125,9 +130,12 @@ mod tests {
 
     #[test]
     fn packages_are_chosen_by_a_part_of_their_names() {
-        let all = || ["farlane-zero-copy", "farlane-vhost"].into_iter();
+        let all = || ["farlane-zero-copy", "farlane-vhost-user"].into_iter();
         assert_eq!(chosen(all(), None).unwrap().len(), 2);
-        assert_eq!(chosen(all(), Some("vhost")).unwrap(), ["farlane-vhost"]);
+        assert_eq!(
+            chosen(all(), Some("vhost")).unwrap(),
+            ["farlane-vhost-user"]
+        );
         assert!(chosen(all(), Some("nosuch")).is_err());
     }
 }

@@ -4,8 +4,8 @@ use std::fs;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use farlane_vmkit::progress;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::progress;
+use farlane_kit::workspace::Workspace;
 
 /// Removes the kit's cache: Debian trees, guest roots, driver builds and logs.
 pub fn run(workspace: &Workspace) -> Result<ExitCode> {

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use farlane_vmkit::guest::Guest;
+use farlane_kit::guest::Guest;
 
 /// How long anything here may take: a busy machine runs several guests.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -28,8 +28,10 @@ const COMPLAINTS: &[&str] = &[
 ];
 
 /// Looks for lost memory, where the kernel can: kmemleak reports what has been lost for 5 s.
-const LEAKS: &str = "[ -d /sys/kernel/debug/tracing ] || mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null; \
-    f=/sys/kernel/debug/kmemleak; [ ! -e $f ] || { echo scan >$f; sleep 6; echo scan >$f; cat $f; }";
+const LEAKS: &str = "[ -d /sys/kernel/debug/tracing ] || mount -t debugfs debugfs \
+                     /sys/kernel/debug 2>/dev/null; \
+    f=/sys/kernel/debug/kmemleak; [ ! -e $f ] || { echo scan >$f; sleep 6; echo scan >$f; cat $f; \
+    }";
 
 /// Waits until something is so.
 pub fn wait_until(what: &str, is: impl FnMut() -> Result<bool>) -> Result<()> {
@@ -63,7 +65,8 @@ pub fn no_complaint(guest: &Guest) -> Result<()> {
         "The kernel of guest {} complains:\n{log}",
         guest.name()
     );
-    // A kernel that looks for memory that nothing points to. What is new is only reported when it is seen a second time.
+    // A kernel that looks for memory that nothing points to. What is new is only reported when it
+    // is seen a second time.
     let leaks = guest.run(LEAKS)?;
     ensure!(
         !leaks.contains("[farlane]"),

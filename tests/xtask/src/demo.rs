@@ -5,11 +5,11 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::kit;
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::kit;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
+use farlane_kit::workspace::Workspace;
 
 use crate::run::{Context, Run};
 use crate::scenarios::gpu_scan;
@@ -46,20 +46,21 @@ const PACKAGES: &[&str] = &[
     "farlane",
     "farlane-blk",
     "farlane-borrow",
-    "farlane-gpu",
+    "farlane-gpu-driver",
     "farlane-io",
+    "farlane-kit",
     "farlane-lend",
     "farlane-net",
     "farlane-rdma",
     "farlane-run",
     "farlane-topology",
     "farlane-verbs",
-    "farlane-vm-agent",
 ];
 const EXAMPLES: &[&str] = &["gpu_coherence", "gpu_io", "log_scan"];
 
-/// Runs unmodified programs between two guests, then between two processes of this machine, then on a lent disk, then with
-/// a lent GPU that a disk reaches, then with a disk that has a limb on each of two nodes, and prints their figures.
+/// Runs unmodified programs between two guests, then between two processes of this machine, then on
+/// a lent disk, then with a lent GPU that a disk reaches, then with a disk that has a worker on
+/// each of two nodes, and prints their figures.
 pub fn run(workspace: &Workspace) -> Result<ExitCode> {
     let start = Instant::now();
     make(workspace)?;
@@ -86,14 +87,16 @@ pub fn run(workspace: &Workspace) -> Result<ExitCode> {
         .with_context(|| format!("The logs are in {}", scanning.logs().display()))?;
     scanning.forget_logs()?;
     progress::note(
-        "A virtual machine with two NUMA nodes: what moves its disk's bytes is on the node where they lie",
+        "A virtual machine with two NUMA nodes: what moves its disk's bytes is on the node where \
+         they lie",
     );
     let nodes = Run::new(&context, "demo-nodes")?;
     octo_ssd::show(&nodes, &mut report)
         .with_context(|| format!("The logs are in {}", nodes.logs().display()))?;
     nodes.forget_logs()?;
     progress::note(
-        "Its network interface: a stream whose receiver goes to the other node and back, every 100 ms",
+        "Its network interface: a stream whose receiver goes to the other node and back, every \
+         100 ms",
     );
     let nets = Run::new(&context, "demo-net")?;
     octo_net::show(&nets, &mut report)

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::workspace::Workspace;
 
 use crate::conditions::wait_until;
 use crate::metrics::Metrics;
@@ -61,7 +61,8 @@ impl Disks {
         self.serve_with(run, name, disks, &[], &[])
     }
 
-    /// Serves disks from one daemon with further words on its command line, among them `sockets` that it makes.
+    /// Serves disks from one daemon with further words on its command line, among them `sockets`
+    /// that it makes.
     pub fn serve_with(
         &self,
         run: &Run<'_>,

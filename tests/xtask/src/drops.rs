@@ -1,11 +1,11 @@
-//! Where frames and datagrams of a network with a guest are dropped by somebody who counts them: what is missing at an end must be
-//! among these.
+//! Where frames and datagrams of a network with a guest are dropped by somebody who counts them:
+//! what is missing at an end must be among these.
 
 use std::fmt;
 
 use anyhow::Result;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::network::Network;
+use farlane_kit::guest::Guest;
+use farlane_kit::network::Network;
 
 use crate::net::{NetBackend, TAP};
 use crate::netstat::Netstat;

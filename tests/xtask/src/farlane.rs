@@ -1,4 +1,5 @@
-//! Farlane itself, built from this checkout: the daemon, the launcher, the guest driver and the guest libraries.
+//! Farlane itself, built from this checkout: the daemon, the launcher, the guest driver and the
+//! guest libraries.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -7,15 +8,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::driver;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::kit::Kit;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::wire::{End, Wire};
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::backend::Backend;
+use farlane_kit::driver;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::kit::Kit;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::wire::{End, Wire};
+use farlane_kit::workspace::Workspace;
 
 use crate::run::Run;
 
@@ -71,7 +72,8 @@ impl Farlane {
         self.guest_files.iter().cloned()
     }
 
-    /// Starts a daemon for guests (their sockets and addresses) and, where wanted, for processes of this machine.
+    /// Starts a daemon for guests (their sockets and addresses) and, where wanted, for processes of
+    /// this machine.
     pub fn daemon(
         &self,
         run: &Run<'_>,
@@ -107,7 +109,8 @@ impl Farlane {
         self.boot_pair_with(run, wire, &[], None)
     }
 
-    /// Boots two guests with further files, on one daemon that, where wanted, serves processes of this machine too.
+    /// Boots two guests with further files, on one daemon that, where wanted, serves processes of
+    /// this machine too.
     pub fn boot_pair_with(
         &self,
         run: &Run<'_>,
@@ -144,7 +147,8 @@ impl Farlane {
     }
 }
 
-/// The guest driver has made its device node. Loading it happens before the agent runs, so it is there or never.
+/// The guest driver has made its device node. Loading it happens before the agent runs, so it is
+/// there or never.
 pub fn wait_device(guest: &Guest) -> Result<()> {
     guest
         .run("test -c /dev/farlane0 || { dmesg | tail -20; exit 1; }")
@@ -152,8 +156,8 @@ pub fn wait_device(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// Programs of this machine find our libraries where `farlane-run` looks for them, by the names that they were linked
-/// with.
+/// Programs of this machine find our libraries where `farlane-run` looks for them, by the names
+/// that they were linked with.
 fn link_libraries(workspace: &Workspace) -> Result<()> {
     let folder = workspace.programs().join("verbs");
     for (name, built) in [

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use farlane_vmkit::guest::{Guest, Output};
+use farlane_kit::guest::{Guest, Output};
 use serde_json::Value;
 
 /// How long one run of fio may take.
@@ -45,7 +45,8 @@ impl Fio {
     pub fn new(file: &str, words: &str) -> Self {
         Self {
             line: format!(
-                "fio --name=job --filename={file} --direct=1 --ioengine=libaio --output-format=json {words}"
+                "fio --name=job --filename={file} --direct=1 --ioengine=libaio \
+                 --output-format=json {words}"
             ),
         }
     }
@@ -61,7 +62,8 @@ impl Fio {
     }
 }
 
-/// Jobs that take turns on several files in one run of fio: starting it in an emulated guest takes longer than a short job.
+/// Jobs that take turns on several files in one run of fio: starting it in an emulated guest takes
+/// longer than a short job.
 #[derive(Debug, Clone)]
 pub struct Turns<'a> {
     /// Files or block devices that are alike.
@@ -73,8 +75,9 @@ pub struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    /// Makes the rounds with these numbers: in each, one job on each file, one after the other. Whoever comes first in one round
-    /// comes last in the next. Returns the figures of each round in the order of the files.
+    /// Makes the rounds with these numbers: in each, one job on each file, one after the other.
+    /// Whoever comes first in one round comes last in the next. Returns the figures of each round
+    /// in the order of the files.
     pub fn run(&self, guest: &Guest, rounds: Range<usize>) -> Result<Vec<Vec<Figures>>> {
         let line = self.line(&rounds);
         let output = guest.spawn(&line)?.wait(FIO_TIMEOUT)?;
@@ -100,7 +103,8 @@ impl Turns<'_> {
 
     fn line(&self, rounds: &Range<usize>) -> String {
         let mut line = format!(
-            "fio --direct=1 --ioengine=libaio --thread --output-format=json --time_based --runtime={}ms {}",
+            "fio --direct=1 --ioengine=libaio --thread --output-format=json --time_based \
+             --runtime={}ms {}",
             self.time.as_millis(),
             self.words
         );
@@ -174,7 +178,8 @@ mod tests {
 
     #[test]
     fn a_report_is_read_behind_remarks() {
-        let part = r#"{"iops": 1500.5, "bw_bytes": 6146048, "total_ios": 3001, "io_bytes": 4096, "lat_ns": {"mean": 2500.0}}"#;
+        let part = r#"{"iops": 1500.5, "bw_bytes": 6146048, "total_ios": 3001, "io_bytes": 4096,
+            "lat_ns": {"mean": 2500.0}}"#;
         let text = format!(
             "fio: a remark\n{{\"jobs\": [{{\"error\": 0, \"read\": {part}, \"write\": {part}}}]}}"
         );
@@ -198,7 +203,8 @@ mod tests {
             .map(|rest| &rest[..6])
             .collect();
         assert_eq!(order, ["/dev/a", "/dev/b", "/dev/b", "/dev/a"]);
-        let part = r#"{"iops": 1.0, "bw_bytes": 2, "total_ios": 3, "io_bytes": 4, "lat_ns": {"mean": 5.0}}"#;
+        let part = r#"{"iops": 1.0, "bw_bytes": 2, "total_ios": 3, "io_bytes": 4,
+            "lat_ns": {"mean": 5.0}}"#;
         let job = |name: &str| {
             format!(r#"{{"jobname": "{name}", "error": 0, "read": {part}, "write": {part}}}"#)
         };

@@ -6,11 +6,11 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vmkit::packages;
-use farlane_vmkit::process::{Process, describe, tail};
-use farlane_vmkit::progress;
-use farlane_vmkit::scratch::Scratch;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::packages;
+use farlane_kit::process::{Process, describe, tail};
+use farlane_kit::progress;
+use farlane_kit::scratch::Scratch;
+use farlane_kit::workspace::Workspace;
 
 /// What libFuzzer takes for a hang, and for too much memory.
 const LIMITS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=2048"];
@@ -18,7 +18,8 @@ const LIMITS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=2048"];
 /// How long building the targets may take.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// How long a target may take besides the time that it is given: what it has in its corpus, and an input that hangs.
+/// How long a target may take besides the time that it is given: what it has in its corpus, and an
+/// input that hangs.
 const RUN_GRACE: Duration = Duration::from_secs(240);
 
 /// How long merging finds into a corpus may take.
@@ -30,8 +31,8 @@ const PACKAGES: &[&str] = &["g++"];
 /// Where the flags of tests/fuzz/.cargo/config.toml have cargo put programs.
 const PROGRAMS: &str = "x86_64-unknown-linux-gnu/release";
 
-/// Runs the targets whose names contain the filter, each for so many seconds. With `keep`, inputs that reach more code are added
-/// to the corpus.
+/// Runs the targets whose names contain the filter, each for so many seconds. With `keep`, inputs
+/// that reach more code are added to the corpus.
 pub fn run(
     workspace: &Workspace,
     filter: Option<&str>,
@@ -208,7 +209,8 @@ fn count(folder: &Path) -> Result<usize> {
 
 fn build(workspace: &Workspace, sources: &Path, work: &Path) -> Result<()> {
     let mut command = workspace.cargo(&["build", "--release", "--quiet"]);
-    // The flags are in a configuration file that cargo finds from this folder, and the environment overrides it.
+    // The flags are in a configuration file that cargo finds from this folder, and the environment
+    // overrides it.
     command
         .current_dir(sources)
         .env("CARGO_TARGET_DIR", work)

@@ -1,15 +1,16 @@
-//! A virtual machine with a soft GPU and disks whose requests reach the GPU's memory: lender and borrower for the one,
-//! `farlane-blk` with its tunnel for the others, and in the guest the driver and the library that programs are run with.
+//! A virtual machine with a soft GPU and disks whose requests reach the GPU's memory: lender and
+//! borrower for the one, `farlane-blk` with its tunnel for the others, and in the guest the driver
+//! and the library that programs are run with.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::driver;
-use farlane_vmkit::guest::{Guest, Output};
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
+use farlane_kit::driver;
+use farlane_kit::guest::{Guest, Output};
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
 use serde_json::Value;
 
 use crate::conditions::{no_complaint, wait_until};
@@ -126,7 +127,8 @@ impl Backends {
         ])
     }
 
-    /// Ends them after their guest, which has nothing to complain of, and none of whose tokens was refused.
+    /// Ends them after their guest, which has nothing to complain of, and none of whose tokens was
+    /// refused.
     pub fn end_with(self, guest: Guest) -> Result<()> {
         let refused = self.disks.metrics()?.sum("tokens_refused")?;
         ensure!(refused == 0, "{refused} requests were refused");
@@ -152,6 +154,16 @@ pub struct Ways {
     pub read_ahead: u64,
     /// Past it, between disk and device memory.
     pub p2p: u64,
+}
+
+/// Boots a guest with a GPU and one disk, whose new file system is mounted at `/mnt`.
+pub fn boot_mounted(run: &Run<'_>, blocks: &Blocks) -> Result<(Backends, Guest)> {
+    let parts = run.context.gpu_parts()?;
+    let backends = Backends::start(run, "a", &[blocks])?;
+    let [guest] = run.boot([backends.configure(parts, VmConfig::new("a"))])?;
+    prepare(&guest)?;
+    mount(&guest, "/dev/vda")?;
+    Ok((backends, guest))
 }
 
 /// Gets the guest ready: its disks, its GPU and the driver are there.
@@ -185,7 +197,8 @@ pub fn with_library(way: &str, line: &str) -> String {
     format!("FARLANE_IO={way} FARLANE_IO_STATS=1 farlane-run --io {line}")
 }
 
-/// Runs a program with the library, in a way that `FARLANE_IO` names; says which ways its bytes went.
+/// Runs a program with the library, in a way that `FARLANE_IO` names; says which ways its bytes
+/// went.
 pub fn run_with_library(guest: &Guest, way: &str, line: &str) -> Result<(Output, Ways)> {
     let command = with_library(way, line);
     let output = guest.spawn(&command)?.wait(PROGRAM_TIMEOUT)?;

@@ -147,7 +147,8 @@ mod tests {
 
     #[test]
     fn the_receivers_counts_are_taken() {
-        let client = r#"{"start":{"test_start":{"protocol":"UDP"}},"end":{"streams":[{"udp":{"packets":9,"lost_packets":0,
+        let client = r#"{"start":{"test_start":{"protocol":"UDP"}},
+            "end":{"streams":[{"udp":{"packets":9,"lost_packets":0,
             "out_of_order":0}}],"sum_sent":{}}}"#;
         let server = r#"{"end":{"streams":[{"udp":{"packets":9,"lost_packets":2,"out_of_order":1}}],
             "sum_received":{"bytes":700,"bits_per_second":5600.0}}}"#;

@@ -1,7 +1,8 @@
 //! Jobs of a test run: programs that are run side by side, as many as this machine has processors.
 //!
-//! Each job is a process of its own, whose output goes to a file: one that hangs or dies takes nobody with it. A job has a weight,
-//! in processors; one that measures has all of them, and runs when nothing else does.
+//! Each job is a process of its own, whose output goes to a file: one that hangs or dies takes
+//! nobody with it. A job has a weight, in processors; one that measures has all of them, and runs
+//! when nothing else does.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -12,10 +13,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::numa::processors;
-use farlane_vmkit::process::{Process, describe, tail};
-use farlane_vmkit::progress;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::numa::processors;
+use farlane_kit::process::{Process, describe, tail};
+use farlane_kit::progress;
+use farlane_kit::scratch::Scratch;
 
 /// How much of what a failed job has said is shown.
 const LAST_LINES: usize = 60;
@@ -86,8 +87,9 @@ pub struct Outcome {
 /// The environment variable by which a job is told where to write what it did.
 pub const RECORD_VARIABLE: &str = "FARLANE_RECORD";
 
-/// Runs jobs side by side, in their order as far as there is room for them; those with [`Weight::Waits`] begin at once, those with
-/// [`Weight::All`] come last. Their output goes to files in `logs`, which stay for those that fail.
+/// Runs jobs side by side, in their order as far as there is room for them; those with
+/// [`Weight::Waits`] begin at once, those with [`Weight::All`] come last. Their output goes to
+/// files in `logs`, which stay for those that fail.
 ///
 /// # Errors
 /// When a job cannot be started, or its files not be read.

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::checking_kernel;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::checking_kernel;
+use farlane_kit::report::Report;
+use farlane_kit::workspace::Workspace;
 
 use crate::run::{Context, Run};
 use crate::scenarios;

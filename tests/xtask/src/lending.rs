@@ -1,5 +1,5 @@
-//! Device Lending as scenarios use it: a lender with soft NVMe controllers over files in this machine's memory, and soft
-//! GPUs; and borrowers, each of which gives one device to one VM.
+//! Device Lending as scenarios use it: a lender with soft NVMe controllers over files in this
+//! machine's memory, and soft GPUs; and borrowers, each of which gives one device to one VM.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -8,13 +8,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::process::check_output;
-use farlane_vmkit::progress;
-use farlane_vmkit::scratch::Scratch;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::process::check_output;
+use farlane_kit::progress;
+use farlane_kit::scratch::Scratch;
+use farlane_kit::workspace::Workspace;
 use serde_json::Value;
 
 use crate::conditions::wait_until;
@@ -157,7 +157,8 @@ impl Lending {
         })
     }
 
-    /// Starts a borrower of one device. Its name is that of its files, and what the lender calls it.
+    /// Starts a borrower of one device. Its name is that of its files, and what the lender calls
+    /// it.
     pub fn borrower(
         &self,
         run: &Run<'_>,
@@ -168,7 +169,8 @@ impl Lending {
         self.borrower_at(run, name, &lender.address(), device, &[])
     }
 
-    /// Starts a borrower of one device of the lender at `address`, with further words on its command line.
+    /// Starts a borrower of one device of the lender at `address`, with further words on its
+    /// command line.
     pub fn borrower_at(
         &self,
         run: &Run<'_>,
@@ -266,10 +268,11 @@ impl Device {
     }
 }
 
-/// The programs that use a soft GPU, `gpu_io`, `gpu_coherence` and `log_scan`, for a guest: they are found by their names there.
+/// The programs that use a soft GPU, `gpu_io`, `gpu_coherence` and `log_scan`, for a guest: they
+/// are found by their names there.
 pub fn gpu_programs(workspace: &Workspace) -> Result<Vec<GuestFile>> {
     let build = |name: &str| {
-        let path = workspace.build_example("farlane-gpu", name)?;
+        let path = workspace.build_example("farlane-gpu-driver", name)?;
         anyhow::Ok(GuestFile::new(path, format!("usr/bin/{name}")))
     };
     progress::step("Building what uses a GPU", || {
@@ -287,7 +290,8 @@ impl Lender {
         address(&self.socket)
     }
 
-    /// How borrowers name it that reach it by TCP, as it says itself: the system has chosen the port.
+    /// How borrowers name it that reach it by TCP, as it says itself: the system has chosen the
+    /// port.
     pub fn network_address(&self) -> Result<String> {
         let mut found = None;
         wait_until("the lender tells its TCP address", || {
@@ -388,7 +392,8 @@ impl Borrower {
         Metrics::read(&self.metrics, "farlane_borrow_")
     }
 
-    /// How many accesses of its VM to the device's registers it was asked to perform: each of them stopped the VM.
+    /// How many accesses of its VM to the device's registers it was asked to perform: each of them
+    /// stopped the VM.
     pub fn trapped(&self) -> Result<u64> {
         let metrics = self.metrics()?;
         Ok(metrics.sum("reads")? + metrics.sum("writes")?)
@@ -405,7 +410,8 @@ impl Borrower {
     }
 }
 
-/// Waits until a guest has the namespace of the controller with this serial number; returns its device node.
+/// Waits until a guest has the namespace of the controller with this serial number; returns its
+/// device node.
 pub fn namespace(guest: &Guest, serial: &str) -> Result<String> {
     let mut found = None;
     wait_until(&format!("the disk {serial} is there"), || {
@@ -423,7 +429,8 @@ pub fn wait_gone(guest: &Guest, serial: &str) -> Result<()> {
     })
 }
 
-/// Waits until a disk of a guest is in use: many requests have been completed since this was called.
+/// Waits until a disk of a guest is in use: many requests have been completed since this was
+/// called.
 pub fn wait_traffic(guest: &Guest, node: &str) -> Result<()> {
     let name = node.trim_start_matches("/dev/");
     let completed = || completed(&guest.read_file(&format!("/sys/class/block/{name}/stat"))?);
@@ -445,7 +452,8 @@ fn completed(stat: &str) -> Result<u64> {
 /// The device node of the first namespace of the controller with this serial number.
 pub fn find_namespace(guest: &Guest, serial: &str) -> Result<Option<String>> {
     let line = format!(
-        "for c in /sys/class/nvme/nvme*; do [ \"$(echo $(cat $c/serial))\" = {serial} ] || continue; \
+        "for c in /sys/class/nvme/nvme*; do [ \"$(echo $(cat $c/serial))\" = {serial} ] || \
+         continue; \
          for d in /dev/${{c##*/}}n1; do [ -b $d ] && echo $d; done; done 2>/dev/null; true"
     );
     let nodes = guest.run(&line)?;
@@ -497,7 +505,8 @@ mod tests {
 
     #[test]
     fn an_address_is_taken_from_a_whole_line() {
-        let log = "[INFO] Waiting for borrowers at unix:/x\n[INFO] Waiting for borrowers at tcp:127.0.0.1:40";
+        let log = "[INFO] Waiting for borrowers at unix:/x\n[INFO] Waiting for borrowers at \
+                   tcp:127.0.0.1:40";
         assert_eq!(tcp_address(log), None);
         let address = tcp_address(&format!("{log}123\n")).unwrap();
         assert_eq!(address, "tcp:127.0.0.1:40123");

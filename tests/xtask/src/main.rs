@@ -1,4 +1,5 @@
-//! `cargo xtask`: shows, tests and measures Farlane in virtual machines, and makes everything that this needs.
+//! `cargo xtask`: shows, tests and measures Farlane in virtual machines, and makes everything that
+//! this needs.
 
 mod asan;
 mod bench;
@@ -9,6 +10,8 @@ mod clean;
 mod conditions;
 mod demo;
 mod disks;
+#[cfg(test)]
+mod documents;
 mod drops;
 mod farlane;
 mod fio;
@@ -38,6 +41,7 @@ mod two_nodes;
 mod under_way;
 mod unit;
 mod versus;
+mod vitals;
 mod vm;
 mod volumes;
 mod work;
@@ -46,8 +50,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use farlane_vmkit::process;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::process;
+use farlane_kit::workspace::Workspace;
 
 #[derive(Parser)]
 #[command(
@@ -61,7 +65,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs unmodified programs in virtual machines: over RDMA from one to another, on a lent NVMe, and between files and a GPU
+    /// Runs unmodified programs in virtual machines: over RDMA from one to another, on a lent NVMe,
+    /// and between files and a GPU
     Demo,
     /// Runs all tests: unit, property and loom tests, and the scenarios in virtual machines
     Test {
@@ -125,7 +130,8 @@ enum Task {
         #[arg(long, hide = true)]
         built: bool,
     },
-    /// Runs the guest driver's scenarios in a kernel with KASAN, lockdep and kmemleak, which it builds first
+    /// Runs the guest driver's scenarios in a kernel with KASAN, lockdep and kmemleak, which it
+    /// builds first
     Kasan {
         /// Only those whose name contains this
         filter: Option<String>,

@@ -15,8 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Pause between two tries.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Connects to a daemon that may have just begun: the file of its socket is there before it listens, and until then, or until it has
-/// taken the place of a file that was left, it is refused.
+/// Connects to a daemon that may have just begun: the file of its socket is there before it
+/// listens, and until then, or until it has taken the place of a file that was left, it is refused.
 fn patiently<T>(patience: Duration, mut connect: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let end = Instant::now() + patience;
     let not_yet = [ErrorKind::ConnectionRefused, ErrorKind::NotFound];
@@ -33,7 +33,8 @@ fn patiently<T>(patience: Duration, mut connect: impl FnMut() -> io::Result<T>) 
 pub struct Metrics(BTreeMap<String, u64>);
 
 impl Metrics {
-    /// Asks the daemon behind a socket. Names lose `prefix`; those that do not begin with it are left out.
+    /// Asks the daemon behind a socket. Names lose `prefix`; those that do not begin with it are
+    /// left out.
     pub fn read(socket: &Path, prefix: &str) -> Result<Self> {
         let mut text = String::new();
         patiently(PATIENCE, || UnixStream::connect(socket))
@@ -110,7 +111,8 @@ mod tests {
 
     #[test]
     fn counters_are_found_and_summed() {
-        let text = "# TYPE x_reads counter\nx_reads{device=\"a\"} 3\nx_reads{device=\"b\"} 4\nx_reads_other 9\nx_leases 1\nother 5\n";
+        let text = "# TYPE x_reads counter\nx_reads{device=\"a\"} 3\nx_reads{device=\"b\"} \
+                    4\nx_reads_other 9\nx_leases 1\nother 5\n";
         let metrics = Metrics::parse(text, "x_");
         assert_eq!(metrics.get("leases").unwrap(), 1);
         assert_eq!(metrics.sum("reads").unwrap(), 7);

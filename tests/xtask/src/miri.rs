@@ -1,9 +1,10 @@
-//! `cargo xtask miri`: unit tests in Miri, of modules that it can run: they map no files and open no sockets.
+//! `cargo xtask miri`: unit tests in Miri, of modules that it can run: they map no files and open
+//! no sockets.
 
 use std::process::{Command, ExitCode};
 
 use anyhow::{Result, bail};
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::workspace::Workspace;
 
 use crate::checked::{Tests, cargo, chosen, in_sysroot, run_tests};
 
@@ -20,11 +21,11 @@ const fn covered(package: &'static str, modules: &'static [&'static str]) -> Cov
 /// Those with unsafe code first.
 const COVERED: &[Covered] = &[
     covered(
-        "farlane-client",
+        "farlane-rdma-client",
         &["work::", "spin::", "call::", "queue_tests::"],
     ),
     covered(
-        "farlane-verbs-core",
+        "farlane-verbs",
         &[
             "object::",
             "post::",
@@ -41,15 +42,17 @@ const COVERED: &[Covered] = &[
             "automatic::",
             "ranges::",
             "lock::",
-            "plan::",
+            "decide::",
+            "plan::model::",
+            "plan::greedy::",
             "readahead::",
+            "stream::",
         ],
     ),
-    covered("farlane-file-io", &["vectors::", "idle::"]),
-    covered("farlane-gpu", &["allocator::"]),
+    covered("farlane-block", &["engine::clear::", "engine::slots::"]),
+    covered("farlane-gpu-driver", &["allocator::"]),
     covered("farlane-abi", &[]),
-    covered("farlane-io-plan", &["model::", "greedy::"]),
-    covered("farlane-vhost", &["segment::"]),
+    covered("farlane-vhost-user", &["segment::"]),
     covered(
         "farlane-rdma-remoting",
         &["request::", "attributes::", "table::"],
@@ -106,12 +109,14 @@ fn require_miri() -> Result<()> {
     let has_miri = nightly("cargo").args(["miri", "--version"]).output();
     if !has_miri.is_ok_and(|output| output.status.success()) {
         bail!(
-            "There is no Miri: `rustup toolchain install nightly --component miri,rust-src` installs it"
+            "There is no Miri: `rustup toolchain install nightly --component miri,rust-src` \
+             installs it"
         );
     }
     if !in_sysroot(nightly("rustc"), STANDARD_LIBRARY)? {
         bail!(
-            "Miri has no source of the standard library: `rustup +nightly component add rust-src` installs it"
+            "Miri has no source of the standard library: `rustup +nightly component add rust-src` \
+             installs it"
         );
     }
     Ok(())

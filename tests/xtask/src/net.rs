@@ -1,4 +1,5 @@
-//! A network with one guest, as scenarios use it: who serves the guest's interface, and where the two ends are.
+//! A network with one guest, as scenarios use it: who serves the guest's interface, and where the
+//! two ends are.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -6,13 +7,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::interfaces::{Interface, Server};
-use farlane_vmkit::network::Network;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::Guest;
+use farlane_kit::interfaces::{Interface, Server};
+use farlane_kit::network::Network;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::workspace::Workspace;
 
 use crate::metrics::Metrics;
 use crate::place::{Place, Running};
@@ -31,7 +32,8 @@ pub const TAP: &str = "tap0";
 /// How long a program of a network may take.
 pub const NET_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// The guests' shell is busybox, and takes its own programs before others: not where they are functions.
+/// The guests' shell is busybox, and takes its own programs before others: not where they are
+/// functions.
 const PROGRAMS: &str = r#"ping() { exec /usr/bin/ping "$@"; };"#;
 
 /// What the interface is called in the backend's counters.
@@ -42,7 +44,8 @@ pub struct Nets {
     program: PathBuf,
 }
 
-/// A daemon that serves the guest's interface from within a network. It can be killed, and started again with the same words.
+/// A daemon that serves the guest's interface from within a network. It can be killed, and started
+/// again with the same words.
 pub struct NetBackend<'a> {
     program: PathBuf,
     network: &'a Network,
@@ -120,8 +123,9 @@ impl NetBackend<'_> {
         &self.sockets[1]
     }
 
-    /// The memory of its own that it holds now: anonymous pages. What its resident set has besides are pages of the guest's memory, which
-    /// grow by whatever buffers the guest's kernel chooses, and of the program.
+    /// The memory of its own that it holds now: anonymous pages. What its resident set has besides
+    /// are pages of the guest's memory, which grow by whatever buffers the guest's kernel chooses,
+    /// and of the program.
     pub fn private_bytes(&self) -> Result<u64> {
         self.status_bytes("RssAnon:")
     }
@@ -230,7 +234,8 @@ pub fn config<'a>(name: &str, server: Server, queue_pairs: u32) -> VmConfig<'a> 
 pub fn connect(guest: &Guest) -> Result<()> {
     guest
         .run(&format!(
-            "modprobe virtio_net && ip link set eth0 up && /usr/sbin/ip address add {GUEST}/24 dev eth0 && \
+            "modprobe virtio_net && ip link set eth0 up && /usr/sbin/ip address add {GUEST}/24 \
+             dev eth0 && \
              /usr/sbin/ip address add {GUEST_6}/64 dev eth0 nodad"
         ))
         .context("The guest has no interface")?;

@@ -1,10 +1,11 @@
-//! The counters of a network stack, as `/proc/net/netstat`, `/proc/net/snmp` and `/proc/net/snmp6` tell them.
+//! The counters of a network stack, as `/proc/net/netstat`, `/proc/net/snmp` and `/proc/net/snmp6`
+//! tell them.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::network::Network;
+use farlane_kit::guest::Guest;
+use farlane_kit::network::Network;
 
 /// The counters of one stack at one time.
 #[derive(Debug, Clone)]

@@ -1,13 +1,13 @@
-//! NUMA nodes as scenarios use them: fio whose thread and buffers are on nodes of choice, the machine that backends are told of,
-//! and what they count of where data lay and what moved it.
+//! NUMA nodes as scenarios use them: fio whose thread and buffers are on nodes of choice, the
+//! machine that backends are told of, and what they count of where data lay and what moved it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::numa::{Numa, describe_this};
+use farlane_kit::guest::Guest;
+use farlane_kit::numa::{Numa, describe_this};
 
 use crate::fio::{Figures, Fio};
 use crate::metrics::Metrics;
@@ -41,7 +41,8 @@ pub struct Placed {
     pub memory: Memory,
 }
 
-/// How a backend is told of two nodes on a machine that may have one: `--sysfs` and `--memory-node`.
+/// How a backend is told of two nodes on a machine that may have one: `--sysfs` and
+/// `--memory-node`.
 pub fn backend_words(run: &Run<'_>, numa: &Numa) -> Result<Vec<OsString>> {
     let folder = described(run)?;
     let mut words = vec!["--sysfs".into(), folder.into_os_string()];
@@ -82,8 +83,10 @@ impl Placed {
                 // The policy is the file's: whoever maps it gets pages of those nodes.
                 let bytes = (most * depth + STRIPE).next_multiple_of(STRIPE);
                 guest.run(&format!(
-                    "rm -f {STRIPED_FILE}; truncate -s {bytes} {STRIPED_FILE}; n=0; at=0; while [ $at -lt {bytes} ]; do \
-                     numactl --offset=$at --length={STRIPE} --file={STRIPED_FILE} --membind=$n || exit 1; \
+                    "rm -f {STRIPED_FILE}; truncate -s {bytes} {STRIPED_FILE}; n=0; at=0; while [ \
+                     $at -lt {bytes} ]; do \
+                     numactl --offset=$at --length={STRIPE} --file={STRIPED_FILE} --membind=$n || \
+                     exit 1; \
                      at=$((at + {STRIPE})); n=$((1 - n)); done"
                 ))?;
                 format!("--iomem=mmapshared:{STRIPED_FILE}")
@@ -95,15 +98,17 @@ impl Placed {
     /// Has fio write at random, read everything back and check it.
     pub fn verify(self, guest: &Guest, file: &str, mib: u32) -> Result<Figures> {
         const DEPTH: u64 = 8;
-        // A request is one request of the disk also where each of its pages is a segment. Of striped buffers each piece is at
-        // least 64 KiB; of interleaved ones there are no more than the backend splits a request into.
+        // A request is one request of the disk also where each of its pages is a segment. Of
+        // striped buffers each piece is at least 64 KiB; of interleaved ones there are no more than
+        // the backend splits a request into.
         let (sizes, most) = match self.memory {
             Memory::On(_) => ("4k-384k", 384 << 10),
             Memory::Interleaved => ("4k-256k", 256 << 10),
             Memory::Striped => ("64k-384k", 384 << 10),
         };
         let words = format!(
-            "--rw=randwrite --verify=crc32c --verify_fatal=1 --iodepth={DEPTH} --bsrange={sizes} --size={mib}m {}",
+            "--rw=randwrite --verify=crc32c --verify_fatal=1 --iodepth={DEPTH} --bsrange={sizes} \
+             --size={mib}m {}",
             self.words(guest, most, DEPTH)?
         );
         let figures = Fio::new(file, &words).run(guest)?;
@@ -115,7 +120,7 @@ impl Placed {
     }
 }
 
-/// What a backend counts: by the node of the data, the node of the limb, and the path.
+/// What a backend counts: by the node of the data, the node of the worker, and the path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Locality(BTreeMap<(u32, u32, String), u64>);
 
@@ -170,9 +175,9 @@ impl Locality {
         self.sum(|(data, _, _)| *data == node)
     }
 
-    /// What was moved by the limb of the node on which it lay.
+    /// What was moved by the worker of the node on which it lay.
     pub fn local(&self) -> u64 {
-        self.sum(|(data, limb, _)| data == limb)
+        self.sum(|(data, worker, _)| data == worker)
     }
 
     /// What went over a path.

@@ -1,8 +1,9 @@
 //! Whether frames came out in the order in which they went in, told from captures at both ends.
 //!
-//! A sender numbers its frames twice: by sequence number (TCP) or by iperf3's datagram number (UDP), and by the identification
-//! of IPv4 (RFC 6864), which Linux counts up with every frame of a connected socket. A segment that is sent again keeps the first
-//! and gets another of the second. So a frame is told from its own repetition, and a frame that was overtaken from one that was
+//! A sender numbers its frames twice: by sequence number (TCP) or by iperf3's datagram number
+//! (UDP), and by the identification of IPv4 (RFC 6864), which Linux counts up with every frame of a
+//! connected socket. A segment that is sent again keeps the first and gets another of the second.
+//! So a frame is told from its own repetition, and a frame that was overtaken from one that was
 //! lost and sent again, which to the receiver's TCP (`TCPOFOQueue`) are the same.
 
 use std::collections::HashMap;
@@ -45,9 +46,10 @@ pub struct Order {
     pub lost: u64,
     /// Frames with payload that came out after one that went in later.
     pub late: u64,
-    /// Bare acknowledgements of TCP of which that is so. To a receiver they are not out of order. They can overtake each other in
-    /// a guest's own stack: a flow moves to another queue when the driver has taken the frames before out of the old
-    /// queue's ring, which is before its stack has seen them.
+    /// Bare acknowledgements of TCP of which that is so. To a receiver they are not out of order.
+    /// They can overtake each other in a guest's own stack: a flow moves to another queue when the
+    /// driver has taken the frames before out of the old queue's ring, which is before its stack
+    /// has seen them.
     pub late_bare: u64,
     /// Frames that came out more than once.
     pub repeated: u64,
@@ -67,7 +69,8 @@ impl fmt::Display for Order {
         } = self;
         write!(
             f,
-            "{sent} frames, {late} out of order and {late_bare} bare acknowledgements, {lost} lost, {repeated} repeated, {unknown} from nowhere"
+            "{sent} frames, {late} out of order and {late_bare} bare acknowledgements, {lost} \
+             lost, {repeated} repeated, {unknown} from nowhere"
         )
     }
 }
@@ -83,8 +86,9 @@ impl AddAssign for Order {
     }
 }
 
-/// Compares what went in with what came out, in the order of each end. One frame that came out may be several that went in, with
-/// consecutive sequence numbers: a receiver's kernel joins them (generic receive offload) before anybody sees them.
+/// Compares what went in with what came out, in the order of each end. One frame that came out may
+/// be several that went in, with consecutive sequence numbers: a receiver's kernel joins them
+/// (generic receive offload) before anybody sees them.
 pub fn compare(sent: &[Frame], received: &[Frame]) -> Order {
     let mut flows: HashMap<Flow, (Vec<Frame>, Vec<Frame>)> = HashMap::new();
     for frame in sent {

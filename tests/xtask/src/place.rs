@@ -1,4 +1,5 @@
-//! Where a program runs: in a guest, on this machine, or in a network of its own. The RDMA programs are called the same way in both.
+//! Where a program runs: in a guest, on this machine, or in a network of its own. The RDMA programs
+//! are called the same way in both.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -9,10 +10,10 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use farlane_vm_agent::protocol::Ending;
-use farlane_vmkit::guest::{Guest, Job, Output, listens};
-use farlane_vmkit::network::{Network, PEER, Peer};
-use farlane_vmkit::process::Process;
+use farlane_kit::guest::{Guest, Job, Output, listens};
+use farlane_kit::network::{Network, PEER, Peer};
+use farlane_kit::process::Process;
+use farlane_kit::protocol::Ending;
 
 /// The ports that programs in guests use, one after the other.
 const GUEST_PORTS: std::ops::Range<u16> = 18515..19515;
@@ -118,8 +119,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// Programs of this machine that use the daemon behind `socket`; `programs` is the folder of `farlane-run`, and
-    /// what the programs print goes to files in `logs`.
+    /// Programs of this machine that use the daemon behind `socket`; `programs` is the folder of
+    /// `farlane-run`, and what the programs print goes to files in `logs`.
     pub fn new(programs: &Path, socket: &Path, logs: &Path) -> Self {
         Self {
             programs: programs.into(),

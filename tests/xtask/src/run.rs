@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::kit::Kit;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::scratch::Scratch;
-use farlane_vmkit::wire::{End, Wire};
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_program::GuestProgram;
+use farlane_kit::kit::Kit;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::scratch::Scratch;
+use farlane_kit::wire::{End, Wire};
+use farlane_kit::workspace::Workspace;
 
 use crate::disks::Disks;
 use crate::farlane::Farlane;
@@ -154,6 +155,29 @@ impl<'a> Run<'a> {
     /// Where logs go; they stay when the run fails.
     pub fn logs(&self) -> &Path {
         &self.logs
+    }
+
+    /// Compiles `tests/xtask/guest/NAME.c`, with the headers beside it.
+    pub fn guest_program(&self, name: &str) -> Result<PathBuf> {
+        self.guest_program_with(name, "tests/xtask/guest", &[])
+    }
+
+    /// The same with the headers of another folder of the checkout, and with shared libraries.
+    pub fn guest_program_with(
+        &self,
+        name: &str,
+        headers: &str,
+        libraries: &[PathBuf],
+    ) -> Result<PathBuf> {
+        let root = self.context.workspace.root();
+        let program = self.path(name);
+        GuestProgram {
+            source: &root.join(format!("tests/xtask/guest/{name}.c")),
+            headers: &root.join(headers),
+            libraries,
+        }
+        .build(self.context.kit()?.tree(), &program)?;
+        Ok(program)
     }
 
     /// Starts to boot a guest.

@@ -1,10 +1,11 @@
-//! The seed of what a scenario does at random: another one in each run, told, and given again where a run is to be repeated.
+//! The seed of what a scenario does at random: another one in each run, told, and given again where
+//! a run is to be repeated.
 
 use std::fs::File;
 use std::io::Read as _;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::progress;
+use farlane_kit::progress;
 
 /// Repeats a run.
 const VARIABLE: &str = "FARLANE_SEED";

@@ -1,4 +1,5 @@
-//! `cargo xtask soak`: the long scenarios and the fuzz targets, over and over again until the time is over.
+//! `cargo xtask soak`: the long scenarios and the fuzz targets, over and over again until the time
+//! is over.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -6,8 +7,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::report::Report;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::report::Report;
+use farlane_kit::workspace::Workspace;
 
 use crate::fuzz::Fuzzer;
 use crate::run::Context;
@@ -93,8 +94,8 @@ fn is_long(scenario: &Scenario) -> bool {
     !scenario.is_test || RACES.iter().any(|race| scenario.name.contains(race))
 }
 
-/// Runs what has a name that contains the filter, without one all that takes long, until so many minutes are over. What runs then
-/// is not cut short, and a failure does not end it.
+/// Runs what has a name that contains the filter, without one all that takes long, until so many
+/// minutes are over. What runs then is not cut short, and a failure does not end it.
 pub fn run(workspace: &Workspace, filter: Option<&str>, minutes: u32) -> Result<ExitCode> {
     let start = Instant::now();
     let time = Duration::from_secs(u64::from(minutes) * 60);

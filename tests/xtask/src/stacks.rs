@@ -1,4 +1,5 @@
-//! File systems and what they stand on, as a guest makes them: each with what it takes to mount it at `/mnt`, and to take it apart.
+//! File systems and what they stand on, as a guest makes them: each with what it takes to mount it
+//! at `/mnt`, and to take it apart.
 
 /// The disk that has room for any file system (mkfs.xfs wants 300 MiB), and a small one.
 pub const LARGE_MIB: u32 = 384;
@@ -11,10 +12,11 @@ pub const PERSISTENT_MIB: u32 = 320;
 pub struct Stack {
     /// What it is called.
     pub name: &'static str,
-    /// Whether bytes of its files may go between disk and device memory: the pages of a request for direct I/O are those that
-    /// the disk gets, unchanged, and once.
+    /// Whether bytes of its files may go between disk and device memory: the pages of a request for
+    /// direct I/O are those that the disk gets, unchanged, and once.
     pub tunnels: bool,
-    /// Makes it of `$large` and `$small`, which are disks, or `$persistent`, with anything on them, and mounts it. Its files are made in `/mnt/d`.
+    /// Makes it of `$large` and `$small`, which are disks, or `$persistent`, with anything on them,
+    /// and mounts it. Its files are made in `/mnt/d`.
     pub make: &'static str,
     /// After a file has been made, which is `$file`; it cannot be written then.
     pub seal: Option<&'static str>,
@@ -54,12 +56,14 @@ pub const STACKS: &[Stack] = &[
     // Read and written by the processor, in the persistent memory itself.
     plain(
         "ext4, DAX",
-        "mkfs.ext4 -q -F -b 4096 $persistent && mount -t ext4 -o dax=always $persistent /mnt && is_dax",
+        "mkfs.ext4 -q -F -b 4096 $persistent && mount -t ext4 -o dax=always $persistent /mnt && \
+         is_dax",
         "umount /mnt && fsck.ext4 -f -n $persistent",
     ),
     plain(
         "xfs, DAX",
-        "mkfs.xfs -q -f -m reflink=0 $persistent && mount -t xfs -o dax=always $persistent /mnt && is_dax",
+        "mkfs.xfs -q -f -m reflink=0 $persistent && mount -t xfs -o dax=always $persistent /mnt \
+         && is_dax",
         "umount /mnt && xfs_repair -n $persistent",
     ),
     plain(
@@ -96,10 +100,12 @@ pub const STACKS: &[Stack] = &[
         "ext4 on dm-crypt",
         "modprobe dm_crypt && modprobe xts && \
          key=00112233445566778899aabbccddeeff0123456789abcdeffedcba9876543210 && \
-         dmsetup create top --table \"0 $(blockdev --getsz $large) crypt aes-xts-plain64 $key 0 $large 0\" && on_top",
+         dmsetup create top --table \"0 $(blockdev --getsz $large) crypt aes-xts-plain64 $key 0 \
+         $large 0\" && on_top",
         "off_top && dmsetup remove top",
     ),
-    // The first table makes the superblock, which says how much room there is. What has no checksum yet cannot be read.
+    // The first table makes the superblock, which says how much room there is. What has no checksum
+    // yet cannot be read.
     plain(
         "ext4 on dm-integrity",
         "modprobe dm_integrity && dd if=/dev/zero of=$small bs=4096 count=1 status=none && \
@@ -119,26 +125,30 @@ pub const STACKS: &[Stack] = &[
          dmsetup create top --table \"0 $sectors thin /dev/mapper/pool 0\" && on_top",
         "off_top && dmsetup remove top && dmsetup remove pool",
     ),
-    // A volume that LVM has not made: what it is may change under it, and nothing says what it is for.
+    // A volume that LVM has not made: what it is may change under it, and nothing says what it is
+    // for.
     plain(
         "ext4 on dm-linear",
-        "modprobe dm_mod && dmsetup create top --table \"0 $(blockdev --getsz $large) linear $large 0\" && on_top",
+        "modprobe dm_mod && dmsetup create top --table \"0 $(blockdev --getsz $large) linear \
+         $large 0\" && on_top",
         "off_top && dmsetup remove top",
     ),
     plain(
         "ext4 on a loop device over ext4",
-        "modprobe loop && under && truncate -s 64M /under/image && losetup /dev/loop0 /under/image && \
+        "modprobe loop && under && truncate -s 64M /under/image && losetup /dev/loop0 \
+         /under/image && \
          mkfs.ext4 -q -F /dev/loop0 && mount -t ext4 /dev/loop0 /mnt",
         "umount /mnt && fsck.ext4 -f -n /dev/loop0 && losetup -d /dev/loop0 && not_under",
     ),
     plain(
         "overlayfs over ext4",
         "under && mkdir /under/lower /under/upper /under/work && \
-         mount -t overlay -o lowerdir=/under/lower,upperdir=/under/upper,workdir=/under/work over /mnt",
+         mount -t overlay -o lowerdir=/under/lower,upperdir=/under/upper,workdir=/under/work over \
+         /mnt",
         "umount /mnt && not_under",
     ),
-    // Without the daemons that would answer the server's questions: the answers are given before. Flags: any port, no check of
-    // the path below, it has a number of its own.
+    // Without the daemons that would answer the server's questions: the answers are given before.
+    // Flags: any port, no check of the path below, it has a number of its own.
     plain(
         "NFS of ext4",
         "under && echo 'nfsd 127.0.0.1 2147483647 here' >/proc/net/rpc/auth.unix.ip/channel && \
@@ -149,10 +159,12 @@ pub const STACKS: &[Stack] = &[
     ),
 ];
 
-/// What is begun before any of them: for its first seconds an NFS server opens files only for clients that had them open before (RFC 8881,
-/// section 8.4.2.1).
-pub const BEFORE: &str = "modprobe nfsd && modprobe nfsv4 && mount -t nfsd nfsd /proc/fs/nfsd && cd /proc/fs/nfsd && \
-    echo 10 >nfsv4gracetime && echo '-3 +4' >versions && echo 'tcp 2049' >portlist && echo 1 >threads";
+/// What is begun before any of them: for its first seconds an NFS server opens files only for
+/// clients that had them open before (RFC 8881, section 8.4.2.1).
+pub const BEFORE: &str = "modprobe nfsd && modprobe nfsv4 && mount -t nfsd nfsd /proc/fs/nfsd && \
+                          cd /proc/fs/nfsd && \
+    echo 10 >nfsv4gracetime && echo '-3 +4' >versions && echo 'tcp 2049' >portlist && echo 1 \
+    >threads";
 
 /// What they have in common, as functions of the shell.
 pub const FUNCTIONS: &str = "export DM_DISABLE_UDEV=1
@@ -160,7 +172,8 @@ pub const FUNCTIONS: &str = "export DM_DISABLE_UDEV=1
     is_dax() { grep -q '^[^ ]* /mnt .*dax=always' /proc/mounts; }
     encrypt() {
         mkdir /mnt/d && head -c 64 /dev/urandom >/tmp/key &&
-        id=$(xfs_io -c add_enckey /mnt </tmp/key | sed 's/.* //') && xfs_io -c \"set_encpolicy -v 2 $id\" /mnt/d
+        id=$(xfs_io -c add_enckey /mnt </tmp/key | sed 's/.* //') && xfs_io -c \"set_encpolicy -v \
+        2 $id\" /mnt/d
     }
     on_top() { mkfs.ext4 -q -F /dev/mapper/top && mount -t ext4 /dev/mapper/top /mnt; }
     off_top() { umount /mnt && fsck.ext4 -f -n /dev/mapper/top; }

@@ -4,12 +4,12 @@ use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use farlane_vmkit::process::tail;
+use farlane_kit::process::tail;
 
 use crate::jobs::{Outcome, Verdict};
 
 /// How many lines of what a failed job has said stand in the table.
-const LINES: usize = 15;
+const LINES: usize = 20;
 
 /// Jobs that took less are summed up in one line.
 const SHORT: Duration = Duration::from_secs(3);
@@ -73,7 +73,12 @@ pub fn print(phases: &[Phase], mut outcomes: Vec<Outcome>, all: Duration) -> Exi
         println!("No test ran");
     }
     for outcome in outcomes.iter().filter(|outcome| outcome.verdict.failed > 0) {
-        println!("FAILED: {}: see {}", outcome.name, outcome.log.display());
+        let took = outcome.took.as_secs_f64();
+        println!(
+            "FAILED: {} after {took:.1} s: see {}",
+            outcome.name,
+            outcome.log.display()
+        );
         // Whoever keeps only the end of a run's output sees why.
         let said = fs::read(&outcome.log).unwrap_or_default();
         for line in why(&String::from_utf8_lossy(&said)).lines() {
@@ -83,10 +88,21 @@ pub fn print(phases: &[Phase], mut outcomes: Vec<Outcome>, all: Duration) -> Exi
     ExitCode::FAILURE
 }
 
-/// The lines of a log that say why a job failed: those from its first panic on, or its last ones.
+/// The lines of a log that say why a job failed: what its first failed test has said, which test
+/// programs repeat at their end; or those from its first panic on; or its last ones.
 fn why(said: &str) -> String {
-    let lines: Vec<&str> = said.lines().collect();
-    match lines.iter().position(|line| line.contains("panicked at")) {
+    // A backtrace is in the log.
+    let is_frame = |line: &&str| {
+        let line = line.trim_start();
+        line.starts_with("at ")
+            || line
+                .split_once(": ")
+                .is_some_and(|(n, _)| n.parse::<u32>().is_ok())
+    };
+    let lines: Vec<&str> = said.lines().filter(|line| !is_frame(line)).collect();
+    let begin = |is: fn(&&&str) -> bool| lines.iter().position(|line| is(&line));
+    let failed = begin(|line| line.starts_with("---- ") && line.ends_with(" ----"));
+    match failed.or_else(|| begin(|line| line.contains("panicked at"))) {
         Some(at) => lines[at..lines.len().min(at + LINES)].join("\n"),
         None => tail(said, LINES),
     }
@@ -103,7 +119,7 @@ fn line(name: &str, took: Duration, boots: Option<u64>, result: &str) {
 
 /// The figures of the scenarios.
 fn figures(outcomes: &[Outcome]) {
-    let mut report = farlane_vmkit::report::Report::new();
+    let mut report = farlane_kit::report::Report::new();
     for outcome in outcomes {
         for [place, what, figure] in outcome.verdict.figures.clone() {
             report.add(place, what, figure);
@@ -118,10 +134,16 @@ mod tests {
 
     #[test]
     fn a_panic_is_shown_before_what_follows_it() {
-        let trace = "\n   1: main".repeat(40);
+        let trace = "\n   1: main\n             at ./src/a.rs:5:9".repeat(40);
         let panic = "thread 'a' panicked at src/a.rs:1:1:\nleft: 1";
-        let shown = why(&format!("running 1 test\n{panic}{trace}"));
+        let after = "\nnote".repeat(40);
+        let shown = why(&format!("running 1 test\n{panic}{trace}{after}"));
         assert!(shown.starts_with(panic) && shown.lines().count() == LINES);
+        assert!(!shown.contains("main"));
+        // A panic of a thread that a test expects is not why another one failed.
+        let failed = format!("failures:\n\n---- b::c stdout ----\n{panic}{trace}");
+        let shown = why(&format!("thread 'meant' panicked at x\n{failed}"));
+        assert!(shown.starts_with("---- b::c stdout ----\n"), "{shown}");
         assert_eq!(
             why(&format!("{trace}\nexit status 1")).lines().last(),
             Some("exit status 1")

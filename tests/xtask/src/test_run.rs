@@ -7,10 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::kit::{self, Kit};
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::workspace::{TestProgram, Workspace};
+use farlane_kit::kit::{self, Kit};
+use farlane_kit::progress;
+use farlane_kit::report::Report;
+use farlane_kit::workspace::{TestProgram, Workspace};
 use serde_json::Value;
 
 use crate::jobs::{self, Ended, Job, Verdict, Weight};
@@ -178,7 +178,7 @@ fn judge_scenario(ended: &Ended<'_>) -> Verdict {
 pub fn record(report: &Report, not_run: &[String], to: &Path) -> Result<()> {
     let rows: Vec<[&str; 3]> = report.rows().collect();
     let record = serde_json::json!({
-        "boots": farlane_vmkit::guest::boots(),
+        "boots": farlane_kit::guest::boots(),
         "figures": rows,
         "not_run": (!not_run.is_empty()).then(|| not_run.join("; ")),
     });

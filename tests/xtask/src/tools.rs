@@ -11,8 +11,8 @@ use crate::place::{Over, Place, Running};
 /// How long one program may take.
 pub const TOOL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How often a pair of programs is started at most where it is the machine that failed them: another program took their
-/// port first, or perftest could not make out the speed of its clock.
+/// How often a pair of programs is started at most where it is the machine that failed them:
+/// another program took their port first, or perftest could not make out the speed of its clock.
 const TRIES: u32 = 5;
 
 /// A program that is started twice: as a server, and as a client that is told where the server is.
@@ -33,8 +33,8 @@ pub struct Talk {
     pub asked: String,
 }
 
-/// Runs a program of perftest or ibverbs-utils with a server in one place and a client in another, each over `over`;
-/// returns what the client printed. Both must succeed.
+/// Runs a program of perftest or ibverbs-utils with a server in one place and a client in another,
+/// each over `over`; returns what the client printed. Both must succeed.
 pub fn between(over: Over, line: &str, server: &dyn Place, client: &dyn Place) -> Result<String> {
     let program = Program {
         name: line,
@@ -120,8 +120,8 @@ impl Program<'_> {
     }
 }
 
-/// Whether perftest says that it moved its data but cannot tell how fast: on a busy machine the clock that it measures
-/// against the CPU's seems to run unevenly.
+/// Whether perftest says that it moved its data but cannot tell how fast: on a busy machine the
+/// clock that it measures against the CPU's seems to run unevenly.
 fn clock_is_unsteady(text: &str) -> bool {
     text.contains("Correlation coefficient")
 }
@@ -151,7 +151,8 @@ pub struct Latency {
 
 /// The rows of a bandwidth program.
 pub fn bandwidths(text: &str) -> Result<Vec<Bandwidth>> {
-    // #bytes  #iterations  BW peak  BW average  MsgRate; older releases write MB/sec and mean the same 2^20 bytes.
+    // #bytes  #iterations  BW peak  BW average  MsgRate; older releases write MB/sec and mean
+    // the same 2^20 bytes.
     let rows = rows(text, "BW average[", 3)?;
     Ok(rows
         .into_iter()
@@ -172,8 +173,8 @@ pub fn latencies(text: &str) -> Result<Vec<Latency>> {
         .collect())
 }
 
-/// How many bytes of payload a program of perftest that was called by `line`, and printed `text`, has had moved between its
-/// two ends: iterations of each size, in one direction or in both.
+/// How many bytes of payload a program of perftest that was called by `line`, and printed `text`,
+/// has had moved between its two ends: iterations of each size, in one direction or in both.
 pub fn payload_bytes(line: &str, text: &str) -> Result<u64> {
     let heading = if line.contains("_bw") {
         "BW average["
@@ -190,7 +191,8 @@ pub fn payload_bytes(line: &str, text: &str) -> Result<u64> {
     Ok(if both { 2 * total } else { total })
 }
 
-/// What a ping-pong program of ibverbs-utils reports: microseconds for one iteration, there and back.
+/// What a ping-pong program of ibverbs-utils reports: microseconds for one iteration, there and
+/// back.
 pub fn pingpong_us(text: &str) -> Result<f64> {
     let line = text
         .lines()
@@ -244,7 +246,8 @@ mod tests {
 
     #[test]
     fn payload_is_counted_in_both_directions_where_both_send() {
-        let bw = " #bytes #iterations BW peak[MiB/sec] BW average[MiB/sec] MsgRate[Mpps]\n 2 100 1.0 1.0 0.5\n 4 100 1.0 1.0 0.5\n";
+        let bw = " #bytes #iterations BW peak[MiB/sec] BW average[MiB/sec] MsgRate[Mpps]\n 2 100 \
+                  1.0 1.0 0.5\n 4 100 1.0 1.0 0.5\n";
         assert_eq!(payload_bytes("ib_send_bw -a -n 100", bw).unwrap(), 600);
         assert_eq!(payload_bytes("ib_send_bw -a -n 100 -b", bw).unwrap(), 1200);
         let lat = " #bytes #iterations t_min[usec] t_max[usec] t_typical[usec]\n 8 50 1 1 1\n";
@@ -254,9 +257,11 @@ mod tests {
 
     #[test]
     fn bandwidth_rows_are_read() {
-        let text = "---\n #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]\n \
+        let text = "---\n #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   \
+                    MsgRate[Mpps]\n \
                     65536      1000             12.50              11.25             0.000180\n \
-                    1048576    100              20.00              19.50             0.000020\n---\n";
+                    1048576    100              20.00              19.50             \
+                    0.000020\n---\n";
         let rows = bandwidths(text).unwrap();
         assert_eq!(
             rows[0],
@@ -276,9 +281,11 @@ mod tests {
 
     #[test]
     fn latency_rows_are_read() {
-        let text = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    \
+        let text = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    \
+                    t_avg[usec]    \
                     t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]\n \
-                    8       1000          1.50           9.00         2.25     \t       2.40        0.10  3.00 4.00\n";
+                    8       1000          1.50           9.00         2.25     \t       \
+                    2.40        0.10  3.00 4.00\n";
         assert_eq!(
             latencies(text).unwrap(),
             [Latency {
@@ -296,7 +303,8 @@ mod tests {
 
     #[test]
     fn a_pingpong_figure_is_read() {
-        let text = "8192000 bytes in 0.01 seconds = 6022.46 Mbit/sec\n1000 iters in 0.01 seconds = 10.88 usec/iter\n";
+        let text = "8192000 bytes in 0.01 seconds = 6022.46 Mbit/sec\n1000 iters in 0.01 seconds \
+                    = 10.88 usec/iter\n";
         assert!((pingpong_us(text).unwrap() - 10.88).abs() < 1e-9);
     }
 }

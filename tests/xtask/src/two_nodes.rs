@@ -1,14 +1,15 @@
-//! A guest that is a host with two NUMA nodes and a dual-ported NVMe disk, a controller on each node: farlane-blk runs in it over
-//! the kernel's real nodes, and a program that plays a VM drives the disk.
+//! A guest that is a host with two NUMA nodes and a dual-ported NVMe disk, a controller on each
+//! node: farlane-blk runs in it over the kernel's real nodes, and a program that plays a VM drives
+//! the disk.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::{Guest, Job};
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::numa::{Numa, NvmeSubsystem};
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
+use farlane_kit::guest::{Guest, Job};
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::numa::{Numa, NvmeSubsystem};
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
 
 use crate::conditions::wait_until;
 use crate::metrics::Metrics;
@@ -50,7 +51,7 @@ impl Host {
     pub fn boot(run: &Run<'_>) -> Result<Self> {
         let workspace = run.context.workspace();
         progress::step("Building farlane-blk and its driver", || {
-            workspace.build(&["farlane-blk", "farlane-blk-driver"])
+            workspace.build(&["farlane-blk", "farlane-vm-front-end"])
         })?;
         let file = run.path("blocks");
         std::fs::File::create(&file)

@@ -1,5 +1,6 @@
-//! Requests that farlane-blk has taken and not completed: what stands in the memory by which a VMM has them tracked
-//! (vhost-user, "Inflight I/O tracking", split virtqueues), looked at from outside while the daemon's workers stand still.
+//! Requests that farlane-blk has taken and not completed: what stands in the memory by which a VMM
+//! has them tracked (vhost-user, "Inflight I/O tracking", split virtqueues), looked at from outside
+//! while the daemon's workers stand still.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -9,8 +10,8 @@ use anyhow::{Context as _, Result};
 /// What the kernel calls the daemon's mappings of that memory.
 const NAME: &str = "/memfd:inflight";
 
-/// Bytes before a queue's entries, offsets in them of the layout's version and the number of entries, and bytes of an entry,
-/// whose first is 1 while its request is under way.
+/// Bytes before a queue's entries, offsets in them of the layout's version and the number of
+/// entries, and bytes of an entry, whose first is 1 while its request is under way.
 const HEADER: usize = 16;
 const VERSION_AT: usize = 8;
 const ENTRIES_AT: usize = 10;

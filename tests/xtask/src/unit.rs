@@ -1,4 +1,5 @@
-//! Unit, property and loom tests: which packages a filter means, and the jobs that run their test programs.
+//! Unit, property and loom tests: which packages a filter means, and the jobs that run their test
+//! programs.
 
 use std::fs;
 use std::path::Path;
@@ -6,8 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::process::check_output;
-use farlane_vmkit::workspace::{TestProgram, Workspace};
+use farlane_kit::process::check_output;
+use farlane_kit::workspace::{TestProgram, Workspace};
 use serde_json::Value;
 
 use crate::jobs::{Ended, Job, Verdict, Weight};
@@ -212,7 +213,8 @@ mod tests {
     fn results_are_added_up_and_their_absence_is_a_failure() {
         let line = |passed: u32, failed: u32| {
             format!(
-                "test result: x. {passed} passed; {failed} failed; 0 ignored; 0 measured; 1 filtered out; finished in 0.10s\n"
+                "test result: x. {passed} passed; {failed} failed; 0 ignored; 0 measured; 1 \
+                 filtered out; finished in 0.10s\n"
             )
         };
         let said = [line(12, 0), line(3, 1)].concat();
@@ -229,7 +231,8 @@ mod tests {
 
     #[test]
     fn tests_are_found_with_their_modules() {
-        let text = "fn no() {}\n#[cfg(test)]\nmod tests {\n    #[test]\n    #[should_panic]\n    fn it_holds() {}\n}\n";
+        let text = "fn no() {}\n#[cfg(test)]\nmod tests {\n    #[test]\n    #[should_panic]\n    \
+                    fn it_holds() {}\n}\n";
         assert_eq!(
             tests_in(text, "flow::table"),
             ["flow::table::tests::it_holds"]

@@ -3,17 +3,18 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use farlane_compare::{Bars, Comparison, Plan, Round};
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::compare::{Bars, Comparison, Plan, Round};
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
 use crate::fio::Figures;
 
 /// How much is measured, and what is enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// For the test run on a machine that does other things, too: short rounds of a few measures, and bars that only a regression
-    /// of the data path misses. Fails where a bar is shown to be missed.
+    /// For the test run on a machine that does other things, too: short rounds of a few measures,
+    /// and bars that only a regression of the data path misses. Fails where a bar is shown to be
+    /// missed.
     Small,
     /// All measures with the bars that are claimed. Fails where a bar is not shown to be met.
     Long,
@@ -82,7 +83,8 @@ pub fn tell(
     bars.add(name, unit, other, comparison);
 }
 
-/// Rounds of a comparison out of rounds of fio; the first file is what is compared, the others are its references.
+/// Rounds of a comparison out of rounds of fio; the first file is what is compared, the others are
+/// its references.
 pub fn rounds(of: Vec<Vec<Figures>>, figure: impl Fn(&Figures) -> f64) -> Vec<Round> {
     of.into_iter()
         .map(|round| {

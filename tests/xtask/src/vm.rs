@@ -4,9 +4,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::workspace::Workspace;
 
 use crate::run::{Context, Run};
 
@@ -21,7 +21,8 @@ pub fn run(workspace: &Workspace) -> Result<ExitCode> {
     let (guest_socket, host_socket) = (run.path("vm"), run.path("host"));
     let backend = farlane.daemon(&run, &[(&guest_socket, "10.0.0.1")], Some(&host_socket))?;
     progress::note(&format!(
-        "A shell in the guest follows. Try: farlane-run ibv_devinfo -v. The backend also serves this machine at \
+        "A shell in the guest follows. Try: farlane-run ibv_devinfo -v. The backend also serves \
+         this machine at \
          FARLANE_SOCKET={}. End with `exit`, or Ctrl-a x.",
         host_socket.display()
     ));

@@ -1,7 +1,7 @@
 //! Volumes that a guest makes of several disks.
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::guest::Guest;
+use farlane_kit::guest::Guest;
 
 /// Guests have no udev: the tools make the device nodes themselves.
 const NO_UDEV: &str = "export DM_DISABLE_UDEV=1";
@@ -15,7 +15,8 @@ pub enum Volume {
     LvmStriped,
     /// md RAID-1: each write goes to both disks.
     MdMirrored,
-    /// dm-crypt on the first disk: the disk gets other bytes than the file system writes, from other memory.
+    /// dm-crypt on the first disk: the disk gets other bytes than the file system writes, from
+    /// other memory.
     Encrypted,
 }
 
@@ -47,14 +48,16 @@ impl Volume {
             Self::MdStriped => (
                 "/dev/md0",
                 format!(
-                    "modprobe raid0 && mdadm --create /dev/md0 --run --level=0 --raid-devices=2 --chunk=64 {a} {b}"
+                    "modprobe raid0 && mdadm --create /dev/md0 --run --level=0 --raid-devices=2 \
+                     --chunk=64 {a} {b}"
                 ),
             ),
             Self::MdMirrored => (
                 "/dev/md0",
                 format!(
                     "modprobe raid1 && \
-                     mdadm --create /dev/md0 --run --level=1 --raid-devices=2 --assume-clean --bitmap=none {a} {b}"
+                     mdadm --create /dev/md0 --run --level=1 --raid-devices=2 --assume-clean \
+                     --bitmap=none {a} {b}"
                 ),
             ),
             Self::LvmStriped => (
@@ -69,7 +72,8 @@ impl Volume {
                 format!(
                     "modprobe dm_crypt && modprobe xts && sectors=$(blockdev --getsz {a}) && \
                      key=00112233445566778899aabbccddeeff0123456789abcdeffedcba9876543210 && \
-                     dmsetup create encrypted --table \"0 $sectors crypt aes-xts-plain64 $key 0 {a} 0\""
+                     dmsetup create encrypted --table \"0 $sectors crypt aes-xts-plain64 $key 0 \
+                     {a} 0\""
                 ),
             ),
         };

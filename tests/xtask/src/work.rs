@@ -1,7 +1,7 @@
 //! fio for as long as a scenario needs it: jobs that check what they write, one after the other.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::{Guest, Job};
+use farlane_kit::guest::{Guest, Job};
 
 use crate::fio::{FIO_TIMEOUT, Fio, figures};
 

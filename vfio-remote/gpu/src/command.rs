@@ -2,6 +2,7 @@
 
 use crate::memory::Span;
 use farlane_abi::gpu as abi;
+use farlane_abi::width::to_usize;
 use thiserror::Error;
 
 /// Why a command is not executed, or not to its end.
@@ -46,21 +47,21 @@ pub enum Command {
     CopyIn {
         /// System address.
         address: u64,
-        /// Where to.
+        /// Destination in video memory.
         target: Span,
     },
     /// To system memory, whose range does not wrap around.
     CopyOut {
-        /// Where from.
+        /// Source in video memory.
         source: Span,
         /// System address.
         address: u64,
     },
     /// Within video memory; both are as long, and may overlap.
     Copy {
-        /// Where from.
+        /// Source in video memory.
         source: Span,
-        /// Where to.
+        /// Destination in video memory.
         target: Span,
     },
     /// Search.
@@ -200,7 +201,7 @@ fn gather(
     Ok(Command::Gather(Gather {
         source,
         // With one row any pitch will do, also one that is beyond all memory.
-        pitch: usize::try_from(pitch).unwrap_or(usize::MAX),
+        pitch: to_usize(pitch),
         width: usize::try_from(width).map_err(|_| CommandError::Bounds)?,
         target,
     }))

@@ -1,42 +1,23 @@
 //! What a GPU counts, over all its users.
 
-use farlane_pci::Counter;
-use std::sync::atomic::{AtomicU64, Ordering};
+use farlane_abi::width::to_u64;
+use std::sync::atomic::AtomicU64;
 
-macro_rules! counters {
-    ($($field:ident $name:literal $help:literal)*) => {
-        /// The numbers.
-        #[derive(Debug, Default)]
-        pub struct Counters {
-            $(#[doc = $help] pub $field: AtomicU64,)*
-        }
-
-        impl Counters {
-            /// All of them.
-            pub fn list(&self) -> Vec<Counter> {
-                vec![$(Counter {
-                    name: $name,
-                    help: $help,
-                    value: self.$field.load(Ordering::Relaxed),
-                },)*]
-            }
-        }
-    };
-}
-
-counters! {
-    commands "gpu_commands" "Commands completed without an error."
-    errors "gpu_errors" "Commands completed with an error."
-    faults "gpu_faults" "Queues that could not be."
-    copied_in_bytes "gpu_copied_in_bytes" "Bytes copied from system memory to video memory."
-    copied_out_bytes "gpu_copied_out_bytes" "Bytes copied from video memory to system memory."
-    searched_bytes "gpu_searched_bytes" "Bytes of video memory that were searched."
-    interrupts "gpu_interrupts" "Interrupts raised."
-    wakes "gpu_wakes" "Times that the worker was woken."
-    message_bytes "gpu_message_bytes" "Bytes of video memory read or written by messages."
+farlane_worker::counters! {
+    /// Counters of one GPU, over all its users.
+    prefix "gpu_";
+    commands: "Commands completed without an error.",
+    errors: "Commands completed with an error.",
+    faults: "Queue setups rejected as invalid.",
+    copied_in_bytes: "Bytes copied from system memory to video memory.",
+    copied_out_bytes: "Bytes copied from video memory to system memory.",
+    searched_bytes: "Bytes of video memory that were searched.",
+    interrupts: "Interrupts raised.",
+    wakes: "Times that the worker was woken.",
+    message_bytes: "Bytes of video memory read or written by messages.",
 }
 
 /// Adds to a number.
 pub fn count(counter: &AtomicU64, by: usize) {
-    counter.fetch_add(u64::try_from(by).unwrap_or(0), Ordering::Relaxed);
+    farlane_worker::counters::count(counter, to_u64(by));
 }

@@ -5,6 +5,7 @@ use crate::counters::{Counters, count};
 use crate::memory::{Span, VideoMemory};
 use crate::queue::Results;
 use crate::search::{self, Patterns};
+use farlane_abi::width::to_u64;
 use farlane_pci::DmaSpace;
 
 /// Bytes that are worked on between two looks at whether to go on.
@@ -33,7 +34,7 @@ pub struct Engine<'a> {
     pub memory: &'a VideoMemory,
     /// System memory.
     pub dma: &'a DmaSpace,
-    /// Numbers.
+    /// Counters.
     pub counters: &'a Counters,
     /// Whether to go on with a command; gives others their turn.
     pub go_on: &'a dyn Fn() -> bool,
@@ -162,10 +163,10 @@ impl Engine<'_> {
 }
 
 fn bytes(length: usize) -> u64 {
-    u64::try_from(length).unwrap_or(u64::MAX)
+    to_u64(length)
 }
 
 fn unreachable(error: &farlane_pci::DmaError) -> CommandError {
-    log::debug!("{}", farlane_zero_copy::chain(error));
+    log::debug!("{}", farlane_sys::chain(error));
     CommandError::Memory
 }

@@ -1,12 +1,13 @@
-//! A software GPU: a PCI function with video memory that is mapped into the guest, a copy engine that does DMA, and a compute
-//! engine that searches, checks and gathers.
+//! A software GPU: a PCI function with video memory that is mapped into the guest, a copy engine
+//! that does DMA, and a compute engine that searches, checks and gathers.
 //!
-//! What its driver writes is in [`farlane_abi::gpu`]. [`GpuSource`] is what can be lent; each borrower has video memory of its own.
+//! What its driver writes is in [`farlane_abi::gpu`]. [`GpuSource`] is what can be lent; each
+//! borrower has video memory of its own.
 //!
 //! * `command`: commands, parsed once.
 //! * `memory`: video memory.
 //! * `queue`: ring mechanics.
-//! * `registers`, `interrupts`: what the driver touches.
+//! * `registers`: what the driver touches. `function`: the rest of the PCI function.
 //! * `execute`, `search`: the engines.
 //! * `worker`: the thread that gives them their turns.
 
@@ -21,7 +22,6 @@ mod execute_tests;
 mod function;
 #[cfg(test)]
 mod function_tests;
-mod interrupts;
 mod memory;
 mod queue;
 mod registers;

@@ -1,5 +1,6 @@
 //! Video memory: a file that the borrower maps, too.
 
+use farlane_abi::width::to_u64;
 use farlane_zero_copy::{Mapping, punch_hole};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::io;
@@ -85,7 +86,7 @@ impl VideoMemory {
 
     /// Bytes.
     pub fn len(&self) -> u64 {
-        u64::try_from(self.mapping.len()).unwrap_or(u64::MAX)
+        to_u64(self.mapping.len())
     }
 
     /// A range of it.

@@ -4,8 +4,10 @@ use crate::command::CommandError;
 use crate::memory::{Span, VideoMemory};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::gpu as abi;
+use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::{FromZeros as _, IntoBytes as _};
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use farlane_worker::wake;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Where a queue is: inside of video memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +89,8 @@ impl<'m> Queue<'m> {
 
     fn slot(&self, ring: Span, bytes: u64) -> Span {
         let index = u64::from(self.count & (self.place.entries - 1));
-        let at = usize::try_from(index * bytes).unwrap_or(usize::MAX);
-        ring.part(at, usize::try_from(bytes).unwrap_or(0))
+        let at = to_usize(index * bytes);
+        ring.part(at, to_usize(bytes))
     }
 
     /// The next command, copied out.
@@ -127,14 +129,12 @@ impl<'m> Queue<'m> {
 
     /// Says that the device sleeps. It has to look once more after this.
     pub fn prepare_sleep(&self) {
-        self.asleep.store(1, Ordering::Relaxed);
-        // Pairs with the driver's, between its tail and its look at this word.
-        fence(Ordering::SeqCst);
+        wake::announce(std::iter::once(self.asleep));
     }
 
     /// The device no longer sleeps.
     pub fn woke(&self) {
-        self.asleep.store(0, Ordering::Relaxed);
+        wake::awake(std::iter::once(self.asleep));
     }
 }
 

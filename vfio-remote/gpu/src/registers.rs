@@ -2,6 +2,7 @@
 
 use crate::queue::Place;
 use farlane_abi::gpu as abi;
+use farlane_abi::width::to_usize;
 
 /// What a write has changed besides the registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,13 +56,14 @@ impl Registers {
     /// Reads bytes; what is no register reads as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..).zip(data) {
-            let lane = usize::try_from(at % 4).unwrap_or(0);
+            let lane = to_usize(at % 4);
             let dword = u32::try_from(at & !3).map_or(0, |at| self.dword(at));
             *byte = dword.to_le_bytes()[lane];
         }
     }
 
-    /// Writes one aligned register. Accesses of other sizes, and those to what is read-only, do nothing.
+    /// Writes one aligned register. Accesses of other sizes, and those to what is read-only, do
+    /// nothing.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
         let (Ok(offset), Ok(value)) = (u32::try_from(offset), data.try_into()) else {
             return Effect::None;

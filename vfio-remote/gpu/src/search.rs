@@ -7,9 +7,11 @@ use crate::memory::{Span, VideoMemory};
 use crate::queue::Results;
 use aho_corasick::AhoCorasick;
 use farlane_abi::gpu as abi;
+use farlane_abi::width::to_u64;
 use farlane_abi::zerocopy::IntoBytes as _;
 
-/// Occurrences that are counted between two looks at whether to go on: a byte can end as many as there are patterns.
+/// Occurrences that are counted between two looks at whether to go on: a byte can end as many as
+/// there are patterns.
 const SLICE_FOUND: u64 = 64 << 10;
 
 /// What is looked for.
@@ -81,7 +83,7 @@ impl Found<'_> {
             .map(|at| self.target.part(at, size_of::<abi::Found>()));
         if let Some(slot) = slot {
             let found = abi::Found {
-                offset: u64::try_from(end - length).unwrap_or(u64::MAX).into(),
+                offset: to_u64(end - length).into(),
                 pattern: u32::try_from(pattern).unwrap_or(u32::MAX).into(),
                 reserved: 0.into(),
             };

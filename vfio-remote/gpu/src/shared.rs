@@ -1,14 +1,16 @@
 //! What the users of a function and its worker share.
 
 use crate::counters::{Counters, count};
-use crate::interrupts::Interrupts;
 use crate::memory::VideoMemory;
 use crate::queue::{Place, Queue};
 use crate::registers::{Effect, Registers};
 use farlane_abi::gpu::VECTOR_FAULT;
-use farlane_pci::DmaSpace;
+use farlane_pci::emulated::InterruptLines;
+use farlane_pci::{DmaSpace, Interrupts};
+use farlane_sys::sync::{held, lock};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 /// What the lock guards.
 #[derive(Debug)]
@@ -41,21 +43,22 @@ pub struct Shared {
     changed: Condvar,
     /// The worker has acted.
     settled: Condvar,
-    /// Counts what makes the worker leave its queue: enabling, disabling, reset, end. Changed under the lock.
+    /// Counts what makes the worker leave its queue: enabling, disabling, reset, end. Changed under
+    /// the lock.
     epoch: AtomicU64,
     /// Video memory.
     pub memory: VideoMemory,
     /// System memory.
     pub dma: Arc<DmaSpace>,
     /// Interrupts.
-    pub interrupts: Interrupts,
-    /// Numbers.
+    pub interrupts: InterruptLines<Counters>,
+    /// Counters.
     pub counters: Arc<Counters>,
 }
 
 impl Shared {
     /// As after a reset.
-    pub fn new(memory: VideoMemory, counters: Arc<Counters>) -> Self {
+    pub fn new(memory: VideoMemory, interrupts: Interrupts, counters: Arc<Counters>) -> Self {
         Self {
             state: Mutex::new(State {
                 registers: Registers::new(memory.len()),
@@ -69,19 +72,17 @@ impl Shared {
             epoch: AtomicU64::new(0),
             memory,
             dma: DmaSpace::new(),
-            interrupts: Interrupts::new(Arc::clone(&counters)),
+            interrupts: InterruptLines::new(interrupts, Arc::clone(&counters), |c| &c.interrupts),
             counters,
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn wait<'s>(condition: &Condvar, state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
-        condition
-            .wait(state)
-            .unwrap_or_else(PoisonError::into_inner)
+        held(condition.wait(state))
     }
 
     /// Makes the worker leave its queue.
@@ -96,12 +97,12 @@ impl Shared {
     }
 
     /// Reads registers.
-    pub fn read(&self, offset: u64, data: &mut [u8]) {
+    pub fn read_registers(&self, offset: u64, data: &mut [u8]) {
         self.state().registers.read(offset, data);
     }
 
     /// Writes a register.
-    pub fn write(&self, offset: u64, data: &[u8]) {
+    pub fn write_register(&self, offset: u64, data: &[u8]) {
         let mut state = self.state();
         match state.registers.write(offset, data) {
             Effect::None => (),
@@ -171,13 +172,16 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the queue has work, or the epoch has passed.
-    pub fn sleep(&self, queue: &Queue<'_>, epoch: u64) {
+    /// Sleeps until the queue has work, the epoch has passed, or the time is over.
+    pub fn sleep(&self, queue: &Queue<'_>, epoch: u64, limit: Option<Duration>) {
         queue.prepare_sleep();
-        let mut state = self.state();
-        while !queue.has_work() && !state.kicked && self.is_current(epoch) {
-            state = Self::wait(&self.changed, state);
-        }
+        let rests =
+            |state: &mut State| !queue.has_work() && !state.kicked && self.is_current(epoch);
+        let state = self.state();
+        let mut state = match limit {
+            None => held(self.changed.wait_while(state, rests)),
+            Some(limit) => held(self.changed.wait_timeout_while(state, limit, rests)).0,
+        };
         state.kicked = false;
         drop(state);
         queue.woke();
@@ -188,7 +192,7 @@ impl Shared {
     ///
     /// # Errors
     /// It has ended, or memory cannot be cleared.
-    pub fn reset(&self) -> std::io::Result<()> {
+    pub fn reset_all(&self) -> std::io::Result<()> {
         let mut state = self.state();
         state.registers = Registers::new(self.memory.len());
         self.turn(&mut state);
@@ -205,14 +209,14 @@ impl Shared {
     }
 
     /// The worker is to end.
-    pub fn stop(&self) {
+    pub fn stop_worker(&self) {
         let mut state = self.state();
         state.stopping = true;
         self.turn(&mut state);
     }
 
     /// The worker has ended.
-    pub fn end(&self) {
+    pub fn worker_ended(&self) {
         self.state().ended = true;
         self.settled.notify_all();
     }

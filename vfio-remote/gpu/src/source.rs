@@ -4,20 +4,19 @@ use crate::counters::Counters;
 use crate::function::GpuFunction;
 use crate::memory::{self, VideoMemory};
 use crate::shared::Shared;
-use farlane_abi::PAGE_BYTES;
+use crate::worker::work;
 use farlane_abi::gpu::{CLASS, DEVICE, REGISTER_BYTES, VECTORS, VENDOR};
+use farlane_pci::emulated::{BAR0_BYTES, Claim, MSIX_PENDING, MSIX_TABLE};
 use farlane_pci::{
     Area, Attachment, ClassCode, Counter, Description, Function, Region, SharedArea, Source,
     SourceError, Template,
 };
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use thiserror::Error;
 
-/// Where the MSI-X table is in BAR 0.
-pub const MSIX_TABLE: u64 = 2 * PAGE_BYTES;
-/// Where its pending bits are.
-pub const MSIX_PENDING: u64 = 3 * PAGE_BYTES;
+const _: () = assert!(REGISTER_BYTES == BAR0_BYTES);
 
 /// Video memory where nobody says otherwise, in bytes.
 pub const DEFAULT_MEMORY_BYTES: u64 = 256 << 20;
@@ -36,8 +35,9 @@ pub enum GpuError {
 
 /// A software GPU.
 ///
-/// Whoever attaches gets video memory of his own: a file, which takes host memory where it has been written. A function that is
-/// taken from it has one thread. Video memory is zeroes when a function is taken, after it is reset, and when it has been given back.
+/// Whoever attaches gets video memory of his own: a file, which takes host memory where it has been
+/// written. A function that is taken from it has one thread. Video memory is zeroes when a function
+/// is taken, after it is reset, and when it has been given back.
 #[derive(Debug)]
 pub struct GpuSource {
     description: Description,
@@ -64,7 +64,7 @@ impl GpuSource {
         let description = Template::new(VENDOR, DEVICE, 1, class)
             .memory_bar(0, REGISTER_BYTES, false)
             .memory_bar(2, memory_bytes, true)
-            .msix(VECTORS, 0, 0x2000, 0x3000)
+            .msix(VECTORS, 0, MSIX_TABLE, MSIX_PENDING)
             .describe(format!("Software GPU with {} MiB", memory_bytes >> 20));
         Ok(Self {
             description,
@@ -76,22 +76,32 @@ impl GpuSource {
 }
 
 impl GpuSource {
+    /// Video memory of nobody's: where nobody maps it, it is reached by messages.
+    fn new_memory(&self) -> Result<OwnedFd, SourceError> {
+        memory::new_file(self.memory_bytes).map_err(SourceError::failed("make video memory"))
+    }
+
+    /// What a function is, with its video memory cleared.
+    fn model(&self, file: Arc<OwnedFd>) -> Result<Arc<Shared>, SourceError> {
+        let memory = VideoMemory::new(file, self.memory_bytes)
+            .map_err(SourceError::failed("map video memory"))?;
+        memory
+            .clear()
+            .map_err(SourceError::failed("clear video memory"))?;
+        let counters = Arc::clone(&self.counters);
+        Ok(Arc::new(Shared::new(
+            memory,
+            self.description.interrupts,
+            counters,
+        )))
+    }
+
     /// A function whose worker is the caller, and what it works on.
     pub(crate) fn take_still(&self) -> Result<(GpuFunction, Arc<Shared>), SourceError> {
-        let lease = Lease::new(&self.in_use).ok_or(SourceError::Busy)?;
-        let file = memory::new_file(self.memory_bytes).map_err(failed("make video memory"))?;
-        let memory = VideoMemory::new(Arc::new(file), self.memory_bytes)
-            .map_err(failed("map video memory"))?;
-        let config = self.description.config.clone();
-        GpuFunction::still(memory, config, Arc::clone(&self.counters), lease)
-            .map_err(failed("start the GPU"))
-    }
-}
-
-fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> SourceError {
-    move |source| SourceError::Failed {
-        what: what.to_owned(),
-        source,
+        let claim = Claim::new(&self.in_use).ok_or(SourceError::Busy)?;
+        let model = self.model(Arc::new(self.new_memory()?))?;
+        let function = GpuFunction::without_worker(Arc::clone(&model), &self.description, claim);
+        Ok((function, model))
     }
 }
 
@@ -101,7 +111,6 @@ impl Source for GpuSource {
     }
 
     fn attach(&self) -> Result<Attachment, SourceError> {
-        let file = memory::new_file(self.memory_bytes).map_err(failed("make video memory"))?;
         Ok(Attachment {
             areas: vec![SharedArea {
                 region: Region::Bar2,
@@ -109,55 +118,29 @@ impl Source for GpuSource {
                     offset: 0,
                     size: self.memory_bytes,
                 },
-                file: Arc::new(file),
+                file: Arc::new(self.new_memory()?),
                 file_offset: 0,
             }],
-            link: None,
+            liveness: None,
         })
     }
 
     fn take(&self, attachment: &Attachment) -> Result<Box<dyn Function>, SourceError> {
-        let lease = Lease::new(&self.in_use).ok_or(SourceError::Busy)?;
+        let claim = Claim::new(&self.in_use).ok_or(SourceError::Busy)?;
         let is_memory = |a: &&SharedArea| {
             (a.region, a.area.offset, a.area.size) == (Region::Bar2, 0, self.memory_bytes)
         };
         let file = match attachment.areas.iter().find(is_memory) {
             Some(area) => Arc::clone(&area.file),
-            // Nobody maps it: it is reached by messages.
-            None => {
-                let file = memory::new_file(self.memory_bytes);
-                Arc::new(file.map_err(failed("make video memory"))?)
-            }
+            None => Arc::new(self.new_memory()?),
         };
-        let memory =
-            VideoMemory::new(file, self.memory_bytes).map_err(failed("map video memory"))?;
-        let function = GpuFunction::start(
-            memory,
-            self.description.config.clone(),
-            Arc::clone(&self.counters),
-            lease,
-        )
-        .map_err(failed("start the GPU"))?;
+        let model = self.model(file)?;
+        let function = GpuFunction::start(model, &self.description, claim, "gpu", |m| work(m))
+            .map_err(SourceError::failed("start the GPU"))?;
         Ok(Box::new(function))
     }
 
     fn counters(&self) -> Vec<Counter> {
-        self.counters.list()
-    }
-}
-
-/// There is one at a time.
-#[derive(Debug)]
-pub struct Lease(Arc<AtomicBool>);
-
-impl Lease {
-    fn new(in_use: &Arc<AtomicBool>) -> Option<Self> {
-        (!in_use.swap(true, Ordering::SeqCst)).then(|| Self(Arc::clone(in_use)))
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::SeqCst);
+        self.counters.samples()
     }
 }

@@ -1,5 +1,6 @@
-//! A GPU without a worker, for fuzz targets: it executes commands only when it is told to, so that the same input always does the
-//! same. It is compiled always, so that what is fuzzed is what is shipped; no other crate uses it.
+//! A GPU without a worker, for fuzz targets: it executes commands only when it is told to, so that
+//! the same input always does the same. It is compiled always, so that what is fuzzed is what is
+//! shipped; no other crate uses it.
 
 use crate::GpuSource;
 use crate::queue::Queue;
@@ -43,8 +44,9 @@ impl<'s> Still<'s> {
         self.function
     }
 
-    /// Executes at most so many commands, until there are none. Between slices of a command, `meanwhile` may do what a driver does
-    /// at any time, and says whether to go on; if not, the driver disables the device. Returns how many commands are complete.
+    /// Executes at most so many commands, until there are none. Between slices of a command,
+    /// `meanwhile` may do what a driver does at any time, and says whether to go on; if not, the
+    /// driver disables the device. Returns how many commands are complete.
     pub fn turn(&mut self, commands: usize, meanwhile: &dyn Fn() -> bool) -> usize {
         let shared = self.shared;
         match shared.order() {
@@ -64,7 +66,7 @@ impl<'s> Still<'s> {
         let epoch = *epoch;
         let go_on = || {
             if !meanwhile() {
-                shared.write(u64::from(REG_CONTROL), &[0; 4]);
+                shared.write_register(u64::from(REG_CONTROL), &[0; 4]);
             }
             shared.is_current(epoch)
         };
@@ -92,7 +94,7 @@ impl<'s> Still<'s> {
     pub fn is_ready(&self) -> bool {
         let mut status = [0; 4];
         self.shared
-            .read(u64::from(farlane_abi::gpu::REG_STATUS), &mut status);
+            .read_registers(u64::from(farlane_abi::gpu::REG_STATUS), &mut status);
         u32::from_le_bytes(status) == STATUS_READY
     }
 }

@@ -6,22 +6,14 @@ use crate::execute::{Engine, Stop};
 use crate::queue::{BadTail, Queue};
 use crate::shared::{Order, Shared};
 use farlane_abi::gpu::VECTOR_DONE;
-use farlane_zero_copy::timeslice;
+use farlane_worker::idle::{Idle, Rest};
+use farlane_worker::{policy, thread};
 use std::thread::yield_now;
-use std::time::{Duration, Instant};
 
-/// How long it looks for more commands before it sleeps.
-const PATIENCE: Duration = Duration::from_micros(50);
-
-/// The shortest slice that Linux gives (6.12).
-const SLICE: Duration = Duration::from_micros(100);
-
-/// Executes commands until it is told to end. Between slices of work it yields; without work it sleeps.
+/// Executes commands until it is told to end. Between slices of work it yields; without work it
+/// sleeps.
 pub fn work(shared: &Shared) {
-    // A woken worker is not to wait for the end of others' time slices. What works without is slower, no more.
-    if let Err(e) = timeslice::request(SLICE) {
-        log::debug!("No short time slices: {e}");
-    }
+    thread::prepare();
     while let Order::Serve(place, epoch) = shared.next_order() {
         match Queue::new(&shared.memory, place) {
             Some(queue) => serve(shared, queue, epoch),
@@ -48,10 +40,19 @@ fn serve(shared: &Shared, mut queue: Queue<'_>, epoch: u64) {
         shared.is_current(epoch)
     };
     let mut engine = engine(shared, &go_on);
+    let mut idle = Idle::new(policy::COMMANDS);
     while shared.is_current(epoch) {
         match step(shared, &mut queue, &mut engine, epoch) {
-            Step::Worked => (),
-            Step::Idle => idle(shared, &queue, epoch),
+            Step::Worked => idle.worked(),
+            Step::Idle => {
+                let limit = match idle.idle() {
+                    Rest::Look => continue,
+                    Rest::Nap(limit) => Some(limit),
+                    Rest::Sleep(limit) => limit,
+                };
+                shared.sleep(&queue, epoch, limit);
+                idle.woke();
+            }
             Step::Left => return,
         }
     }
@@ -99,15 +100,4 @@ pub fn step(shared: &Shared, queue: &mut Queue<'_>, engine: &mut Engine<'_>, epo
         shared.interrupts.raise(VECTOR_DONE);
     }
     Step::Worked
-}
-
-/// Looks for work for a while, then sleeps until there is some.
-fn idle(shared: &Shared, queue: &Queue<'_>, epoch: u64) {
-    let begin = Instant::now();
-    while !queue.has_work() && shared.is_current(epoch) {
-        if begin.elapsed() >= PATIENCE {
-            return shared.sleep(queue, epoch);
-        }
-        yield_now();
-    }
 }

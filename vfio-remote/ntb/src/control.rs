@@ -14,9 +14,10 @@
 //! owner has seen last.
 
 use crate::NtbError;
+use farlane_sys::sync::lock;
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes of an area.
 pub(crate) const AREA_BYTES: usize = 0x800;
@@ -35,10 +36,6 @@ const AT_BEAT: usize = 0x08;
 const AT_MASK: usize = 0x0c;
 const AT_RINGS: usize = 0x40;
 const AT_SCRATCHPADS: usize = 0x100;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The area of one end.
 #[derive(Clone, Debug)]

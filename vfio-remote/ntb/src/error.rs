@@ -47,11 +47,11 @@ pub enum NtbError {
          {size_alignment:#x}, as window {window} needs"
     )]
     Alignment {
-        /// Which window.
+        /// Number of the window.
         window: u32,
         /// First byte in the file.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
         /// What `offset` must be a multiple of.
         address_alignment: u64,
@@ -61,7 +61,7 @@ pub enum NtbError {
     /// More than a window can show.
     #[error("{length:#x} bytes do not fit into a window of {max_size:#x}")]
     Size {
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
         /// Bytes that the largest free window can show.
         max_size: u64,
@@ -71,7 +71,7 @@ pub enum NtbError {
     Range {
         /// First byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// A range that is not all in its file or window.
@@ -79,7 +79,7 @@ pub enum NtbError {
     Beyond {
         /// First byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
         /// Bytes there are.
         size: u64,
@@ -109,17 +109,17 @@ pub enum NtbError {
         file: FileId,
         /// First byte in the file.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// A slice that was not allocated, or has been freed.
     #[error("{length:#x} bytes at {offset:#x} of window {window} were not allocated")]
     NotAllocated {
-        /// Which window.
+        /// Number of the window.
         window: u32,
         /// Offset in the window.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// There is no other end now.
@@ -158,13 +158,13 @@ pub enum NtbError {
     Function {
         /// Its address.
         function: String,
-        /// Why not.
+        /// Reason.
         why: String,
     },
     /// The system failed.
     #[error("Cannot {what}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         what: String,
         /// Why not.
         #[source]

@@ -1,7 +1,7 @@
 //! Eventfds, one end of which may be in hostile hands.
 
 use crate::NtbError;
-pub(crate) use farlane_zero_copy::eventfd::{check, signal};
+pub(crate) use farlane_sys::eventfd::{check, signal};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::ReadWriteFlags;
 use std::io::IoSliceMut;

@@ -61,15 +61,19 @@ impl Examined {
 
     /// Whether the file has these bytes.
     pub fn check_range(&self, offset: u64, length: u64) -> Result<(), NtbError> {
-        let end = offset.checked_add(length).filter(|_| length > 0);
-        let end = end.ok_or(NtbError::Range { offset, length })?;
-        if end > self.size {
-            return Err(NtbError::Beyond {
-                offset,
-                length,
-                size: self.size,
-            });
-        }
-        Ok(())
+        check_range(offset, length, self.size)
+    }
+}
+
+/// Whether these bytes are some, and all among the first `size`.
+pub(crate) fn check_range(offset: u64, length: u64, size: u64) -> Result<(), NtbError> {
+    let end = offset.checked_add(length).filter(|_| length > 0);
+    match end.ok_or(NtbError::Range { offset, length })? {
+        end if end > size => Err(NtbError::Beyond {
+            offset,
+            length,
+            size,
+        }),
+        _ => Ok(()),
     }
 }

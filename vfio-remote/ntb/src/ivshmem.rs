@@ -13,6 +13,7 @@ use crate::file::Examined;
 use crate::pci::fixed_limits;
 use crate::sysfs::{self, SysfsFunction, open};
 use crate::{FileId, Limits, LinkState, Ntb, NtbError, PeerWindow, Translation, event};
+use farlane_sys::PciAddress;
 use farlane_zero_copy::{Mapping, SharedMemory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -41,8 +42,8 @@ pub(crate) fn get<T>(list: &[T], index: u32) -> Option<&T> {
 /// Where one end of an `ivshmem-plain` region is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In the virtual machine: the function, like `0000:00:05.0`.
-    Function(String),
+    /// In the virtual machine: the function.
+    Function(PciAddress),
     /// On its host: the file, or a device-dax node whose memory that is.
     File(PathBuf),
 }
@@ -73,7 +74,7 @@ impl Place {
     fn open(&self, sysfs: &Path) -> Result<(OwnedFd, u64), NtbError> {
         match self {
             Self::Function(address) => {
-                let function = SysfsFunction::find(sysfs, address)?;
+                let function = SysfsFunction::find(sysfs, *address)?;
                 let (vendor, device) = function.identity()?;
                 if (vendor, device) != IVSHMEM {
                     return Err(
@@ -101,14 +102,13 @@ impl Place {
 }
 
 impl IvshmemNtb {
-    /// The end in the machine: the function at `address`, like `0000:00:05.0`. Without a control
-    /// page.
+    /// The end in the machine: the function at `address`. Without a control page.
     ///
     /// # Errors
     /// There is no such function, it is of another kind, or the system failed.
-    pub fn open_pci(address: &str) -> Result<Arc<Self>, NtbError> {
+    pub fn open_pci(address: PciAddress) -> Result<Arc<Self>, NtbError> {
         Self::open(&IvshmemConfig {
-            window: Place::Function(address.into()),
+            window: Place::Function(address),
             control: None,
             sysfs: "/sys".into(),
         })
@@ -413,8 +413,8 @@ mod tests {
         (
             open(Place::File(file), Place::File(page_file)),
             open(
-                Place::Function(WINDOW.into()),
-                Place::Function("0000:00:06.0".into()),
+                Place::Function(WINDOW.parse().unwrap()),
+                Place::Function("0000:00:06.0".parse().unwrap()),
             ),
         )
     }
@@ -452,7 +452,7 @@ mod tests {
     fn a_function_of_another_kind_is_refused() {
         let sysfs = fake(WINDOW, 0x1b36, 0x0010, &[("resource2", 0x10000)]);
         let error = IvshmemNtb::open(&IvshmemConfig {
-            window: Place::Function(WINDOW.into()),
+            window: Place::Function(WINDOW.parse().unwrap()),
             control: None,
             sysfs: sysfs.root.path().into(),
         })

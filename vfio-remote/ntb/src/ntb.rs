@@ -1,6 +1,8 @@
 //! What every bridge can be asked.
 
+use crate::file::check_range;
 use crate::{FileId, NtbError};
+use farlane_abi::width::to_usize;
 use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -41,7 +43,7 @@ impl Limits {
     /// # Errors
     /// There is no such window.
     pub fn window(&self, window: u32) -> Result<&WindowLimits, NtbError> {
-        let at = usize::try_from(window).unwrap_or(usize::MAX);
+        let at = to_usize(window.into());
         self.windows.get(at).ok_or(NtbError::Window {
             window,
             count: self.window_count(),
@@ -94,7 +96,7 @@ pub struct Translation {
     pub file: FileId,
     /// The first byte's offset in the file.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
     /// Whether the other end may write them.
     pub writable: bool,
@@ -133,15 +135,7 @@ impl PeerWindow {
     /// # Errors
     /// It is empty, or not all in the window.
     pub fn locate(&self, offset: u64, length: u64) -> Result<u64, NtbError> {
-        let end = offset.checked_add(length).filter(|_| length > 0);
-        let end = end.ok_or(NtbError::Range { offset, length })?;
-        if end > self.size {
-            return Err(NtbError::Beyond {
-                offset,
-                length,
-                size: self.size,
-            });
-        }
+        check_range(offset, length, self.size)?;
         self.offset
             .checked_add(offset)
             .ok_or(NtbError::Range { offset, length })
@@ -213,9 +207,9 @@ pub trait Ntb: Send + Sync + Debug {
 
     /// What was written through a window of the other end is there when this returns: by this
     /// thread, or by a device whose interrupt or whose answer has come. A bridge whose writes are
-    /// posted reads `offset` in the window for that, which has to be memory: a read passes no posted
-    /// writes (PCI Express Base Specification, 2.4.1). Otherwise writes are there at once, and
-    /// nothing is done.
+    /// posted reads `offset` in the window for that, which has to be memory: a read passes no
+    /// posted writes (PCI Express Base Specification, 2.4.1). Otherwise writes are there at once,
+    /// and nothing is done.
     ///
     /// # Errors
     /// No such window, or it has no such bytes; the system failed.

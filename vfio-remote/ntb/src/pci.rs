@@ -9,12 +9,15 @@ use crate::file::Examined;
 use crate::sysfs::{SysfsFunction, open};
 use crate::{FileId, Limits, LinkState, Ntb, NtbError, PeerWindow, Translation, WindowLimits};
 use crate::{event, ivshmem};
+use farlane_abi::width::to_usize;
+use farlane_sys::PciAddress;
+use farlane_sys::sync::{read, write};
 use farlane_zero_copy::{Mapping, SharedMemory};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 /// A window onto this host's memory, which the other end looks through.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,15 +26,15 @@ pub struct InboundWindow {
     pub file: PathBuf,
     /// Where in the file the translation begins.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
 }
 
 /// A window onto the other host's memory: a stretch of a BAR of a function of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboundWindow {
-    /// The NTB endpoint, like `0000:65:00.1`.
-    pub function: String,
+    /// The NTB endpoint.
+    pub function: PciAddress,
     /// Which BAR.
     pub bar: u8,
     /// Where in the BAR it begins: a multiple of the page size.
@@ -137,7 +140,7 @@ impl InboundWindow {
 
 impl OutboundWindow {
     fn open(&self, sysfs: &Path) -> Result<Outbound, NtbError> {
-        let function = SysfsFunction::find(sysfs, &self.function)?;
+        let function = SysfsFunction::find(sysfs, self.function)?;
         function.enable()?;
         let (file, bytes) = function.open_bar(self.bar, self.write_combining)?;
         let aligned = self.offset.is_multiple_of(PAGE) && self.size.is_multiple_of(PAGE);
@@ -167,8 +170,8 @@ impl Outbound {
     fn read(&self, offset: u64) -> Result<(), NtbError> {
         let at = self.window.locate(offset, WORD_BYTES)?;
         let (page, word) = (at - at % PAGE, at % PAGE);
-        let word = usize::try_from(word).unwrap_or(usize::MAX);
-        let read = |memory: &SharedMemory| {
+        let word = to_usize(word);
+        let read_word = |memory: &SharedMemory| {
             let word = memory.word(word).map_err(|_| NtbError::Range {
                 offset,
                 length: WORD_BYTES,
@@ -178,9 +181,9 @@ impl Outbound {
             std::hint::black_box(word.load(Ordering::SeqCst));
             Ok(())
         };
-        let mapped = self.read.read().unwrap_or_else(PoisonError::into_inner);
+        let mapped = read(&self.read);
         if let Some(memory) = mapped.get(&page) {
-            return read(memory);
+            return read_word(memory);
         }
         drop(mapped);
         let mapping = Mapping::new(self.window.file.as_fd(), page, PAGE, false);
@@ -188,8 +191,8 @@ impl Outbound {
             what: "map a window".into(),
             source: std::io::Error::other(e),
         })?);
-        read(&memory)?;
-        let mut mapped = self.read.write().unwrap_or_else(PoisonError::into_inner);
+        read_word(&memory)?;
+        let mut mapped = write(&self.read);
         if mapped.len() >= MAX_PAGES {
             mapped.clear();
         }
@@ -243,7 +246,7 @@ mod tests {
 
     fn outbound(offset: u64, size: u64, write_combining: bool) -> OutboundWindow {
         OutboundWindow {
-            function: FUNCTION.into(),
+            function: FUNCTION.parse().unwrap(),
             bar: 2,
             offset,
             size,
@@ -313,7 +316,7 @@ mod tests {
                 ..outbound(0, 0x1000, false)
             },
             OutboundWindow {
-                function: "0000:65:00.2".into(),
+                function: "0000:65:00.2".parse().unwrap(),
                 ..outbound(0, 0x1000, false)
             },
         ] {

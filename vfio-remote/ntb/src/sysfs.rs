@@ -2,6 +2,7 @@
 
 use crate::NtbError;
 use crate::file::Examined;
+use farlane_sys::PciAddress;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -9,35 +10,15 @@ use std::path::{Path, PathBuf};
 /// A function: `<root>/bus/pci/devices/<address>`.
 #[derive(Debug)]
 pub(crate) struct SysfsFunction {
-    address: String,
+    address: PciAddress,
     folder: PathBuf,
 }
 
-/// Whether `text` is an address like `0000:00:05.0`, and thus nothing else, such as a path.
-fn is_address(text: &str) -> bool {
-    let hex = |part: &str, digits: std::ops::RangeInclusive<usize>| {
-        digits.contains(&part.len()) && part.chars().all(|c| c.is_ascii_hexdigit())
-    };
-    let mut parts = text.split(':');
-    let (domain, bus, rest) = (parts.next(), parts.next(), parts.next());
-    let function = rest.and_then(|r| r.split_once('.'));
-    parts.next().is_none()
-        && domain.is_some_and(|d| hex(d, 4..=8))
-        && bus.is_some_and(|b| hex(b, 2..=2))
-        && function.is_some_and(|(d, f)| hex(d, 2..=2) && matches!(f.as_bytes(), [b'0'..=b'7']))
-}
-
 impl SysfsFunction {
-    /// The function at `address`, with its domain. `root` is `/sys`.
-    pub fn find(root: &Path, address: &str) -> Result<Self, NtbError> {
-        let folder = root.join("bus/pci/devices").join(address);
-        let function = Self {
-            address: address.into(),
-            folder,
-        };
-        if !is_address(address) {
-            return Err(function.unusable("an address is like 0000:00:05.0"));
-        }
+    /// The function at `address`. `root` is `/sys`.
+    pub fn find(root: &Path, address: PciAddress) -> Result<Self, NtbError> {
+        let folder = address.folder(root);
+        let function = Self { address, folder };
         if !function.folder.is_dir() {
             return Err(function.unusable("there is no such function"));
         }
@@ -46,7 +27,7 @@ impl SysfsFunction {
 
     pub fn unusable(&self, why: impl Into<String>) -> NtbError {
         NtbError::Function {
-            function: self.address.clone(),
+            function: self.address.to_string(),
             why: why.into(),
         }
     }
@@ -137,28 +118,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_addresses_of_functions_name_a_function() {
+    fn a_function_that_is_not_there_is_not_found() {
         let sysfs = fake("0000:00:05.0", 1, 2, &[]);
-        let find = |address| SysfsFunction::find(sysfs.root.path(), address);
+        let find = |text: &str| SysfsFunction::find(sysfs.root.path(), text.parse().unwrap());
         assert_eq!(find("0000:00:05.0").unwrap().identity().unwrap(), (1, 2));
-        for wrong in [
-            "",
-            "00:05.0",
-            "0000:00:05.8",
-            "0000:00:05",
-            "../devices/0000:00:05.0",
-            "0000:00:05.0/",
-            "0000:00:06.0",
-            "0000:00:05.0:00",
-        ] {
-            assert!(matches!(find(wrong), Err(NtbError::Function { .. })));
-        }
+        let missing = find("0000:00:06.0");
+        assert!(matches!(missing, Err(NtbError::Function { .. })));
     }
 
     #[test]
     fn a_function_is_enabled_once() {
         let sysfs = fake("0000:00:05.0", 1, 2, &[]);
-        let function = SysfsFunction::find(sysfs.root.path(), "0000:00:05.0").unwrap();
+        let function =
+            SysfsFunction::find(sysfs.root.path(), "0000:00:05.0".parse().unwrap()).unwrap();
         function.enable().unwrap();
         let enable = sysfs.folder.join("enable");
         assert_eq!(fs::read_to_string(&enable).unwrap(), "1");

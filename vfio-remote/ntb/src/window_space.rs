@@ -2,24 +2,26 @@
 
 use crate::file::Examined;
 use crate::{LinkState, Ntb, NtbError, Translation};
+use farlane_abi::width::to_usize;
+use farlane_sys::sync::lock;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Where in the windows a range of a file can be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WindowSlice {
-    /// Which window.
+    /// Number of the window.
     pub window: u32,
     /// Where in the window it begins.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
 /// What a window is used for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowUse {
-    /// Which window.
+    /// Number of the window.
     pub window: u32,
     /// Bytes that it can show.
     pub max_size: u64,
@@ -72,12 +74,13 @@ impl WindowSpace {
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.slots)
     }
 
     /// Has the other end see `length` bytes of `file` from `offset` on: through a window that shows
-    /// them already, or a free one. That shows the whole file from now on, so that memory of which a VM has many ranges needs
-    /// one window; where no free one is large enough, just the range, rounded to its alignment.
+    /// them already, or a free one. That shows the whole file from now on, so that memory of which
+    /// a VM has many ranges needs one window; where no free one is large enough, just the range,
+    /// rounded to its alignment.
     ///
     /// Where `writable` is false a window may be chosen that can be written, because it shows the
     /// bytes to somebody who may. A bridge between processes shares the descriptor itself: for
@@ -234,7 +237,7 @@ impl WindowSpace {
             offset: slice.offset,
             length: slice.length,
         };
-        let at = usize::try_from(slice.window).unwrap_or(usize::MAX);
+        let at = to_usize(slice.window.into());
         let Some(slot) = slots.get_mut(at) else {
             return Err(unknown);
         };

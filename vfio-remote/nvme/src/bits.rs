@@ -120,8 +120,8 @@ pub mod log_page {
     pub const EFFECTS: u8 = 0x05;
 }
 
-/// A status field without the phase: status code in bits 7:0, type in 10:8, more in 13, do not retry in 14
-/// (figures 124 to 131).
+/// A status field without the phase: status code in bits 7:0, type in 10:8, more in 13, do not
+/// retry in 14 (figures 124 to 131).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status(pub u16);
 

@@ -7,39 +7,39 @@ use crate::data::DataPointer;
 /// Create I/O Submission Queue (NVMe 1.4, 5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CreateSq {
-    /// Queue.
+    /// Queue Identifier.
     pub id: u16,
-    /// Entries.
+    /// Queue Size, in entries.
     pub entries: u32,
-    /// Its completion queue.
+    /// Completion Queue Identifier.
     pub cq: u16,
-    /// Where it lies.
+    /// Address of its first entry.
     pub address: u64,
 }
 
 /// Create I/O Completion Queue (NVMe 1.4, 5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CreateCq {
-    /// Queue.
+    /// Queue Identifier.
     pub id: u16,
-    /// Entries.
+    /// Queue Size, in entries.
     pub entries: u32,
-    /// Interrupt vector, if it interrupts.
+    /// Interrupt Vector, if it interrupts.
     pub vector: Option<u16>,
-    /// The vector, whether or not it interrupts.
+    /// Interrupt Vector, whether or not it is enabled.
     pub named_vector: u16,
-    /// Where it lies.
+    /// Address of its first entry.
     pub address: u64,
 }
 
 /// Which value of a feature (5.14.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Select {
-    /// In force.
+    /// The value in force.
     Current,
-    /// As after a reset, which is what is saved, too.
+    /// The value after a reset; also the saved one.
     Default,
-    /// What can be done with it.
+    /// Whether it can be changed and saved.
     Capabilities,
 }
 
@@ -58,57 +58,57 @@ pub enum AdminCommand {
     LogPage {
         /// Namespace ID.
         nsid: u32,
-        /// Which.
+        /// Log Page Identifier.
         page: u8,
-        /// Whether its event stays reported.
+        /// Retain Asynchronous Event.
         retain_event: bool,
-        /// Bytes wanted.
+        /// Length in bytes.
         length: u64,
-        /// First byte.
+        /// Log Page Offset, in bytes.
         offset: u64,
-        /// Where to.
+        /// Where the log page goes.
         data: DataPointer,
     },
     /// Identify.
     Identify {
-        /// What (CNS).
-        what: u8,
-        /// Of which.
+        /// Controller or Namespace Structure: which data to return.
+        cns: u8,
+        /// Namespace ID.
         nsid: u32,
-        /// Where to.
+        /// Where the data structure goes.
         data: DataPointer,
     },
     /// Abort.
     Abort {
-        /// Queue of the command.
+        /// Submission Queue Identifier of the command.
         sq: u16,
-        /// The command.
+        /// Command Identifier.
         cid: u16,
     },
     /// Set Features.
     SetFeatures {
         /// Namespace ID.
         nsid: u32,
-        /// Which.
+        /// Feature Identifier.
         feature: u8,
-        /// Whether it is to be kept over resets.
+        /// Save: keep it over resets.
         save: bool,
-        /// Value.
+        /// Dword 11: the attribute's value.
         value: u32,
-        /// Further value, where it has one.
+        /// Attribute data, where the feature has some.
         data: DataPointer,
     },
     /// Get Features.
     GetFeatures {
         /// Namespace ID.
         nsid: u32,
-        /// Which.
+        /// Feature Identifier.
         feature: u8,
-        /// Which value of it.
+        /// Which of its values.
         select: Select,
-        /// Dword 11: which vector, or sensor.
+        /// Dword 11: the vector or sensor.
         index: u32,
-        /// Where a further value goes.
+        /// Where attribute data goes.
         data: DataPointer,
     },
     /// Asynchronous Event Request.
@@ -122,18 +122,18 @@ pub enum AdminCommand {
     },
 }
 
-/// What a transfer between a namespace and memory is about.
+/// The fields of Read, Write and Compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// Namespace.
+    /// Namespace ID.
     pub nsid: u32,
-    /// First block.
+    /// Starting LBA.
     pub lba: u64,
     /// Blocks, not zero.
     pub blocks: u64,
-    /// Whether it is complete only when it is durable.
+    /// Force Unit Access: complete only when it is durable.
     pub force_unit_access: bool,
-    /// Where the data is.
+    /// Data Pointer.
     pub data: DataPointer,
 }
 
@@ -142,7 +142,7 @@ pub struct Transfer {
 pub enum IoCommand {
     /// Flush, of one or all namespaces.
     Flush {
-        /// Namespace.
+        /// Namespace ID.
         nsid: u32,
     },
     /// Read.
@@ -153,26 +153,26 @@ pub enum IoCommand {
     Compare(Transfer),
     /// Write Zeroes.
     WriteZeroes {
-        /// Namespace.
+        /// Namespace ID.
         nsid: u32,
-        /// First block.
+        /// Starting LBA.
         lba: u64,
         /// Blocks, not zero.
         blocks: u64,
-        /// Whether it is complete only when it is durable.
+        /// Force Unit Access: complete only when it is durable.
         force_unit_access: bool,
-        /// Whether the blocks are to be given back.
+        /// Deallocate: the blocks are to be given back.
         deallocate: bool,
     },
     /// Dataset Management.
     DatasetManagement {
-        /// Namespace.
+        /// Namespace ID.
         nsid: u32,
         /// Ranges, 1 to 256.
         ranges: u64,
-        /// Whether they are to be given back; else nothing is asked for that matters here.
+        /// Deallocate: they are to be given back. Other attributes are hints that are ignored.
         deallocate: bool,
-        /// Where the ranges are.
+        /// Data Pointer of the ranges.
         data: DataPointer,
     },
 }
@@ -248,7 +248,7 @@ impl AdminCommand {
                 data: prps(sqe)?,
             },
             admin::IDENTIFY => Self::Identify {
-                what: byte(sqe.cdw10),
+                cns: byte(sqe.cdw10),
                 nsid: sqe.nsid,
                 data: prps(sqe)?,
             },

@@ -24,10 +24,10 @@ pub enum Doorbells {
 /// Whether the host's page cache takes part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cache {
-    /// Around it, where the file's file system can.
+    /// Direct I/O, where the file's file system supports it.
     #[default]
     Direct,
-    /// Through it.
+    /// Buffered I/O.
     Buffered,
 }
 
@@ -58,14 +58,14 @@ impl BlockSize {
     }
 }
 
-/// What holds the bytes of a namespace.
+/// The storage of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// A file or block device.
     File {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Whether writes are refused.
+        /// Whether it is write-protected.
         read_only: bool,
     },
     /// Nothing: writes are forgotten, reads find zeroes. For measurements.
@@ -78,9 +78,9 @@ pub enum Backing {
 /// A namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceConfig {
-    /// What holds its bytes.
+    /// Its storage.
     pub backing: Backing,
-    /// Its logical blocks.
+    /// Size of its logical blocks.
     pub block_size: BlockSize,
 }
 
@@ -93,24 +93,25 @@ impl From<Backing> for NamespaceConfig {
     }
 }
 
-/// The host that offers a controller: with the controller's name and serial number what its identifiers are made of, which
-/// are to be no other controller's, wherever that is.
+/// The host that offers a controller: with the controller's name and serial number what its
+/// identifiers are made of, which are to be no other controller's, wherever that is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Host {
-    /// What tells it from all other hosts (`machine-id(5)`), if anything does. It is not shown: identifiers hold a digest of it.
+    /// What tells it from all other hosts (`machine-id(5)`), if anything does. It is not shown:
+    /// identifiers hold a digest of it.
     pub machine: Option<String>,
-    /// What its lender calls itself.
+    /// Name of the lender.
     pub lender: String,
 }
 
 /// A controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvmeConfig {
-    /// What it is called at its lender.
+    /// Name at its lender.
     pub name: String,
     /// Serial number: 1 to 20 printable ASCII characters.
     pub serial: String,
-    /// Who offers it.
+    /// The host that lends it.
     pub host: Host,
     /// Namespaces 1, 2, ...
     pub namespaces: Vec<NamespaceConfig>,
@@ -123,7 +124,8 @@ pub struct NvmeConfig {
 }
 
 impl NvmeConfig {
-    /// A controller without namespaces, of a host without a name, with trapped doorbells and 16 I/O queues.
+    /// A controller without namespaces, of a host without a name, with trapped doorbells and 16 I/O
+    /// queues.
     #[must_use]
     pub fn new(name: impl Into<String>, serial: impl Into<String>) -> Self {
         Self {
@@ -166,11 +168,11 @@ pub enum NvmeError {
     Queues(u16),
     /// What is to hold a namespace cannot.
     #[error(transparent)]
-    Storage(#[from] farlane_file_io::storage::StorageError),
+    Storage(#[from] farlane_block::storage::StorageError),
     /// Less than a block.
     #[error("{bytes} bytes of {what} are less than a block")]
     TooSmall {
-        /// Which.
+        /// Its path.
         what: String,
         /// Its size.
         bytes: u64,

@@ -117,7 +117,8 @@ fn append(segments: &mut Vec<Segment>, address: Option<u64>, length: u64) {
 }
 
 impl DataPointer {
-    /// Appends the segments of `buffer` that hold `length` bytes of data to `segments`, which is empty.
+    /// Appends the segments of `buffer` that hold `length` bytes of data to `segments`, which is
+    /// empty.
     ///
     /// # Errors
     /// See [`WalkError`]. Some segments may have been appended.

@@ -1,5 +1,5 @@
-//! The Error Information log (NVMe 1.4, 5.14.1.1): what is known of the latest commands that have failed, and of doorbells that
-//! were wrong.
+//! The Error Information log (NVMe 1.4, 5.14.1.1): what is known of the latest commands that have
+//! failed, and of doorbells that were wrong.
 
 use crate::bits::Status;
 use crate::identify::put;
@@ -35,7 +35,8 @@ pub struct ErrorLog {
 }
 
 impl ErrorLog {
-    /// Adds the `number`th error there was, counted from 1; the oldest that there is no room for is forgotten.
+    /// Adds the `number`th error there was, counted from 1; the oldest that there is no room for is
+    /// forgotten.
     pub fn add(&mut self, number: u64, failure: &Failure) {
         let mut entry = [0; ENTRY_BYTES];
         put(&mut entry, 0, &number.to_le_bytes());

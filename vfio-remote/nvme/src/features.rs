@@ -24,7 +24,8 @@ const TEMPERATURE_THRESHOLD: u32 = 343;
 
 /// Deallocated or Unwritten Logical Block Error Enable, of Error Recovery (5.21.1.5).
 const UNWRITTEN_BLOCK_ERROR: u32 = 1 << 16;
-/// The composite temperature (5.21.1.4), which is all there is, and the place of the sensor in a value; 15 is all of them.
+/// The composite temperature (5.21.1.4), which is all there is, and the place of the sensor in a
+/// value; 15 is all of them.
 const SENSOR: u32 = 0xf << 16;
 
 /// What a value of a feature is in force for (figure 272).
@@ -80,7 +81,7 @@ impl Features {
     }
 
     /// Bytes of memory that a value takes.
-    pub fn data_length(feature: u8) -> usize {
+    pub fn data_length(feature: u8) -> u32 {
         match feature {
             feature::TIMESTAMP => 8,
             feature::HOST_BEHAVIOR => 512,
@@ -144,7 +145,8 @@ impl Features {
         }
     }
 
-    /// A value can be set of one namespace or of all of them, or of the controller, if that is what is named (7.8).
+    /// A value can be set of one namespace or of all of them, or of the controller, if that is what
+    /// is named (7.8).
     fn check_set(&self, feature: u8, nsid: u32) -> Result<(), Status> {
         match (Scope::of(feature), nsid) {
             (Scope::Controller, 0) | (_, ALL_NAMESPACES) => Ok(()),

@@ -6,7 +6,7 @@ use crate::error_log::{self, ErrorLog};
 use crate::features::Features;
 use crate::namespace::{Namespace, Storage};
 use crate::uuid::Names;
-use farlane_zero_copy::log_limit::LogLimit;
+use farlane_sys::log_limit::LogLimit;
 use std::sync::atomic::Ordering;
 
 /// Data transfer size: at most 2^8 pages, 1 MiB (MDTS).
@@ -25,7 +25,7 @@ const TEMPERATURE: u16 = 300;
 const TEMPERATURE_WARNING: u16 = 343;
 const TEMPERATURE_CRITICAL: u16 = 373;
 
-/// What stays the same.
+/// The parts of a controller that never change.
 #[derive(Debug)]
 pub struct Identity {
     /// Its serial number, and what else its identifiers are made of.
@@ -34,11 +34,11 @@ pub struct Identity {
     pub namespaces: Vec<Namespace>,
     /// I/O queue pairs.
     pub io_queues: u16,
-    /// How often a driver can have something logged.
+    /// Limits log lines that a driver can cause.
     pub limit: LogLimit,
 }
 
-/// Puts bytes where there is room for them.
+/// Copies bytes to an offset, where they fit.
 pub fn put(data: &mut [u8], at: usize, bytes: &[u8]) {
     if let Some(place) = data.get_mut(at..).and_then(|d| d.get_mut(..bytes.len())) {
         place.copy_from_slice(bytes);
@@ -100,8 +100,8 @@ impl Identity {
             0x03 => {
                 known(nsid)?;
                 let mut data = vec![0; 4096];
-                // Type 3, UUID, 16 bytes (figure 249), and no other: NGUID and EUI64 belong to who has a company identifier of
-                // the IEEE.
+                // Type 3, UUID, 16 bytes (figure 249), and no other: NGUID and EUI64 belong to who
+                // has a company identifier of the IEEE.
                 put(&mut data, 0, &[3, 16]);
                 put(&mut data, 4, &self.names.uuid(nsid).0);
                 Ok(data)
@@ -110,7 +110,7 @@ impl Identity {
         }
     }
 
-    /// Figure 247.
+    /// Identify Controller (figure 247).
     fn describe_controller(&self) -> Vec<u8> {
         let mut data = vec![0; 4096];
         put(&mut data, 0, &VENDOR.to_le_bytes());
@@ -124,10 +124,11 @@ impl Identity {
         put(&mut data, 111, &[1]);
         // OACS: Doorbell Buffer Config.
         put(&mut data, 256, &0x0100_u16.to_le_bytes());
-        // Abort limit and event limit, zero-based. An abort is done at once: there is never a second one under way.
+        // Abort limit and event limit, zero-based. An abort is done at once: there is never a
+        // second one under way.
         put(&mut data, 258, &[3, 3]);
-        // One firmware slot, read-only. Log pages: effects, extended data; none of a namespace. Entries of the error log,
-        // zero-based.
+        // One firmware slot, read-only. Log pages: effects, extended data; none of a namespace.
+        // Entries of the error log, zero-based.
         put(&mut data, 260, &[0b011, 0b110, ERROR_ENTRIES]);
         put(&mut data, 266, &TEMPERATURE_WARNING.to_le_bytes());
         put(&mut data, 268, &TEMPERATURE_CRITICAL.to_le_bytes());
@@ -140,7 +141,8 @@ impl Identity {
         put(&mut data, 525, &[0b110 | u8::from(self.has_write_cache())]);
         // SGLS: supported; bit buckets; lists longer than the data.
         put(&mut data, 536, &0x0005_0001_u32.to_le_bytes());
-        // SUBNQN, the form for who has a UUID (7.9): Linux refuses a second controller of the same name.
+        // SUBNQN, the form for who has a UUID (7.9): Linux refuses a second controller of the same
+        // name.
         let name = format!("nqn.2014-08.org.nvmexpress:uuid:{}", self.names.uuid(0));
         put(&mut data, 768, name.as_bytes());
         // Power state 0: 25 W, in hundredths.
@@ -148,7 +150,7 @@ impl Identity {
         data
     }
 
-    /// Figure 245.
+    /// Identify Namespace (figure 245).
     fn describe(namespace: &Namespace) -> Vec<u8> {
         let mut data = vec![0; 4096];
         let blocks = namespace.blocks.to_le_bytes();
@@ -170,14 +172,14 @@ impl Identity {
     }
 }
 
-/// What a log page is made of.
+/// The sources of the log pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Logs<'a> {
     /// Errors with commands or doorbells.
     pub errors: &'a ErrorLog,
     /// Whether what was written to some namespace may have been lost.
     pub degraded: bool,
-    /// Numbers.
+    /// Counters.
     pub counters: &'a Counters,
 }
 

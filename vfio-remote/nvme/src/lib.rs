@@ -6,13 +6,13 @@
 //!
 //! * `bits`, `cmds`: wire layout, and commands parsed from it.
 //! * `data`: where a command's data lies: physical region pages, scatter gather lists.
-//! * `registers`, `doorbells`, `interrupts`: what the driver touches.
+//! * `registers`, `doorbells`: what the driver touches.
 //! * `queue`: ring mechanics.
 //! * `controller`: the worker.
 //! * `remote`: for memory that is not mapped.
 //! * `error_log`: what has failed.
 //! * `uuid`: identifiers that are nobody else's.
-//! * `namespace`: where blocks are; [`farlane_file_io`] moves them.
+//! * `namespace`: where blocks are; [`farlane_block`] moves them.
 //!
 //! The numbers of sections and figures in the comments are those of NVM Express 1.4.
 
@@ -30,7 +30,6 @@ mod error_log;
 mod features;
 mod function;
 mod identify;
-mod interrupts;
 mod namespace;
 mod queue;
 mod registers;
@@ -41,12 +40,12 @@ mod source;
 pub mod still;
 mod uuid;
 
-use farlane_file_io::{bounce, idle, ring, syncs, timing, vectors};
+use farlane_block::{bounce, ring, syncs, vectors};
 
 pub use config::{
     Backing, BlockSize, Cache, Doorbells, Host, MAX_IO_QUEUES, MAX_NAMESPACES, NamespaceConfig,
     NvmeConfig, NvmeError,
 };
 /// Requests of `ioctl` that a controller makes.
-pub use farlane_file_io::storage::IOCTLS;
+pub use farlane_block::storage::IOCTLS;
 pub use source::NvmeSource;

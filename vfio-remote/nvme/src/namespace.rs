@@ -2,13 +2,14 @@
 
 use crate::config::{Backing, BlockSize, Cache, NamespaceConfig, NvmeError};
 use crate::syncs::Syncs;
-use farlane_file_io::storage;
+use farlane_block::engine::Extent;
+use farlane_block::storage;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where the bytes of a namespace are.
+/// The storage of a namespace.
 #[derive(Debug)]
 pub enum Storage {
     /// In a file or block device, reached through `io_uring`.
@@ -44,24 +45,24 @@ impl Storage {
 /// A namespace.
 #[derive(Debug)]
 pub struct Namespace {
-    /// Where its bytes are.
+    /// Its storage.
     pub storage: Storage,
     /// Size of a block.
     pub block_size: BlockSize,
     /// Blocks.
     pub blocks: u64,
-    /// Whether writes are refused.
+    /// Whether it is write-protected.
     pub read_only: bool,
     /// Syncs of its file that are under way.
     pub syncs: Syncs,
-    /// What holds its bytes, for who reads the log.
+    /// Name of its storage, for log lines.
     what: String,
     /// Syncs that have failed.
     failed_syncs: AtomicU64,
 }
 
 impl Namespace {
-    /// Opens what holds it.
+    /// Opens its storage.
     pub fn open(config: &NamespaceConfig, cache: Cache) -> Result<Self, NvmeError> {
         let (storage, bytes, read_only, what) = match &config.backing {
             Backing::Null { bytes } => (Storage::Null, *bytes, false, "a null namespace".into()),
@@ -87,9 +88,10 @@ impl Namespace {
         })
     }
 
-    /// Whether a sync can still make what was written durable: none has failed before. The kernel tells of write-back that has
-    /// failed once, and the next `fdatasync` succeeds although the bytes are not there (fsync(2)): only who opens the file
-    /// again, and reads it, knows what it has.
+    /// Whether a sync can still make what was written durable: none has failed before. The kernel
+    /// tells of write-back that has failed once, and the next `fdatasync` succeeds although the
+    /// bytes are not there (fsync(2)): only who opens the file again, and reads it, knows what it
+    /// has.
     pub fn can_sync(&self) -> bool {
         self.failed_syncs() == 0
     }
@@ -109,11 +111,14 @@ impl Namespace {
         }
     }
 
-    /// Offset and length in bytes of these blocks, if they are all of this namespace.
-    pub fn extent(&self, lba: u64, blocks: u64) -> Option<(u64, u64)> {
+    /// The bytes of these blocks, if they are all of this namespace.
+    pub fn extent(&self, lba: u64, blocks: u64) -> Option<Extent> {
         let end = lba.checked_add(blocks)?;
         let shift = self.block_size.shift();
-        (end <= self.blocks).then_some((lba << shift, blocks << shift))
+        (end <= self.blocks).then_some(Extent {
+            offset: lba << shift,
+            bytes: blocks << shift,
+        })
     }
 
     /// Alignment that memory must have for transfers without a copy.
@@ -165,7 +170,7 @@ fn open(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farlane_file_io::storage::StorageError;
+    use farlane_block::storage::StorageError;
 
     fn file(path: &Path, read_only: bool) -> NamespaceConfig {
         NamespaceConfig::from(Backing::File {
@@ -219,7 +224,13 @@ mod tests {
     fn extents_end_with_the_namespace_and_do_not_wrap() {
         let config = NamespaceConfig::from(Backing::Null { bytes: 4096 });
         let namespace = Namespace::open(&config, Cache::Direct).unwrap();
-        assert_eq!(namespace.extent(7, 1), Some((7 * 512, 512)));
+        assert_eq!(
+            namespace.extent(7, 1),
+            Some(Extent {
+                offset: 7 * 512,
+                bytes: 512
+            })
+        );
         assert_eq!(namespace.extent(7, 2), None);
         assert_eq!(namespace.extent(u64::MAX, 1), None);
         assert_eq!(namespace.extent(u64::MAX - 2, 65536), None);

@@ -1,7 +1,7 @@
 //! Ring mechanics of submission and completion queues (NVMe 1.4, 4.1).
 
 use crate::bits::{CQE_BYTES, Cqe, SQE_BYTES};
-use crate::controller::CommandId;
+use crate::controller::Permit;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,12 @@ pub struct SubmissionQueue {
     entries: u32,
     head: u32,
     tail: u32,
-    /// Its completion queue.
+    /// Identifier of its completion queue.
     pub cq: u16,
     /// Commands taken whose completions the driver does not have yet.
-    pub in_flight: u32,
+    in_flight: u32,
     /// The delete command that waits for them, and for entries on their way.
-    pub deleting: Option<CommandId>,
+    pub deleting: Option<Permit>,
     /// Entries on their way from remote memory: nothing else is taken meanwhile.
     pub fetching: bool,
     /// The tail that the driver was last told to ring for (shadow doorbells), if any.
@@ -50,6 +50,22 @@ impl SubmissionQueue {
     /// Whether nothing of it is under way.
     pub fn is_drained(&self) -> bool {
         self.in_flight == 0 && !self.fetching
+    }
+
+    /// How many commands may be taken: as many as fit into the ring are in flight at most.
+    pub fn free(&self) -> u32 {
+        self.entries.saturating_sub(self.in_flight)
+    }
+
+    /// A command of it is in flight.
+    pub fn began(&mut self) {
+        self.in_flight += 1;
+    }
+
+    /// The driver has the completion of a command, or it is held as an event request.
+    pub fn ended(&mut self) {
+        debug_assert!(self.in_flight > 0, "a command that has not begun has ended");
+        self.in_flight = self.in_flight.saturating_sub(1);
     }
 
     /// Takes the driver's tail over.
@@ -110,7 +126,7 @@ impl SubmissionQueue {
 /// Whether an interrupt is due for entries that were added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// It is.
+    /// An interrupt is due.
     Now,
     /// The driver has not looked at what the last one told of: when it does, it sees the new ones,
     /// too.
@@ -138,7 +154,7 @@ pub struct CompletionQueue {
     /// The last interrupt: when, and the tail then.
     pub raised: Option<(Instant, u32)>,
     /// Entries on their way to remote memory, which must not be overtaken.
-    pub posting: u32,
+    posting: u32,
     /// The driver wrote a bad head, and it has been reported.
     pub bad_head: bool,
 }
@@ -160,6 +176,26 @@ impl CompletionQueue {
             posting: 0,
             bad_head: false,
         }
+    }
+
+    /// Whether entries are on their way to remote memory.
+    pub fn is_posting(&self) -> bool {
+        self.posting > 0
+    }
+
+    /// An entry is on its way; whoever it reaches is interrupted then.
+    pub fn posts(&mut self) {
+        self.posted = false;
+        self.posting += 1;
+    }
+
+    /// An entry has arrived.
+    pub fn arrived(&mut self) {
+        debug_assert!(
+            self.posting > 0,
+            "an entry that was not on its way has arrived"
+        );
+        self.posting = self.posting.saturating_sub(1);
     }
 
     /// Whether it is full, as far as the driver's head is known.

@@ -5,28 +5,29 @@ use crate::bits::{Cqe, Sqe, Status};
 use crate::bounce::Bounce;
 use crate::data::{DataBuffer, DataPointer, Unreachable, WalkError, gather, scatter};
 use crate::shared::{Notice, Shared};
-use farlane_zero_copy::warn_limited;
+use farlane_block::engine::Slot;
+use farlane_sys::warn_limited;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use zerocopy::IntoBytes as _;
 
-/// What is to be done.
+/// An access to remote memory.
 #[derive(Debug)]
 pub enum Job {
     /// Read entries of a submission queue.
     Fetch {
-        /// Queue.
+        /// Submission Queue Identifier.
         sq: u16,
-        /// Address of the first.
+        /// Address of the first entry.
         address: u64,
-        /// How many.
+        /// Number of entries.
         count: u32,
     },
     /// Write an entry of a completion queue, then interrupt.
     Post {
-        /// Queue.
+        /// Completion Queue Identifier.
         cq: u16,
         /// Address.
         address: u64,
@@ -37,26 +38,26 @@ pub enum Job {
     },
     /// Read a command's data.
     Gather {
-        /// Its request.
-        slot: usize,
-        /// Where from.
+        /// Slot of the command's request.
+        slot: Slot,
+        /// Data Pointer of the source.
         pointer: DataPointer,
         /// Bytes.
-        length: usize,
+        length: u32,
     },
     /// Write a command's data.
     Scatter {
-        /// Its request.
-        slot: usize,
-        /// Where to.
+        /// Slot of the command's request.
+        slot: Slot,
+        /// Data Pointer of the destination.
         pointer: DataPointer,
-        /// What.
+        /// The bytes to write.
         data: Bounce,
     },
 }
 
 impl Job {
-    /// Does not do it.
+    /// The result of an access that is not made.
     fn dropped(self) -> Done {
         match self {
             Self::Fetch { sq, .. } => Done::Fetched {
@@ -80,42 +81,42 @@ impl Job {
     }
 }
 
-/// What has been done.
+/// The result of an access to remote memory.
 #[derive(Debug)]
 pub enum Done {
     /// Entries of a submission queue.
     Fetched {
-        /// Queue.
+        /// Submission Queue Identifier.
         sq: u16,
         /// The entries.
         entries: Result<Vec<Sqe>, Unreachable>,
     },
     /// An entry of a completion queue was written.
     Posted {
-        /// Queue.
+        /// Completion Queue Identifier.
         cq: u16,
         /// Submission queue of its command.
         sq: u16,
-        /// How that went.
+        /// Whether it has succeeded.
         result: Result<(), Unreachable>,
     },
     /// A command's data was read.
     Gathered {
-        /// Its request.
-        slot: usize,
+        /// Slot of the command's request.
+        slot: Slot,
         /// The data.
         data: Result<Bounce, Status>,
     },
     /// A command's data was written.
     Scattered {
-        /// Its request.
-        slot: usize,
-        /// How that went.
+        /// Slot of the command's request.
+        slot: Slot,
+        /// Whether it has succeeded.
         result: Result<(), Status>,
     },
 }
 
-/// The thread, from its controller.
+/// The thread that accesses remote memory, as its controller sees it.
 #[derive(Debug)]
 pub struct Remote {
     jobs: Option<Sender<Job>>,
@@ -127,7 +128,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Starts it.
+    /// Starts the thread.
     pub fn start(shared: Arc<Shared>) -> std::io::Result<Self> {
         let (jobs, received) = channel::<Job>();
         let (reply, done) = channel();
@@ -157,7 +158,7 @@ impl Remote {
         })
     }
 
-    /// Has something done.
+    /// Queues an access.
     pub fn submit(&mut self, job: Job) {
         if let Some(jobs) = &self.jobs
             && jobs.send(job).is_ok()
@@ -166,19 +167,20 @@ impl Remote {
         }
     }
 
-    /// Whether what has not been begun is answered with an error: who owns that memory may take long over each.
+    /// Whether what has not been begun is answered with an error: who owns that memory may take
+    /// long over each.
     pub fn drop_jobs(&self, dropping: bool) {
         self.dropping.store(dropping, Ordering::SeqCst);
     }
 
-    /// Takes something that has been done.
+    /// The next result.
     pub fn next(&mut self) -> Option<Done> {
         let done = self.done.try_recv().ok()?;
         self.under_way -= 1;
         Some(done)
     }
 
-    /// Whether nothing is to be done.
+    /// Whether no access is queued or under way.
     pub fn is_idle(&self) -> bool {
         self.under_way == 0
     }
@@ -260,8 +262,11 @@ fn perform(shared: &Shared, job: Job) -> Done {
             pointer,
             length,
         } => {
-            let data = segments(pointer, DataBuffer::Source, length).and_then(|segments| {
-                let mut data = Bounce::new(length);
+            let located = usize::try_from(length)
+                .map_err(|_| Status::INVALID_FIELD)
+                .and_then(|bytes| Ok((bytes, segments(pointer, DataBuffer::Source, bytes)?)));
+            let data = located.and_then(|(bytes, segments)| {
+                let mut data = Bounce::new(bytes);
                 gather(memory, &segments, &mut data)
                     .map(|()| data)
                     .map_err(|Unreachable| Status::DATA_TRANSFER_ERROR)

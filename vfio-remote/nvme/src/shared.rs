@@ -3,27 +3,29 @@
 use crate::counters::{Counters, count};
 use crate::doorbells::DoorbellPage;
 use crate::identify::Identity;
-use crate::interrupts::Interrupts;
 use crate::registers::Registers;
-use farlane_pci::DmaSpace;
+use farlane_pci::emulated::InterruptLines;
+use farlane_pci::{DmaSpace, Interrupts};
+use farlane_sys::sync::{held, lock};
+use farlane_worker::wake::Sleep;
 use rustix::event::EventfdFlags;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// What the worker is told.
+/// What the worker is woken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Notice {
-    /// To look at the registers.
+    /// Registers were written.
     Control = 1,
-    /// To look at the pin.
+    /// The level of the interrupt pin may have changed.
     Pin = 1 << 1,
-    /// Something about remote memory is done.
+    /// An access to remote memory has ended.
     Remote = 1 << 2,
-    /// To end.
+    /// The worker is to end.
     Stop = 1 << 3,
-    /// A doorbell was written of a queue that there cannot be.
+    /// A doorbell of a queue that cannot exist was written.
     BadDoorbell = 1 << 4,
 }
 
@@ -34,21 +36,19 @@ pub struct Shared {
     /// The worker has seen a reset through, or has ended.
     settled: Condvar,
     ended: AtomicBool,
-    /// The doorbells.
+    /// The doorbell registers.
     pub doorbells: DoorbellPage,
-    /// Memory.
+    /// The driver's memory.
     pub dma: Arc<DmaSpace>,
     /// Interrupts.
-    pub interrupts: Interrupts,
-    /// What stays the same.
+    pub interrupts: InterruptLines<Counters>,
+    /// The parts of the controller that never change.
     pub identity: Arc<Identity>,
-    /// Numbers.
+    /// Counters.
     pub counters: Arc<Counters>,
     notices: AtomicU32,
-    /// The worker waits, or is about to, and has to be woken.
-    asleep: AtomicBool,
-    /// Wakes it.
-    pub kick: OwnedFd,
+    /// Whether the worker waits.
+    pub sleep: Sleep<OwnedFd>,
 }
 
 impl Shared {
@@ -58,7 +58,11 @@ impl Shared {
         identity: Arc<Identity>,
         counters: Arc<Counters>,
     ) -> std::io::Result<Self> {
-        let vectors = identity.io_queues + 1;
+        let interrupts = Interrupts {
+            intx: 1,
+            msi: 0,
+            msix: identity.io_queues + 1,
+        };
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
             registers: Mutex::default(),
@@ -66,50 +70,28 @@ impl Shared {
             ended: AtomicBool::new(false),
             doorbells,
             dma: DmaSpace::new(),
-            interrupts: Interrupts::new(vectors, Arc::clone(&counters)),
+            interrupts: InterruptLines::new(interrupts, Arc::clone(&counters), |c| &c.interrupts),
             identity,
             counters,
             notices: AtomicU32::new(0),
-            asleep: AtomicBool::new(false),
-            kick: rustix::event::eventfd(0, flags)?,
+            sleep: Sleep::new(rustix::event::eventfd(0, flags)?),
         })
     }
 
     /// The registers; held for a moment only.
     pub fn registers(&self) -> MutexGuard<'_, Registers> {
-        self.registers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.registers)
     }
 
     /// Tells the worker something.
     pub fn notify(&self, notice: Notice) {
         self.notices.fetch_or(notice as u32, Ordering::SeqCst);
-        self.wake();
-    }
-
-    /// Wakes the worker if it waits. What it is to see has been stored before.
-    pub fn wake(&self) {
-        // Pairs with the one in `prepare_sleep`: either this sees that the worker sleeps, or the
-        // worker sees what was stored.
-        fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) {
-            // A full counter has woken it already.
-            while rustix::io::write(&self.kick, &1_u64.to_ne_bytes())
-                == Err(rustix::io::Errno::INTR)
-            {}
-        }
-    }
-
-    /// The worker is going to wait. It has to look once more after this.
-    pub fn prepare_sleep(&self) {
-        self.asleep.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        self.sleep.wake();
     }
 
     /// The worker no longer waits.
     pub fn woke(&self) {
-        self.asleep.store(false, Ordering::Relaxed);
+        self.sleep.awake();
         count(&self.counters.wakes, 1);
     }
 
@@ -143,7 +125,7 @@ impl Shared {
     ///
     /// # Errors
     /// It has ended.
-    pub fn reset(&self) -> std::io::Result<()> {
+    pub fn reset_and_wait(&self) -> std::io::Result<()> {
         let mut registers = self.registers();
         registers.reset();
         self.notify(Notice::Control);
@@ -151,10 +133,7 @@ impl Shared {
             if self.ended.load(Ordering::SeqCst) {
                 return Err(std::io::Error::other("The worker has ended"));
             }
-            registers = self
-                .settled
-                .wait(registers)
-                .unwrap_or_else(PoisonError::into_inner);
+            registers = held(self.settled.wait(registers));
         }
         Ok(())
     }

@@ -2,28 +2,25 @@
 
 use crate::bits::PAGE;
 use crate::config::{Doorbells, NvmeConfig, NvmeError};
+use crate::controller::Controller;
 use crate::counters::Counters;
 use crate::doorbells::{self, DoorbellPage};
-use crate::function::NvmeFunction;
+use crate::function::{self, NvmeFunction};
 use crate::identify::{DEVICE, Identity, VENDOR};
 use crate::namespace::Namespace;
+use crate::shared::Shared;
 use crate::uuid::Names;
+use farlane_pci::emulated::{BAR0_BYTES, Claim, MSIX_PENDING, MSIX_TABLE};
 use farlane_pci::{
     Area, Attachment, ClassCode, Counter, Description, Function, Region, SharedArea, Source,
     SourceError, Template,
 };
-use farlane_zero_copy::log_limit::LogLimit;
+use farlane_sys::log_limit::LogLimit;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
-/// BAR 0: registers, doorbells, MSI-X table, pending bits; a page each.
-pub const BAR_BYTES: u64 = 4 * PAGE;
-/// Where the doorbells are (NVMe 1.4, 3.1).
+/// Where the doorbells are in BAR 0 (NVMe 1.4, 3.1): a page, after that of the registers.
 pub const DOORBELLS: u64 = PAGE;
-/// Where the MSI-X table is.
-pub const MSIX_TABLE: u64 = 2 * PAGE;
-/// Where its pending bits are.
-pub const MSIX_PENDING: u64 = 3 * PAGE;
 
 /// Mass storage, non-volatile memory, NVM Express.
 const CLASS: ClassCode = ClassCode {
@@ -63,10 +60,9 @@ impl NvmeSource {
             device: config.name.clone(),
             serial: config.serial,
         };
-        let [table, pending] = [0x2000, 0x3000];
         let description = Template::new(VENDOR, DEVICE, 1, CLASS)
-            .memory_bar(0, BAR_BYTES, false)
-            .msix(vectors, 0, table, pending)
+            .memory_bar(0, BAR0_BYTES, false)
+            .msix(vectors, 0, MSIX_TABLE, MSIX_PENDING)
             .intx()
             .describe(config.name);
         Ok(Self {
@@ -85,22 +81,29 @@ impl NvmeSource {
 }
 
 impl NvmeSource {
-    /// A controller that is given its turns.
-    pub(crate) fn take_still(
-        &self,
-    ) -> Result<std::io::Result<(NvmeFunction, crate::controller::Controller)>, SourceError> {
-        let lease = Lease::new(&self.in_use).ok_or(SourceError::Busy)?;
-        let page = doorbells::new_file(0).and_then(|file| DoorbellPage::new(&file, 0));
-        let config = self.description.config.clone();
-        let identity = Arc::clone(&self.identity);
-        let counters = Arc::clone(&self.counters);
-        Ok(page.and_then(|page| NvmeFunction::still(page, config, identity, counters, lease)))
+    /// What a function is; with the doorbells of `area`, or with some that nobody maps.
+    fn model(&self, area: Option<&SharedArea>) -> Result<Arc<Shared>, SourceError> {
+        let page = match area {
+            Some(area) => DoorbellPage::new(&area.file, area.file_offset),
+            None => doorbells::new_file(0).and_then(|file| DoorbellPage::new(&file, 0)),
+        };
+        let page = page.map_err(SourceError::failed("map the doorbells"))?;
+        let (identity, counters) = (Arc::clone(&self.identity), Arc::clone(&self.counters));
+        Shared::new(page, identity, counters)
+            .map(Arc::new)
+            .map_err(SourceError::failed("start the controller"))
     }
-}
 
-pub(crate) fn failed(what: &str) -> impl FnOnce(std::io::Error) -> SourceError {
-    let what = what.to_owned();
-    move |source| SourceError::Failed { what, source }
+    /// A controller that is given its turns.
+    pub(crate) fn take_still(&self) -> Result<(NvmeFunction, Controller), SourceError> {
+        let claim = Claim::new(&self.in_use).ok_or(SourceError::Busy)?;
+        let model = self.model(None)?;
+        let identity = Arc::clone(&self.identity);
+        let controller = Controller::new(Arc::clone(&model), identity, None, true)
+            .map_err(SourceError::failed("start the controller"))?;
+        let function = NvmeFunction::without_worker(model, &self.description, claim);
+        Ok((function, controller))
+    }
 }
 
 impl Source for NvmeSource {
@@ -119,54 +122,32 @@ impl Source for NvmeSource {
                 },
                 // Where they are in the BAR they are in the file: vfio-user has one offset for
                 // all areas of a region.
-                file: Arc::new(doorbells::new_file(DOORBELLS).map_err(failed("make doorbells"))?),
+                file: Arc::new(
+                    doorbells::new_file(DOORBELLS)
+                        .map_err(SourceError::failed("make doorbells"))?,
+                ),
                 file_offset: DOORBELLS,
             }],
         };
-        Ok(Attachment { areas, link: None })
+        Ok(Attachment {
+            areas,
+            liveness: None,
+        })
     }
 
     fn take(&self, attachment: &Attachment) -> Result<Box<dyn Function>, SourceError> {
-        let lease = Lease::new(&self.in_use).ok_or(SourceError::Busy)?;
+        let claim = Claim::new(&self.in_use).ok_or(SourceError::Busy)?;
         let is_doorbells = |a: &&SharedArea| {
             (a.region, a.area.offset, a.area.size) == (Region::Bar0, DOORBELLS, PAGE)
         };
-        let shared = attachment.areas.iter().find(is_doorbells);
-        let page = match shared {
-            Some(area) => DoorbellPage::new(&area.file, area.file_offset),
-            None => doorbells::new_file(0).and_then(|file| DoorbellPage::new(&file, 0)),
-        }
-        .map_err(failed("map the doorbells"))?;
-        let function = NvmeFunction::start(
-            page,
-            shared.is_none(),
-            self.description.config.clone(),
-            Arc::clone(&self.identity),
-            Arc::clone(&self.counters),
-            attachment.link.clone(),
-            lease,
-        )
-        .map_err(failed("start the controller"))?;
+        let area = attachment.areas.iter().find(is_doorbells);
+        let (model, liveness) = (self.model(area)?, attachment.liveness.clone());
+        let function = function::start(model, &self.description, claim, area.is_none(), liveness)
+            .map_err(SourceError::failed("start the controller"))?;
         Ok(Box::new(function))
     }
 
     fn counters(&self) -> Vec<Counter> {
-        self.counters.list()
-    }
-}
-
-/// There is one at a time.
-#[derive(Debug)]
-pub struct Lease(Arc<AtomicBool>);
-
-impl Lease {
-    fn new(in_use: &Arc<AtomicBool>) -> Option<Self> {
-        (!in_use.swap(true, Ordering::SeqCst)).then(|| Self(Arc::clone(in_use)))
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::SeqCst);
+        self.counters.samples()
     }
 }

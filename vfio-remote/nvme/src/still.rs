@@ -1,13 +1,13 @@
 //! A controller without a worker, for fuzz targets: it does something only when it is told to, so
-//! that the same input always does the same. It is compiled always, so that what is fuzzed is what is
-//! shipped; no other crate uses it.
+//! that the same input always does the same. It is compiled always, so that what is fuzzed is what
+//! is shipped; no other crate uses it.
 
+use crate::NvmeSource;
 use crate::bits::Sqe;
 use crate::cmds::{AdminCommand, IoCommand};
 use crate::controller::Controller;
 use crate::data::{DataBuffer, DataPointer, GuestMemory, Unreachable};
 use crate::function::NvmeFunction;
-use crate::{NvmeSource, source};
 use farlane_pci::{Function, SourceError};
 use zerocopy::FromBytes as _;
 
@@ -29,9 +29,7 @@ impl Still {
     /// # Errors
     /// As [`Source::take`](farlane_pci::Source::take).
     pub fn take(from: &NvmeSource) -> Result<Self, SourceError> {
-        let (function, controller) = from
-            .take_still()?
-            .map_err(source::failed("start the controller"))?;
+        let (function, controller) = from.take_still()?;
         Ok(Self {
             controller,
             function,

@@ -1,4 +1,5 @@
-//! Identifiers that are the same each time a controller is offered, and nobody else's (NVMe 1.4, 7.9 and 7.10).
+//! Identifiers that are the same each time a controller is offered, and nobody else's (NVMe 1.4,
+//! 7.9 and 7.10).
 
 use crate::config::Host;
 use ring::digest::{Context, SHA256};
@@ -86,7 +87,8 @@ mod tests {
 
     #[test]
     fn no_two_namespaces_of_any_controllers_have_the_same_identifier() {
-        // Names whose bytes differ by as little as namespace identifiers do, and that are each other's parts.
+        // Names whose bytes differ by as little as namespace identifiers do, and that are each
+        // other's parts.
         let machine = ["", "names", "0123456789abcdef0123456789abcdef"].map(Some);
         let machines = [None].into_iter().chain(machine);
         let few = ["", "a", "b", "c", "ab", "farlane-nvme0", "farlane-nvme1"];

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use farlane_nvme::Doorbells;
-use farlane_nvme_driver::{Command, Driver, InProcess, Queue, admin, io};
+use farlane_vm_front_end::nvme::{Command, Driver, InProcess, Queue, admin, io};
 
 const BLOCKS: usize = 4096;
 
@@ -370,7 +370,8 @@ fn log_pages_and_features_are_those_of_the_controller() {
         let command = command.prp(page, 0);
         rig.driver.try_admin(command).unwrap().code()
     };
-    // (of whom, a log page, setting a feature of the controller, getting it, the same of a feature of namespaces)
+    // (of whom, a log page, setting a feature of the controller, getting it, the same of a feature
+    // of namespaces)
     for (nsid, log, set, get, set_own, get_own) in [
         (0, 0, 0, 0, 0x0b, 0x0b),
         (0xffff_ffff, 0, 0, 0, 0, 0x0b),
@@ -524,7 +525,7 @@ fn event_requests_are_held_limited_and_aborted() {
     // A tail that is none is an event.
     let queue = rig.driver.create_queue(2, 8).unwrap();
     let at = 0x1000 + u64::from(queue.id()) * 8;
-    farlane_nvme_driver::Transport::write(rig.driver.transport(), at, &99_u32.to_le_bytes())
+    farlane_vm_front_end::nvme::Transport::write(rig.driver.transport(), at, &99_u32.to_le_bytes())
         .unwrap();
     let event = rig.driver.await_admin(Some(0x9000)).unwrap();
     assert_eq!((event.code(), event.dword0), (0, 0x1_0100));

@@ -1,5 +1,5 @@
-//! What the driver was told is durable survives a power loss of the disk below, whose write cache is volatile. Needs root and
-//! `/dev/fuse`, and for a block device over the disk loop devices.
+//! What the driver was told is durable survives a power loss of the disk below, whose write cache
+//! is volatile. Needs root and `/dev/fuse`, and for a block device over the disk loop devices.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,10 +10,10 @@ mod loops;
 
 use common::*;
 use farlane_nvme::{Cache, Doorbells, NamespaceConfig, NvmeConfig, NvmeSource};
-use farlane_nvme_driver::{Command, Driver, InProcess, Queue, Register, admin, io};
-use farlane_volatile_disk::{
+use farlane_support::volatile_disk::{
     Caches, Checked, Device, LOAD_BYTES, Load, Operation, PowerLoss, Request, VolatileDisk,
 };
+use farlane_vm_front_end::nvme::{Command, Driver, InProcess, Queue, Register, admin, io};
 use loops::Loop;
 
 const REQUESTS: usize = 400;

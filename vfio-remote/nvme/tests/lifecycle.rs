@@ -6,12 +6,12 @@ mod common;
 
 use common::*;
 use farlane_nvme::Doorbells;
-use farlane_nvme_driver::{
-    Command, Driver, DriverError, InProcess, Memory, Register, Transport, admin, io,
-};
 use farlane_pci::{
     AccessError, DmaMapping, DmaTarget, InterruptKind, Region, RemoteMemory, Signal, Source as _,
     SourceError,
+};
+use farlane_vm_front_end::nvme::{
+    Command, Driver, DriverError, InProcess, Memory, Register, Transport, admin, io,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,5 @@
-//! Queues that are deleted, and commands that are aborted, while something of them is under way. Part of the driver's memory is reached by messages, which the
-//! test holds back.
+//! Queues that are deleted, and commands that are aborted, while something of them is under way.
+//! Part of the driver's memory is reached by messages, which the test holds back.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +8,7 @@ mod common;
 use common::gate::Gate;
 use common::*;
 use farlane_nvme::{Doorbells, NvmeSource};
-use farlane_nvme_driver::{
+use farlane_vm_front_end::nvme::{
     Command, Driver, InProcess, Memory, Queue, Register, Transport as _, admin, io,
 };
 use std::time::{Duration, Instant};
@@ -49,8 +49,8 @@ fn delete_completions(driver: &mut Driver<InProcess>) -> u16 {
     driver.try_admin(delete).unwrap().code()
 }
 
-/// Has the controller execute an admin command, to abort what there is not, after all that it has been given. Whatever is
-/// answered before has been.
+/// Has the controller execute an admin command, to abort what there is not, after all that it has
+/// been given. Whatever is answered before has been.
 fn ask(driver: &mut Driver<InProcess>, cid: u16) -> u16 {
     let command = Command::new(admin::ABORT, 0).dword(10, 0xffff_003f);
     driver.submit_admin(with_id(cid, command)).unwrap();
@@ -103,8 +103,8 @@ fn commands_of_a_deleted_queue_are_not_those_of_the_next_one() {
         created.unwrap()
     };
     let mut queue = create(&mut driver, NEAR);
-    // A write whose data has not come, and an entry behind it that has not come either: after two admin commands the controller
-    // has looked at the queue.
+    // A write whose data has not come, and an entry behind it that has not come either: after two
+    // admin commands the controller has looked at the queue.
     gate.hold(data..data + PAGE);
     let write = Command::blocks(io::WRITE, 1, 0, 1).prp(data, 0);
     submit(&mut driver, &mut queue, &[with_id(5, write)]);
@@ -141,7 +141,8 @@ fn abort(driver: &mut Driver<InProcess>, queue: u32, cid: u32) -> bool {
 /// Command Abort Requested, which may be done again.
 const ABORTED: u16 = 7;
 
-/// A submission queue of four entries whose completion queue has room for one, and that has been used.
+/// A submission queue of four entries whose completion queue has room for one, and that has been
+/// used.
 struct Narrow {
     driver: Driver<InProcess>,
     completions: Queue,
@@ -309,7 +310,8 @@ fn copies_of_data_that_does_not_come_are_limited() {
         for cid in [0x9001, 0x9002] {
             assert_eq!(ask(&mut driver, cid), cid);
         }
-        // What has been taken when the first is complete is what was taken while its data did not come.
+        // What has been taken when the first is complete is what was taken while its data did not
+        // come.
         gate.release();
         let first = driver.await_answer(&mut queue, None).unwrap();
         assert!(first.sq_head <= 17, "{} MiB", first.sq_head);
@@ -347,7 +349,8 @@ fn copies_of_data_that_does_not_come_are_limited() {
 
 #[test]
 fn a_reset_ends_what_waits_for_memory() {
-    // What is reached by messages may have been before the controller has seen the reset, but hardly each time.
+    // What is reached by messages may have been before the controller has seen the reset, but
+    // hardly each time.
     let went_on = (0..10).filter(|_| {
         let source = source(Doorbells::Trapped, vec![null(1 << 30)]);
         let mut driver = start(&source);

@@ -5,33 +5,30 @@
 //! eventfds). The power state is virtual too, because a lender keeps its devices running. All else
 //! is the function's own.
 
+use crate::capabilities::{
+    self, EXPRESS, EXPRESS_DEVICE_CONTROL_HIGH, EXPRESS_INITIATE_RESET, MSI, MSI_ADDRESS,
+    MSI_CONTROL, MSI_ENABLE, MSIX, MSIX_BYTES, MSIX_CONTROL_HIGH, MSIX_ENABLE_AND_MASK, MsiLayout,
+    POWER, POWER_BYTES, POWER_CONTROL, POWER_STATE,
+};
 use crate::description::BAR_COUNT;
+use crate::registers::{
+    self, BarType, CACHE_LINE, COMMAND, COMMAND_INTX_DISABLE, COMMAND_IO, COMMAND_MASTER,
+    COMMAND_MEMORY, COMMAND_PARITY, COMMAND_SERR, CONVENTIONAL_BYTES, HEADER_BYTES, INTERRUPT_LINE,
+    ROM, bar,
+};
 use crate::{Description, Region};
-
-const COMMAND: usize = 0x04;
-const STATUS: usize = 0x06;
-const BARS: usize = 0x10;
-const ROM: usize = 0x30;
-const CAPABILITIES: usize = 0x34;
-const HEADER_BYTES: usize = 0x40;
-const FIRST_CAPABILITY: usize = 0x40;
-/// End of the space that the capability list lies in (PCI 3.0, 6.7).
-const CONVENTIONAL_BYTES: usize = 0x100;
+use farlane_abi::width::{to_u64, to_usize};
 
 /// Beyond this no processor addresses memory.
 const ADDRESS_END: u64 = 1 << 52;
 
-/// Command register, PCI 3.0, 6.2.2.
-const COMMAND_MEMORY: u16 = 1 << 1;
-const COMMAND_MASTER: u16 = 1 << 2;
-const COMMAND_INTX_DISABLE: u16 = 1 << 10;
-/// I/O, memory, bus master, parity, SERR, INTx disable.
-const COMMAND_WRITABLE: u16 = 0x0547;
-
-const CAP_POWER: u8 = 0x01;
-const CAP_MSI: u8 = 0x05;
-const CAP_EXPRESS: u8 = 0x10;
-const CAP_MSIX: u8 = 0x11;
+/// What software sets in the command register.
+const COMMAND_WRITABLE: u16 = COMMAND_IO
+    | COMMAND_MEMORY
+    | COMMAND_MASTER
+    | COMMAND_PARITY
+    | COMMAND_SERR
+    | COMMAND_INTX_DISABLE;
 
 /// What a write to configuration space asks for beyond itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,62 +108,52 @@ impl ConfigSpace {
         self.keep(0, HEADER_BYTES);
         self.clear_initial(COMMAND, 2);
         self.allow(COMMAND, &COMMAND_WRITABLE.to_le_bytes());
-        // Cache line size, latency timer: of no meaning, but drivers write them.
-        self.allow(0x0c, &[0xff, 0xff]);
-        // Interrupt line: for software alone.
-        self.allow(0x3c, &[0xff]);
+        // Of no meaning, but drivers write them.
+        self.allow(CACHE_LINE, &[0xff, 0xff]);
+        // For software alone.
+        self.allow(INTERRUPT_LINE, &[0xff]);
         self.clear_initial(ROM, 4);
-        let mut bar = 0;
-        while bar < BAR_COUNT {
-            let at = BARS + 4 * bar;
-            let kind = self.initial[at];
-            let size = description.regions.get(bar).map_or(0, |r| r.size);
-            let is_io = kind & 1 != 0;
-            let is_wide = !is_io && kind & 0x06 == 0x04 && bar + 1 < BAR_COUNT;
-            let bits = if is_io { kind & 0x03 } else { kind & 0x0f };
-            self.clear_initial(at, if is_wide { 8 } else { 4 });
-            if size == 0 {
-                bar += 1;
-                continue;
+        let mut number = 0;
+        while number < BAR_COUNT {
+            let at = bar(number);
+            let kind = BarType::of(&self.initial, number);
+            let size = description.regions.get(number).map_or(0, |r| r.size);
+            let is_wide = kind.is_wide() && number + 1 < BAR_COUNT;
+            let bytes = if is_wide { 8 } else { 4 };
+            self.clear_initial(at, bytes);
+            if size > 0 {
+                self.initial[at] = kind.bits();
+                let size = size.max(if kind.is_io() { 4 } else { 16 });
+                self.allow(at, &(!(size - 1)).to_le_bytes()[..bytes]);
+                if !kind.is_io() {
+                    self.sizes[number] = size;
+                }
             }
-            self.initial[at] = bits;
-            let floor = if is_io { 4 } else { 16 };
-            let mask = (!(size.max(floor) - 1)).to_le_bytes();
-            self.allow(at, &mask[..if is_wide { 8 } else { 4 }]);
-            if !is_io {
-                self.sizes[bar] = size.max(floor);
-            }
-            bar += if is_wide { 2 } else { 1 };
+            // Without a region there is no upper half.
+            number += if size > 0 { bytes / 4 } else { 1 };
         }
     }
 
-    /// Follows the capability list, which may be a peer's: each place is visited once.
     fn capabilities(&mut self) {
-        if self.initial[STATUS] & 0x10 == 0 {
-            return;
-        }
-        let mut at = usize::from(self.initial[CAPABILITIES] & 0xfc);
-        let mut left = (CONVENTIONAL_BYTES - FIRST_CAPABILITY) / 4;
-        while at >= FIRST_CAPABILITY && at + 4 <= CONVENTIONAL_BYTES && left > 0 {
-            left -= 1;
+        let all: Vec<_> = capabilities::list(&self.initial).collect();
+        for (at, id) in all {
             self.keep(at, 2);
-            match self.initial[at] {
-                CAP_POWER => {
-                    self.keep(at, 8);
-                    // The power state alone (PCI Power Management 1.2, 3.2.4).
-                    self.allow(at + 4, &[0x03]);
+            match id {
+                POWER => {
+                    self.keep(at, POWER_BYTES);
+                    self.allow(at + POWER_CONTROL, &[POWER_STATE]);
                 }
-                CAP_MSI => self.msi(at),
-                CAP_MSIX => {
-                    self.keep(at, 12);
-                    self.clear_control(at + 3, 0xc0);
-                    // Enable, function mask.
-                    self.allow(at + 3, &[0xc0]);
+                MSI => self.msi(at),
+                MSIX => {
+                    self.keep(at, MSIX_BYTES);
+                    self.clear_control(at + MSIX_CONTROL_HIGH, MSIX_ENABLE_AND_MASK);
+                    self.allow(at + MSIX_CONTROL_HIGH, &[MSIX_ENABLE_AND_MASK]);
                 }
-                CAP_EXPRESS if at + 0x0a <= CONVENTIONAL_BYTES => self.reset_byte = Some(at + 9),
+                EXPRESS if at + EXPRESS_DEVICE_CONTROL_HIGH < CONVENTIONAL_BYTES => {
+                    self.reset_byte = Some(at + EXPRESS_DEVICE_CONTROL_HIGH);
+                }
                 _ => {}
             }
-            at = usize::from(self.initial[at + 1] & 0xfc);
         }
     }
 
@@ -176,23 +163,18 @@ impl ConfigSpace {
         }
     }
 
-    /// PCI 3.0, 6.8.1.
     fn msi(&mut self, at: usize) {
-        let control = self.initial.get(at + 2).copied().unwrap_or(0);
-        let (is_wide, has_mask) = (control & 0x80 != 0, control_has_mask(&self.initial, at));
-        self.keep(at, msi_bytes(&self.initial, at));
-        // Enable, and how many of the vectors.
-        self.clear_control(at + 2, 0x71);
-        self.allow(at + 2, &[0x71]);
-        self.allow(at + 4, &[0xfc, 0xff, 0xff, 0xff]);
-        let mut next = at + 8;
-        if is_wide {
-            self.allow(next, &[0xff; 4]);
-            next += 4;
+        let layout = MsiLayout::of(&self.initial, at);
+        self.keep(at, layout.bytes);
+        self.clear_control(at + MSI_CONTROL, MSI_ENABLE);
+        self.allow(at + MSI_CONTROL, &[MSI_ENABLE]);
+        self.allow(at + MSI_ADDRESS, &[0xfc, 0xff, 0xff, 0xff]);
+        if let Some(upper) = layout.upper_address {
+            self.allow(at + upper, &[0xff; 4]);
         }
-        self.allow(next, &[0xff; 2]);
-        if has_mask {
-            self.allow(next + 4, &[0xff; 4]);
+        self.allow(at + layout.data, &[0xff; 2]);
+        if let Some(mask) = layout.mask {
+            self.allow(at + mask, &[0xff; 4]);
         }
     }
 
@@ -211,7 +193,7 @@ impl ConfigSpace {
     /// Reads what is kept here, and what the function's bytes were after its reset. Bytes beyond
     /// the end read as ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
-        let at = usize::try_from(offset).unwrap_or(usize::MAX);
+        let at = to_usize(offset);
         for (i, byte) in data.iter_mut().enumerate() {
             let place = at.checked_add(i);
             *byte = place
@@ -224,7 +206,7 @@ impl ConfigSpace {
     /// Stretches of `length` bytes at `offset` that are the function's own: (offset, bytes).
     #[must_use]
     pub fn foreign(&self, offset: u64, length: usize) -> Vec<(u64, usize)> {
-        let at = usize::try_from(offset).unwrap_or(usize::MAX);
+        let at = to_usize(offset);
         let mut runs: Vec<(u64, usize)> = Vec::new();
         let mut inside = false;
         for place in at..at.saturating_add(length) {
@@ -234,7 +216,7 @@ impl ConfigSpace {
                     last.1 += 1;
                 }
             } else if foreign {
-                runs.push((u64::try_from(place).unwrap_or(u64::MAX), 1));
+                runs.push((to_u64(place), 1));
             }
             inside = foreign;
         }
@@ -242,7 +224,7 @@ impl ConfigSpace {
     }
 
     fn command(&self) -> u16 {
-        u16::from_le_bytes([self.bytes[COMMAND], self.bytes[COMMAND + 1]])
+        registers::word(&self.bytes, COMMAND)
     }
 
     /// Whether the function may access memory.
@@ -266,17 +248,16 @@ impl ConfigSpace {
     /// The address that the VM has given to a BAR.
     #[must_use]
     pub fn bar_address(&self, region: Region) -> Option<u64> {
-        let at = BARS + 4 * region.bar()?;
-        let low = u64::from(u32::from_le_bytes(
-            self.bytes.get(at..at + 4)?.try_into().ok()?,
-        ));
-        if low & 0x07 != 0x04 {
-            return Some(low & !0x0f);
+        let number = region.bar()?;
+        let half = |number| {
+            let bytes = self.bytes.get(bar(number)..)?.first_chunk()?;
+            Some(u64::from(u32::from_le_bytes(*bytes)))
+        };
+        let low = half(number)? & !0x0f;
+        match BarType::of(&self.bytes, number).is_wide() {
+            true => Some(half(number + 1)? << 32 | low),
+            false => Some(low),
         }
-        let high = u64::from(u32::from_le_bytes(
-            self.bytes.get(at + 4..at + 8)?.try_into().ok()?,
-        ));
-        Some(high << 32 | low & !0x0f)
     }
 
     /// Where the function answers with the memory behind a BAR: (guest-physical address, bytes).
@@ -284,22 +265,22 @@ impl ConfigSpace {
     /// the address is none that memory can have.
     #[must_use]
     pub fn decoded(&self, region: Region) -> Option<(u64, u64)> {
-        let bar = region.bar()?;
-        let size = self.sizes.get(bar).copied().filter(|&size| size > 0)?;
-        let is_wide = self.bytes[BARS + 4 * bar] & 0x06 == 0x04;
-        let upper = is_wide && self.sizing.get(bar + 1).copied().unwrap_or(false);
+        let number = region.bar()?;
+        let size = self.sizes.get(number).copied().filter(|&size| size > 0)?;
+        let is_wide = BarType::of(&self.bytes, number).is_wide();
+        let upper = is_wide && self.sizing.get(number + 1).copied().unwrap_or(false);
         let address = self.bar_address(region)?;
         let end = address.checked_add(size)?;
         let limit = if is_wide { ADDRESS_END } else { 1 << 32 };
-        let answers = self.has_memory_space() && !self.sizing[bar] && !upper;
+        let answers = self.has_memory_space() && !self.sizing[number] && !upper;
         (answers && address != 0 && end <= limit).then_some((address, size))
     }
 
     /// Notices which registers of BARs are being asked for their sizes.
     fn notice_sizing(&mut self, offset: usize, data: &[u8]) {
         let end = offset.saturating_add(data.len());
-        for (bar, sizing) in self.sizing.iter_mut().enumerate() {
-            let at = BARS + 4 * bar;
+        for (number, sizing) in self.sizing.iter_mut().enumerate() {
+            let at = bar(number);
             if at >= end || offset >= at + 4 {
                 continue;
             }
@@ -315,7 +296,7 @@ impl ConfigSpace {
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effects {
         let before = self.command();
         let mut effects = Effects::default();
-        let at = usize::try_from(offset).unwrap_or(usize::MAX);
+        let at = to_usize(offset);
         self.notice_sizing(at, data);
         for (i, &byte) in data.iter().enumerate() {
             let Some(place) = at.checked_add(i).filter(|&p| p < self.bytes.len()) else {
@@ -327,20 +308,20 @@ impl ConfigSpace {
             }
         }
         for (run, length) in self.foreign(offset, data.len()) {
-            let skip = usize::try_from(run - offset).unwrap_or(usize::MAX);
+            let skip = to_usize(run - offset);
             let Some(bytes) = data.get(skip..skip.saturating_add(length)) else {
                 continue;
             };
             let mut bytes = bytes.to_vec();
-            let first = usize::try_from(run).unwrap_or(usize::MAX);
+            let first = to_usize(run);
             if let Some(control) = self
                 .reset_byte
                 .and_then(|place| place.checked_sub(first))
                 .and_then(|i| bytes.get_mut(i))
-                && *control & 0x80 != 0
+                && *control & EXPRESS_INITIATE_RESET != 0
             {
                 // It is the borrower's to do, so that nobody misses it.
-                *control &= 0x7f;
+                *control &= !EXPRESS_INITIATE_RESET;
                 effects.reset = true;
             }
             effects.forward.push((run, bytes));
@@ -358,16 +339,6 @@ impl ConfigSpace {
         self.bytes.copy_from_slice(&self.initial);
         self.sizing = [false; BAR_COUNT];
     }
-}
-
-/// Bytes of the MSI capability there (PCI 3.0, 6.8.1).
-pub(crate) fn msi_bytes(config: &[u8], at: usize) -> usize {
-    let is_wide = config.get(at + 2).is_some_and(|low| low & 0x80 != 0);
-    10 + if is_wide { 4 } else { 0 } + if control_has_mask(config, at) { 10 } else { 0 }
-}
-
-fn control_has_mask(bytes: &[u8], at: usize) -> bool {
-    bytes.get(at + 3).is_some_and(|high| high & 0x01 != 0)
 }
 
 #[cfg(test)]
@@ -397,7 +368,7 @@ mod tests {
     }
 
     fn capability(space: &ConfigSpace, id: u8) -> u64 {
-        let mut at = u64::from(space.bytes[CAPABILITIES]);
+        let mut at = u64::from(space.bytes[registers::CAPABILITIES]);
         while at != 0 {
             let bytes = word(space, at).to_le_bytes();
             if bytes[0] == id {
@@ -432,9 +403,10 @@ mod tests {
         };
         let template = Template::new(0x1b36, 0x10, 2, class);
         let mut description = template.describe("test".into());
-        // Prefetchable memory, ports, and in the last register memory that says it has another one. A peer may describe that.
+        // Prefetchable memory, ports, and in the last register memory that says it has another one.
+        // A peer may describe that.
         for (bar, kind, size) in [(0, 0x08, 0x4000), (1, 0x05, 0x20), (5, 0x04, 0x1000)] {
-            description.config[BARS + 4 * bar] = kind;
+            description.config[registers::BARS + 4 * bar] = kind;
             description.regions[bar].size = size;
         }
         description.regions[Region::Rom.index()].size = 0x800;
@@ -508,7 +480,7 @@ mod tests {
         let _ = space.write(0, &[0xff; 4]);
         let _ = space.write(8, &[0xff; 4]);
         let _ = space.write(0x34, &[0xff; 4]);
-        let msix = capability(&space, CAP_MSIX);
+        let msix = capability(&space, MSIX);
         let _ = space.write(msix, &[0xff, 0xff, 0xff, 0x3f, 0xff, 0xff, 0xff, 0xff]);
         assert_eq!(before, space.bytes);
         let _ = space.write(msix + 2, &[0xff, 0xff]);
@@ -518,7 +490,7 @@ mod tests {
     #[test]
     fn a_function_level_reset_is_asked_for_and_not_forwarded() {
         let mut space = nvme();
-        let express = capability(&space, CAP_EXPRESS);
+        let express = capability(&space, EXPRESS);
         let effects = space.write(express + 8, &0x8010_u16.to_le_bytes());
         assert!(effects.reset);
         assert_eq!(effects.forward, [(express + 8, vec![0x10, 0x00])]);

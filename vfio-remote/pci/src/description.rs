@@ -1,5 +1,7 @@
 //! What can be said of a function without using it.
 
+use crate::registers::BarType;
+use farlane_abi::width::to_u64;
 use serde::{Deserialize, Serialize};
 
 /// Base address registers of a function (PCI 3.0, 6.2.5.1).
@@ -69,7 +71,7 @@ impl Region {
 pub struct Area {
     /// Offset in the region.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
 }
 
@@ -96,7 +98,7 @@ pub struct Interrupts {
 }
 
 /// A function, without using it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
     /// Configuration space as after a reset, 256 or 4096 bytes. In BARs the type bits are right,
     /// addresses are zero.
@@ -108,8 +110,8 @@ pub struct Description {
     pub interrupts: Interrupts,
     /// What it is, for people: "NVMe controller over disk.img".
     pub name: String,
-    /// Stretches of configuration space that software does not see, which reads them as zero: (offset, bytes). Each end has its
-    /// own.
+    /// Stretches of configuration space that software does not see, which reads them as zero:
+    /// (offset, bytes). Each end has its own.
     #[serde(skip)]
     pub hidden: Vec<(usize, usize)>,
 }
@@ -135,15 +137,14 @@ impl Description {
     /// Whether reading `region` changes nothing: a prefetchable memory BAR (PCI 3.0, 6.2.5.1).
     #[must_use]
     pub fn is_prefetchable(&self, region: Region) -> bool {
-        let register = region.bar().and_then(|bar| self.config.get(0x10 + 4 * bar));
-        // Bit 0: ports. Bit 3: prefetchable.
-        self.region(region).is_some() && register.is_some_and(|byte| byte & 0x09 == 0x08)
+        let kind = region.bar().map(|number| BarType::of(&self.config, number));
+        self.region(region).is_some() && kind.is_some_and(BarType::is_prefetchable)
     }
 
     /// Whether it is consistent: for descriptions that come from a peer.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        let config_bytes = u64::try_from(self.config.len()).unwrap_or(0);
+        let config_bytes = to_u64(self.config.len());
         let bars = self.regions.iter().take(BAR_COUNT);
         matches!(config_bytes, 256 | 4096)
             && self.regions.len() == REGION_COUNT

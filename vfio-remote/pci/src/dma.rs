@@ -1,10 +1,13 @@
 //! The memory that a function modelled in software reaches.
 
 use crate::{AccessError, DmaMapping, DmaTarget};
-use farlane_zero_copy::{AddressSpace, AddressSpaceError, View, chain};
+use farlane_abi::width::{to_u64, to_usize};
+use farlane_sys::chain;
+use farlane_sys::sync::{read, write};
+use farlane_zero_copy::{AddressSpace, AddressSpaceError, View};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use thiserror::Error;
 
 /// Why memory could not be reached.
@@ -18,7 +21,7 @@ pub enum DmaError {
     ReadOnly {
         /// Address as the function sees it.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// Its owner did not answer, or refused.
@@ -111,7 +114,7 @@ impl DmaSpace {
             length,
             why,
         };
-        let mut remote = self.remote.write().unwrap_or_else(PoisonError::into_inner);
+        let mut remote = write(&self.remote);
         if length == 0 || address.checked_add(length).is_none() {
             return Err(refuse("The range is empty or wraps around".into()));
         }
@@ -152,7 +155,7 @@ impl DmaSpace {
     /// # Errors
     /// There is no such range.
     pub fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError> {
-        let mut remote = self.remote.write().unwrap_or_else(PoisonError::into_inner);
+        let mut remote = write(&self.remote);
         // Before the wait for views, so that a thread that keeps one between its turns drops it.
         self.generation.fetch_add(1, Ordering::Release);
         let before = remote.len();
@@ -174,15 +177,13 @@ impl DmaSpace {
     /// Takes everything away, as [`unmap`](Self::unmap).
     pub fn clear(&self) {
         self.generation.fetch_add(1, Ordering::Release);
-        self.remote
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        write(&self.remote).clear();
         self.mapped.clear();
     }
 
     /// Whether the function may access what is mapped, see
-    /// [`Function::set_bus_master`](crate::Function::set_bus_master). Waits for nobody: a view from before has what it had.
+    /// [`Function::set_bus_master`](crate::Function::set_bus_master). Waits for nobody: a view from
+    /// before has what it had.
     pub fn set_bus_master(&self, may: bool) {
         self.closed.store(!may, Ordering::Release);
         self.generation.fetch_add(1, Ordering::Release);
@@ -203,7 +204,7 @@ impl DmaSpace {
     /// Ranges there are: (address, length in bytes), in order.
     #[must_use]
     pub fn ranges(&self) -> Vec<(u64, u64)> {
-        let remote = self.remote.read().unwrap_or_else(PoisonError::into_inner);
+        let remote = read(&self.remote);
         let mapped = self.mapped.ranges();
         let mut all: Vec<_> = mapped.iter().map(|&(a, l, _)| (a, l)).collect();
         all.extend(remote.iter().map(|r| (r.address, r.length)));
@@ -254,7 +255,7 @@ impl DmaSpace {
                 })?,
                 None => self.view().read(at, part)?,
             }
-            at = at.wrapping_add(u64::try_from(run).unwrap_or(0));
+            at = at.wrapping_add(to_u64(run));
             rest = after;
         }
         Ok(())
@@ -277,7 +278,7 @@ impl DmaSpace {
                 })?,
                 None => self.view().write(at, part)?,
             }
-            at = at.wrapping_add(u64::try_from(run).unwrap_or(0));
+            at = at.wrapping_add(to_u64(run));
             rest = after;
         }
         Ok(())
@@ -291,12 +292,12 @@ impl DmaSpace {
         length: usize,
         writable: bool,
     ) -> Result<(usize, Option<Arc<dyn RemoteMemory>>), DmaError> {
-        let wanted = u64::try_from(length).unwrap_or(u64::MAX);
+        let wanted = to_u64(length);
         if !self.is_bus_master() {
             let length = wanted;
             return Err(AddressSpaceError::Unmapped { address, length }.into());
         }
-        let remote = self.remote.read().unwrap_or_else(PoisonError::into_inner);
+        let remote = read(&self.remote);
         if let Some((range, bytes)) = remote
             .iter()
             .find_map(|r| Some((r, r.bytes_from(address)?)))
@@ -307,12 +308,12 @@ impl DmaSpace {
                     length: wanted,
                 });
             }
-            let run = usize::try_from(bytes.min(wanted)).unwrap_or(length);
+            let run = to_usize(bytes.min(wanted));
             return Ok((run, Some(Arc::clone(&range.memory))));
         }
         let next = remote.iter().map(|r| r.address).filter(|&a| a > address);
         let until = next.min().map_or(u64::MAX, |start| start - address);
-        let run = usize::try_from(until.min(wanted)).unwrap_or(length);
+        let run = to_usize(until.min(wanted));
         Ok((run, None))
     }
 }

@@ -1,6 +1,6 @@
 //! Interrupts on their way from a function to its user.
 
-use farlane_zero_copy::eventfd;
+use farlane_sys::eventfd;
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd as _, OwnedFd};
 
@@ -21,7 +21,7 @@ pub trait Signal: Send + Sync + std::fmt::Debug {
     fn raise(&self);
 }
 
-/// An eventfd that the virtual machine monitor waits for.
+/// An eventfd that the VMM waits for.
 #[derive(Debug)]
 pub struct EventSignal(OwnedFd);
 

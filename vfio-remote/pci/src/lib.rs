@@ -1,15 +1,20 @@
 //! What a PCI function is to those who lend and borrow it.
 //!
 //! * [`Description`]: all that can be said of a function without using it.
+//! * [`registers`], [`capabilities`]: the layout of configuration space.
 //! * [`Source`]: where functions come from at the lender; [`Function`]: one in use by one borrower.
+//! * [`emulated`]: what all functions modelled in software have in common.
 //! * [`DmaSpace`]: the memory that a function modelled in software reaches.
 //! * [`ConfigSpace`]: configuration space as a virtual machine sees it.
 
+pub mod capabilities;
 mod config;
 mod description;
 mod dma;
+pub mod emulated;
 mod interrupt;
 mod msi;
+pub mod registers;
 mod source;
 mod template;
 

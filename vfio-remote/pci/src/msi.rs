@@ -1,63 +1,44 @@
 //! A function with MSI-X, seen as one with MSI.
 
 use crate::Description;
-use crate::config::msi_bytes;
+use crate::capabilities::{
+    self, MSI, MSI_CAPABLE_SHIFT, MSI_CONTROL, MSIX, MSIX_BYTES, MsiLayout, NULL,
+};
 
-const STATUS: usize = 0x06;
-const CAPABILITIES: usize = 0x34;
-/// A capability without registers (PCI Code and ID Assignment): it keeps the list together.
-const CAP_NULL: u8 = 0x00;
-const CAP_MSI: u8 = 0x05;
-const CAP_MSIX: u8 = 0x11;
-/// Bytes of an MSI-X capability (PCI 3.0, 6.8.2). An MSI capability with 32-bit addresses and
-/// without masks has 10 (6.8.1), and fits in its place.
-const MSIX_BYTES: usize = 12;
 /// MSI has 32 vectors at most.
 const MAX_VECTORS: u16 = 32;
 
 impl Description {
     /// The same function with MSI in place of MSI-X: MSI vector *n* is the function's MSI-X vector
-    /// *n*. Of a function that has MSI besides, that is not carried: a Null capability is in its place. Nothing where it has no
-    /// MSI-X.
+    /// *n*. Of a function that has MSI besides, that is not carried: a Null capability is in its
+    /// place. Nothing where it has no MSI-X.
     #[must_use]
     pub fn with_msi(&self) -> Option<Self> {
         if self.interrupts.msix == 0 {
             return None;
         }
-        let at = self.capability(CAP_MSIX)?;
+        let at = self.capability(MSIX)?;
         let mut seen = self.clone();
-        if let Some(own) = self.capability(CAP_MSI) {
-            seen.config[own] = CAP_NULL;
-            seen.hidden
-                .push((own + 2, msi_bytes(&self.config, own) - 2));
+        if let Some(own) = self.capability(MSI) {
+            seen.config[own] = NULL;
+            let bytes = MsiLayout::of(&self.config, own).bytes;
+            seen.hidden.push((own + 2, bytes - 2));
         }
         let log = self.interrupts.msix.min(MAX_VECTORS).ilog2();
+        // MSI with 32-bit addresses and without masks fits in the place of MSI-X.
         let place = seen.config.get_mut(at..at + MSIX_BYTES)?;
-        place[0] = CAP_MSI;
+        place[0] = MSI;
         place[2..].fill(0);
-        // Multiple Message Capable.
-        place[2] = u8::try_from(log).ok()? << 1;
+        place[MSI_CONTROL] = u8::try_from(log).ok()? << MSI_CAPABLE_SHIFT;
         seen.interrupts.msix = 0;
         seen.interrupts.msi = 1 << log;
         Some(seen)
     }
 
-    /// Where a capability lies. The list may be a peer's: each place is visited once.
+    /// Where a capability lies.
     fn capability(&self, id: u8) -> Option<usize> {
-        if self.config.get(STATUS)? & 0x10 == 0 {
-            return None;
-        }
-        let mut at = usize::from(self.config.get(CAPABILITIES)? & 0xfc);
-        for _ in 0..64 {
-            if at < 0x40 {
-                return None;
-            }
-            if *self.config.get(at)? == id {
-                return Some(at);
-            }
-            at = usize::from(self.config.get(at + 1)? & 0xfc);
-        }
-        None
+        let mut all = capabilities::list(&self.config);
+        all.find(|&(_, other)| other == id).map(|(at, _)| at)
     }
 }
 

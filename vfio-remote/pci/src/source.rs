@@ -11,7 +11,7 @@ pub enum SourceError {
     /// The system, or the device, failed.
     #[error("Cannot {what}")]
     Failed {
-        /// What was tried.
+        /// The operation that failed.
         what: String,
         /// Why not.
         #[source]
@@ -22,25 +22,33 @@ pub enum SourceError {
     Busy,
 }
 
+impl SourceError {
+    /// What has failed, for `map_err`.
+    pub fn failed(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Failed { what, source }
+    }
+}
+
 /// Why an operation on a function was refused.
 #[derive(Debug, Error)]
 pub enum AccessError {
     /// Outside of the region, or the region cannot be read or written so.
     #[error("{length} bytes at {offset:#x} of {region:?} cannot be accessed")]
     Region {
-        /// Which.
+        /// Region that is accessed.
         region: Region,
         /// Offset in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
     /// No such interrupt.
     #[error("There is no {kind:?} vector {vector}")]
     Interrupt {
-        /// Kind.
+        /// Kind of interrupt.
         kind: InterruptKind,
-        /// Vector.
+        /// Number of the vector.
         vector: u16,
     },
     /// Memory that cannot be mapped for it.
@@ -48,9 +56,9 @@ pub enum AccessError {
     Map {
         /// Address as the function sees it.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// The device failed, or is gone.
@@ -78,9 +86,10 @@ pub struct SharedArea {
 pub struct Attachment {
     /// All areas; the rest of each region is forwarded.
     pub areas: Vec<SharedArea>,
-    /// What tells the borrower of the lender's end, by being closed. Transfers of the system's that outlive the process keep it
-    /// open: what a disk has begun to write into the borrower's memory it goes on writing when the lender has been killed.
-    pub link: Option<Arc<OwnedFd>>,
+    /// What tells the borrower of the lender's end, by being closed. Transfers of the system's that
+    /// outlive the process keep it open: what a disk has begun to write into the borrower's memory
+    /// it goes on writing when the lender has been killed.
+    pub liveness: Option<Arc<OwnedFd>>,
 }
 
 /// What lies behind a range of addresses that a function may reach.
@@ -118,15 +127,7 @@ pub struct DmaMapping {
 }
 
 /// A number that a function keeps about itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counter {
-    /// Its name, as a part of a Prometheus name.
-    pub name: &'static str,
-    /// What it counts, in a sentence.
-    pub help: &'static str,
-    /// The value.
-    pub value: u64,
-}
+pub type Counter = farlane_worker::counters::Sample<'static>;
 
 /// A device of the lender: something that can be lent again and again.
 pub trait Source: Send + Sync {
@@ -146,13 +147,15 @@ pub trait Source: Send + Sync {
     /// [`SourceError::Busy`] while an earlier [`Function`] of it lives; or the device fails.
     fn take(&self, attachment: &Attachment) -> Result<Box<dyn Function>, SourceError>;
 
-    /// Why the function cannot be lent any more. None while it can, which is looked at whenever a use of it has ended.
+    /// Why the function cannot be lent any more. None while it can, which is looked at whenever a
+    /// use of it has ended.
     fn quarantine(&self) -> Option<String> {
         None
     }
 
-    /// Has `tell` called, by a thread of its own, whenever the function must not be used any more for a reason that is not its
-    /// user's: [`quarantine`](Self::quarantine) says which. Called once.
+    /// Has `tell` called, by a thread of its own, whenever the function must not be used any more
+    /// for a reason that is not its user's: [`quarantine`](Self::quarantine) says which. Called
+    /// once.
     fn watch(&self, tell: Arc<dyn Fn() + Send + Sync>) {
         let _ = tell;
     }
@@ -197,16 +200,17 @@ pub trait Function: Send + Sync {
     /// There is no INTx; or the system refuses.
     fn mask_intx(&self, masked: bool) -> Result<(), AccessError>;
 
-    /// Whether the function masters the bus: it accesses memory only while it may do that, and has some mapped. When it is taken
-    /// it may. What it has begun before it may not any more ends with an unmapping, or with the drop. Taking this right away
-    /// waits for nothing that other threads do with the function.
+    /// Whether the function masters the bus: it accesses memory only while it may do that, and has
+    /// some mapped. When it is taken it may. What it has begun before it may not any more ends with
+    /// an unmapping, or with the drop. Taking this right away waits for nothing that other threads
+    /// do with the function.
     ///
     /// # Errors
     /// The device fails.
     fn set_bus_master(&self, may: bool) -> Result<(), AccessError>;
 
-    /// Takes the right to master the bus away for good: [`set_bus_master`](Self::set_bus_master) does not give it back, not
-    /// even where it has begun before. Waits as little as that.
+    /// Takes the right to master the bus away for good: [`set_bus_master`](Self::set_bus_master)
+    /// does not give it back, not even where it has begun before. Waits as little as that.
     ///
     /// # Errors
     /// The device fails.
@@ -225,9 +229,9 @@ pub trait Function: Send + Sync {
     /// There is none such.
     fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError>;
 
-    /// `length` bytes at `offset` of one of its regions, for another function of this host to reach.
-    /// None where it has no such memory besides that of its [`Attachment`]. Whoever maps it lets go
-    /// of it before this function is dropped.
+    /// `length` bytes at `offset` of one of its regions, for another function of this host to
+    /// reach. None where it has no such memory besides that of its [`Attachment`]. Whoever maps it
+    /// lets go of it before this function is dropped.
     fn memory(&self, region: Region, offset: u64, length: u64) -> Option<DmaTarget> {
         let _ = (region, offset, length);
         None

@@ -1,11 +1,12 @@
 //! Configuration space of functions that are modelled in software.
 
+use crate::capabilities::{EXPRESS, MSI, MSI_CAPABLE_SHIFT, MSI_MASKING, MSI_WIDE, MSIX, POWER};
 use crate::description::{BAR_COUNT, REGION_COUNT};
+use crate::registers::{
+    BarType, CAPABILITIES, DEVICE, EXTENDED_BYTES, HEADER_BYTES, INTERRUPT_PIN, REVISION, STATUS,
+    STATUS_CAPABILITIES, SUBSYSTEM, VENDOR, bar,
+};
 use crate::{Description, Interrupts, Region, RegionDescription};
-
-/// Bytes of extended configuration space (PCI Express 3.0, 7.2).
-const CONFIG_BYTES: usize = 4096;
-const FIRST_CAPABILITY: usize = 0x40;
 
 /// Class, subclass and programming interface (PCI Code and ID Assignment).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,19 +34,19 @@ impl Template {
     #[must_use]
     pub fn new(vendor: u16, device: u16, revision: u8, class: ClassCode) -> Self {
         let mut template = Self {
-            config: vec![0; CONFIG_BYTES],
+            config: vec![0; EXTENDED_BYTES],
             regions: vec![RegionDescription::default(); REGION_COUNT],
             interrupts: Interrupts::default(),
-            last_capability: 0x34,
-            next_capability: FIRST_CAPABILITY,
+            last_capability: CAPABILITIES,
+            next_capability: HEADER_BYTES,
         };
-        template.put(0x00, &vendor.to_le_bytes());
-        template.put(0x02, &device.to_le_bytes());
-        // Status: a capability list (PCI 3.0, 6.2.3).
-        template.put(0x06, &0x0010_u16.to_le_bytes());
-        template.put(0x08, &[revision, class.interface, class.sub, class.base]);
-        template.put(0x2c, &vendor.to_le_bytes());
-        template.put(0x2e, &device.to_le_bytes());
+        template.put(VENDOR, &vendor.to_le_bytes());
+        template.put(DEVICE, &device.to_le_bytes());
+        template.put(STATUS, &STATUS_CAPABILITIES.to_le_bytes());
+        let codes = [revision, class.interface, class.sub, class.base];
+        template.put(REVISION, &codes);
+        template.put(SUBSYSTEM, &vendor.to_le_bytes());
+        template.put(SUBSYSTEM + 2, &device.to_le_bytes());
         template.regions[Region::Config.index()] = RegionDescription {
             size: 4096,
             readable: true,
@@ -74,7 +75,7 @@ impl Template {
 
     /// Power management 1.2, version 3: D0 and D3hot, no reset between them.
     fn power_management(&mut self) {
-        self.capability(0x01, &[0x03, 0x00, 0x08, 0x00, 0x00, 0x00]);
+        self.capability(POWER, &[0x03, 0x00, 0x08, 0x00, 0x00, 0x00]);
     }
 
     /// PCI Express capability, version 2, endpoint, with function-level reset
@@ -88,17 +89,20 @@ impl Template {
         // Link capabilities and status: 8 GT/s, x4.
         body[0x0a..0x0e].copy_from_slice(&0x0000_0043_u32.to_le_bytes());
         body[0x10..0x12].copy_from_slice(&0x0043_u16.to_le_bytes());
-        self.capability(0x10, &body);
+        self.capability(EXPRESS, &body);
     }
 
-    /// A 64-bit memory BAR at register `bar` (and the next). `size` in bytes is a power of two of
+    /// A 64-bit memory BAR at register `number` (and the next). `size` in bytes is a power of two of
     /// at least 4096.
     #[must_use]
-    pub fn memory_bar(mut self, bar: usize, size: u64, prefetchable: bool) -> Self {
-        debug_assert!(bar + 1 < BAR_COUNT && size.is_power_of_two() && size >= 4096);
-        let kind = if prefetchable { 0x0c } else { 0x04 };
-        self.put(0x10 + 4 * bar, &[kind]);
-        self.regions[bar] = RegionDescription {
+    pub fn memory_bar(mut self, number: usize, size: u64, prefetchable: bool) -> Self {
+        debug_assert!(number + 1 < BAR_COUNT && size.is_power_of_two() && size >= 4096);
+        let kind = match prefetchable {
+            true => BarType::PREFETCHABLE_WIDE_MEMORY,
+            false => BarType::WIDE_MEMORY,
+        };
+        self.put(bar(number), &[kind.bits()]);
+        self.regions[number] = RegionDescription {
             size,
             readable: true,
             writable: true,
@@ -114,19 +118,20 @@ impl Template {
         body[0..2].copy_from_slice(&(vectors.saturating_sub(1) & 0x7ff).to_le_bytes());
         body[2..6].copy_from_slice(&(table | u32::from(bar)).to_le_bytes());
         body[6..10].copy_from_slice(&(pending | u32::from(bar)).to_le_bytes());
-        self.capability(0x11, &body);
+        self.capability(MSIX, &body);
         self.interrupts.msix = vectors;
         self
     }
 
-    /// MSI with so many vectors, a power of two of at most 32, 64-bit addresses and masks (PCI 3.0, 6.8.1).
+    /// MSI with so many vectors, a power of two of at most 32, 64-bit addresses and masks (PCI 3.0,
+    /// 6.8.1).
     #[must_use]
     pub fn msi(mut self, vectors: u16) -> Self {
         let mut body = [0; 22];
-        // Per-vector masking, 64-bit addresses; Multiple Message Capable.
         let log = u16::try_from(vectors.max(1).ilog2()).unwrap_or(0);
-        body[0..2].copy_from_slice(&(0x0180 | log << 1).to_le_bytes());
-        self.capability(0x05, &body);
+        let control = MSI_MASKING | MSI_WIDE | log << MSI_CAPABLE_SHIFT;
+        body[0..2].copy_from_slice(&control.to_le_bytes());
+        self.capability(MSI, &body);
         self.interrupts.msi = vectors;
         self
     }
@@ -134,7 +139,7 @@ impl Template {
     /// INTx on pin A.
     #[must_use]
     pub fn intx(mut self) -> Self {
-        self.put(0x3d, &[1]);
+        self.put(INTERRUPT_PIN, &[1]);
         self.interrupts.intx = 1;
         self
     }

@@ -1,8 +1,8 @@
 //! What people ask a lender.
 
 use super::session::{SessionError, greet};
-use crate::link::message::{DeviceStatus, Reply, Request, ToBorrower, ToLender};
-use crate::link::{Connector, HANDSHAKE, Received};
+use crate::protocol::message::{DeviceStatus, Reply, Request, ToBorrower, ToLender};
+use crate::protocol::{Connector, HANDSHAKE, Received};
 use std::time::{Duration, Instant};
 
 /// A revocation takes as long as the lender gives its borrowers, and a reset.

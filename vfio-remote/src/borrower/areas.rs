@@ -1,10 +1,10 @@
-//! Parts of a lent function that the monitor maps, as the lender has sent them.
+//! Parts of a lent function that the VMM maps, as the lender has sent them.
 
 use super::session::SessionError;
-use crate::link::message::{Attached, LinkArea};
+use crate::protocol::message::{Attached, MappableArea};
 use farlane_pci::SharedArea;
-use farlane_zero_copy::chain;
-use farlane_zero_copy::closing::Closing;
+use farlane_sys::chain;
+use farlane_sys::closing::Closing;
 use farlane_zero_copy::memory_file::{self, MemoryFileError, Source};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, LazyLock};
@@ -14,8 +14,9 @@ static CLOSING: LazyLock<Closing<()>> = LazyLock::new(Closing::default);
 /// So many may wait to be closed: more are closed at once, whatever they wait for.
 const MOST_CLOSING: usize = 1024;
 
-/// The areas of what was attached, each with the next descriptor. One whose file is not memory is left out, and reached by messages:
-/// whoever maps it, which may be another device of the VM, could wait in it for ever.
+/// The areas of what was attached, each with the next descriptor. One whose file is not memory is
+/// left out, and reached by messages: whoever maps it, which may be another device of the VM, could
+/// wait in it for ever.
 pub(super) fn areas(
     attached: &Attached,
     descriptors: Vec<OwnedFd>,
@@ -60,7 +61,7 @@ pub(super) fn close(descriptors: Vec<OwnedFd>) {
     }
 }
 
-fn check(attached: &Attached, area: &LinkArea, file: &OwnedFd) -> Result<(), MemoryFileError> {
+fn check(attached: &Attached, area: &MappableArea, file: &OwnedFd) -> Result<(), MemoryFileError> {
     let described = attached.description.region(area.region);
     let is_writable = described.is_some_and(|region| region.writable);
     let range = (area.file_offset, area.area.size);

@@ -3,12 +3,13 @@
 use super::deadline::Deadline;
 use super::peers::Peers;
 use super::session::Session;
-use crate::link::message::{Fence, PeerKey};
+use crate::protocol::message::{Fence, PeerKey};
 use farlane_pci::{Region, RemoteMemory};
+use farlane_sys::sync::lock;
 use farlane_zero_copy::broker::{Origin, Publication};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// A stretch of a BAR that answers at a guest-physical address.
 #[derive(Clone, Debug)]
@@ -98,7 +99,7 @@ impl Bars {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The device is ours.
@@ -115,8 +116,8 @@ impl Bars {
         });
     }
 
-    /// The device is not ours any more, or about not to be; where a lease is named, under that one. Nobody reaches it when this
-    /// returns.
+    /// The device is not ours any more, or about not to be; where a lease is named, under that one.
+    /// Nobody reaches it when this returns.
     pub fn end(&self, named: Option<Fence>) {
         let mut state = self.state();
         let is_another = |lease: &Lease| named.is_some_and(|fence| fence != lease.fence);

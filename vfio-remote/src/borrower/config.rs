@@ -4,25 +4,28 @@ use super::bars::Decoded;
 use super::device::{Borrowed, Presence, RETRY};
 use super::layout::{LayoutError, User};
 use super::session::SessionError;
-use crate::link::message::{Refusal, Request};
+use crate::protocol::message::{Refusal, Request};
+use farlane_abi::width::to_usize;
 use farlane_pci::{ConfigSpace, Effects, Region};
-use farlane_vfio_user::{Client, HeldOff};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
+use farlane_vfio_user::{AccessPause, Client};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// No smaller stretch of a BAR can be mapped.
 const PAGE_BYTES: u64 = 4096;
-/// So much of the monitor's time is kept for the reset itself.
+/// So much of the VMM's time is kept for the reset itself.
 const RESETTING: Duration = Duration::from_millis(500);
 
 impl Borrowed {
-    /// A device that ends what it is at may be at the monitor's memory, and this is the thread that would take the answer: that fails.
-    fn hold_off(&self) -> Option<HeldOff> {
-        self.client.as_ref().map(Client::hold_off)
+    /// A device that ends what it is at may be at the VMM's memory, and this is the thread that
+    /// would take the answer: that fails.
+    fn pause_access(&self) -> Option<AccessPause> {
+        self.client.as_ref().map(Client::pause_access)
     }
 
-    /// Shows memory to the device if it is a bus master, else takes it away. So much of the monitor's time is kept.
+    /// Shows memory to the device if it is a bus master, else takes it away. So much of the
+    /// VMM's time is kept.
     pub(super) fn follow_bus_master(&mut self, kept: Duration) {
         let Presence::Held(session, fence) = &self.presence else {
             return;
@@ -31,7 +34,7 @@ impl Borrowed {
         let is_master = self.space.as_ref().is_some_and(ConfigSpace::is_bus_master);
         match self.client.clone().filter(|_| is_master) {
             None => {
-                let _held_off = self.hold_off();
+                let _held_off = self.pause_access();
                 let mut layout = self.layout();
                 layout.remove_user(self.deadline().earlier(kept));
             }
@@ -47,7 +50,7 @@ impl Borrowed {
                 if let Err(e) = shown {
                     log::error!("{}: given up: {}", self.config.device, chain(&e));
                     match e {
-                        LayoutError::StillThere { .. } => session.abandon(),
+                        LayoutError::Busy { .. } => session.abandon(),
                         _ => session.give_up(fence, self.deadline()),
                     }
                 }
@@ -125,7 +128,7 @@ impl Borrowed {
             return;
         }
         for (at, length) in foreign {
-            let skip = usize::try_from(at - offset).unwrap_or(usize::MAX);
+            let skip = to_usize(at - offset);
             if let Some(part) = data.get_mut(skip..skip.saturating_add(length)) {
                 self.device_read(Region::Config, at, part);
             }
@@ -163,10 +166,10 @@ impl Borrowed {
         }
     }
 
-    /// Resets the device in use, and what of it is virtual: it is no bus master, decodes nothing and masks nothing (PCI Express
-    /// 3.0, 6.6.2).
+    /// Resets the device in use, and what of it is virtual: it is no bus master, decodes nothing
+    /// and masks nothing (PCI Express 3.0, 6.6.2).
     pub(super) fn reset_function(&mut self) {
-        let _held_off = self.hold_off();
+        let _held_off = self.pause_access();
         let was_silent = self.space.as_mut().is_some_and(|space| {
             let was_silent = space.is_intx_disabled();
             space.reset();
@@ -174,8 +177,8 @@ impl Borrowed {
         });
         self.follow_bars();
         self.follow_bus_master(RESETTING);
-        let is_at_it = self.layout().is_at_it();
-        self.with_device("reset", |session, fence, deadline| match is_at_it {
+        let is_busy = self.layout().is_busy();
+        self.with_device("reset", |session, fence, deadline| match is_busy {
             // There is no time to wait for it again.
             true => {
                 session.abandon();
@@ -188,7 +191,8 @@ impl Borrowed {
         }
     }
 
-    /// Tells the lender of a device that was just taken, whose INTx is not silent, where the guest has silenced it before.
+    /// Tells the lender of a device that was just taken, whose INTx is not silent, where the guest
+    /// has silenced it before.
     pub(super) fn follow_intx(&mut self) {
         if self
             .space

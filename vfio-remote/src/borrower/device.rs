@@ -3,20 +3,20 @@
 use super::areas::{areas, close};
 use super::bars::Bars;
 use super::deadline::Deadline;
+use super::fair_mutex::FairMutex;
 use super::layout::{Layout, LayoutError};
 use super::peers::Peers;
 use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Session, SessionError};
 use super::signals::{Signals, kind_of};
-use super::turns::Turns;
-use crate::link::Connector;
-use crate::link::message::{Fence, Refusal};
+use crate::protocol::Connector;
+use crate::protocol::message::{Fence, Refusal};
 use farlane_ntb::Ntb;
 use farlane_pci::{ConfigSpace, Interrupts, Region, SharedArea};
+use farlane_sys::chain;
 use farlane_vfio_user::{
     Client, Device, DeviceInfo, DmaMap, Errno, IrqAction, IrqInfo, IrqRequest, MapArea, RegionInfo,
 };
-use farlane_zero_copy::chain;
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,10 +47,10 @@ pub struct BorrowerConfig {
 /// How a VM sees the interrupts of a function that has MSI-X.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InterruptView {
-    /// As MSI, with at most 32 vectors. The monitor can be asked to unplug the device.
+    /// As MSI, with at most 32 vectors. The VMM can be asked to unplug the device.
     #[default]
     Msi,
-    /// As they are. The monitor is not asked to unplug the device: QEMU (11.1) ends when a
+    /// As they are. The VMM is not asked to unplug the device: QEMU (11.1) ends when a
     /// vfio-user device with MSI-X is unplugged.
     Msix,
 }
@@ -70,9 +70,9 @@ pub struct BorrowCounters {
 
 /// Where the device is.
 pub(super) enum Presence {
-    /// No link.
+    /// No session.
     Away,
-    /// There is a link; the device has not been asked for.
+    /// There is a session; the device has not been asked for.
     Attached(Arc<Session>),
     /// It is somebody else's; asked last then.
     Refused(Arc<Session>, Instant),
@@ -92,10 +92,10 @@ impl Presence {
     }
 }
 
-/// A function of a lender, served to one virtual machine monitor after the other.
+/// A function of a lender, served to one VMM after the other.
 ///
-/// A link to the lender is made when a monitor connects, and the device is taken when the guest
-/// resets or first touches it (device-lending-2019, section 5). It is given back when the monitor
+/// A session to the lender is made when a VMM connects, and the device is taken when the guest
+/// resets or first touches it (device-lending-2019, section 5). It is given back when the VMM
 /// disconnects. Memory is shown to the device only while its bus master bit is set.
 pub struct Borrowed {
     pub(super) config: BorrowerConfig,
@@ -109,11 +109,11 @@ pub struct Borrowed {
     pub(super) translated: bool,
     pub(super) areas: Vec<SharedArea>,
     /// Shared with a thread that follows the VM's other devices.
-    layout: Arc<Turns<Layout>>,
+    layout: Arc<FairMutex<Layout>>,
     /// What others are told of this device.
     pub(super) bars: Option<Arc<Bars>>,
     pub(super) signals: Arc<Signals>,
-    /// When all is over that the monitor waits for now.
+    /// When all is over that the VMM waits for now.
     deadline: Cell<Deadline>,
 }
 
@@ -124,7 +124,7 @@ impl Borrowed {
     /// The system refuses a thread.
     pub fn new(config: BorrowerConfig, counters: Arc<BorrowCounters>) -> io::Result<Self> {
         let layout = Layout::new(&config.device, config.peer_windows.clone());
-        let layout = Arc::new(Turns::new(layout));
+        let layout = Arc::new(FairMutex::new(layout));
         let bars = match &config.peers {
             Some(peers) => {
                 let number = peers.join(Arc::clone(&layout))?;
@@ -157,12 +157,13 @@ impl Borrowed {
         })
     }
 
-    /// Others have had some of the monitor's time: its own lender is still asked.
+    /// Others have had some of the VMM's time: its own lender is still asked.
     pub(super) fn has_waited(&self) {
         self.deadline.set(self.deadline().after_a_wait());
     }
 
-    /// When all is over that the monitor waits for now. May have become later when another thread has had the layout.
+    /// When all is over that the VMM waits for now. May have become later when another thread
+    /// has had the layout.
     pub(super) fn deadline(&self) -> Deadline {
         self.deadline.get()
     }
@@ -177,7 +178,7 @@ impl Borrowed {
         }
     }
 
-    /// Makes a link.
+    /// Makes a session.
     fn attach(&mut self) -> Result<(), SessionError> {
         // The memory of this VM may be the file that the one before had.
         if let Err(LayoutError::InDoubt(doubt)) = self.layout().check_doubt() {
@@ -283,7 +284,7 @@ impl Borrowed {
             }
         };
         // What the lender says behind its answer counts.
-        self.signals.be_content();
+        self.signals.clear_unplug_request();
         match session.take(self.deadline()) {
             Ok((fence, key)) => {
                 log::info!("{}: taken, lease {fence}", self.config.device);
@@ -325,7 +326,8 @@ impl Borrowed {
         self.notice_loss();
     }
 
-    /// A reset is none where what the device has begun may still reach the memory in which the VM starts anew.
+    /// A reset is none where what the device has begun may still reach the memory in which the VM
+    /// starts anew.
     fn is_reset(&self) -> Result<(), Errno> {
         let doubt = self.layout().check_doubt();
         doubt.map_err(|e| self.memory_error("reset", &e))
@@ -334,7 +336,7 @@ impl Borrowed {
     fn memory_error(&self, what: &str, error: &LayoutError) -> Errno {
         log::error!("{}: cannot {what}: {}", self.config.device, chain(error));
         match error {
-            LayoutError::StillThere { .. } => Errno::BUSY,
+            LayoutError::Busy { .. } => Errno::BUSY,
             _ => Errno::IO,
         }
     }
@@ -345,7 +347,8 @@ impl Borrowed {
 }
 
 impl Device for Borrowed {
-    /// Also what waits for another thread, which has the layout meanwhile, is waited for within that time.
+    /// Also what waits for another thread, which has the layout meanwhile, is waited for within
+    /// that time.
     fn begin_request(&mut self) {
         self.deadline.set(Deadline::begin());
     }
@@ -469,7 +472,7 @@ impl Device for Borrowed {
                 action: IrqAction::Trigger,
                 eventfds,
             } => self.bind(index, start, eventfds),
-            // Masking by eventfd needs a thread that waits for them; monitors do without.
+            // Masking by eventfd needs a thread that waits for them; VMMs do without.
             IrqRequest::Bind { .. } => Err(Errno::OPNOTSUPP),
             IrqRequest::Perform {
                 index,
@@ -515,8 +518,8 @@ impl Device for Borrowed {
         }
         self.follow_bars();
         match &self.presence {
-            // What the monitor has mapped belongs to the link that is gone: only a device without
-            // such memory can come back while it stays plugged.
+            // What the VMM has mapped belongs to the session that is gone: only a device
+            // without such memory can come back while it stays plugged.
             Presence::Lost | Presence::Away if self.areas.is_empty() && self.client.is_some() => {
                 match self.attach() {
                     Ok(()) => self.take(),

@@ -4,7 +4,7 @@ use super::deadline::Deadline;
 use super::device::Borrowed;
 use super::session::{Session, SessionError};
 use super::signals::{count_of, kind_of};
-use crate::link::message::{Delivery, Fence, MAX_VECTORS, Request};
+use crate::protocol::message::{Delivery, Fence, MAX_VECTORS, Request};
 use farlane_pci::InterruptKind;
 use farlane_vfio_user::{DeviceInfo, Errno, IrqAction, IrqInfo};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -37,12 +37,12 @@ impl Borrowed {
         self.interrupts.intx > 0
     }
 
-    /// Whether the monitor may be asked to unplug the device.
+    /// Whether the VMM may be asked to unplug the device.
     fn can_be_unplugged(&self) -> bool {
         self.interrupts.msix == 0
     }
 
-    /// What the monitor is told of an interrupt type.
+    /// What the VMM is told of an interrupt type.
     pub(super) fn interrupt_info(&self, index: u32) -> Option<IrqInfo> {
         if index == REQUEST_IRQ && self.can_be_unplugged() {
             return Some(IrqInfo {
@@ -118,7 +118,7 @@ impl Borrowed {
     ) -> Result<(), Errno> {
         if index == REQUEST_IRQ {
             if action == IrqAction::Trigger && selected.contains(&true) {
-                self.signals.want_back();
+                self.signals.request_unplug();
                 return Ok(());
             }
             return Err(Errno::OPNOTSUPP);

@@ -1,16 +1,16 @@
 //! Memory of the VM, and how the lender's device reaches it.
 
 use super::deadline::Deadline;
-use super::leaving::Leaving;
 use super::peers::Target;
 use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Doubt, Session, SessionError};
+use super::unmapping::PendingUnmap;
 use crate::bridge;
-use crate::link::message::{Bridge, Fence, Request};
+use crate::protocol::message::{Bridge, Fence, Request};
 use farlane_ntb::{Ntb, WindowSlice, WindowSpace};
 use farlane_pci::DmaSpace;
+use farlane_sys::chain;
 use farlane_vfio_user::{Client, DmaMap};
-use farlane_zero_copy::chain;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -25,26 +25,26 @@ pub(crate) enum LayoutError {
     Unreachable {
         /// Guest-physical address.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
         /// What the ways to it say.
         why: String,
     },
     /// The device is still at what it has begun there.
     #[error("The device is still at {length:#x} bytes at {address:#x}")]
-    StillThere {
+    Busy {
         /// Guest-physical address.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// No time is left to ask the lender for all that is needed.
     #[error("The lender takes too long to be shown memory")]
-    Late,
+    TimedOut,
     /// A lender fell silent before it said that its device had stopped.
     #[error("The device may still reach what it has reached, {0}")]
     InDoubt(Doubt),
-    /// The link has failed, or the lender: the device is given up.
+    /// The session has failed, or the lender: the device is given up.
     #[error("The device is given up")]
     Session(#[from] SessionError),
 }
@@ -58,7 +58,7 @@ pub(crate) struct User {
 }
 
 /// Who is asked for a way to a stretch, and until when.
-pub(super) struct Asked<'a> {
+pub(super) struct Requester<'a> {
     pub user: &'a User,
     pub deadline: Deadline,
 }
@@ -66,12 +66,12 @@ pub(super) struct Asked<'a> {
 /// What lies behind a stretch of guest-physical addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backing {
-    /// A file of the monitor.
+    /// A file of the VMM.
     Ram,
     /// Another device, by the number of its publication.
     Peer(u64),
-    /// Something that only the monitor knows.
-    Monitor,
+    /// Something that only the VMM knows.
+    Vmm,
 }
 
 /// A stretch of addresses that the device is to reach.
@@ -88,6 +88,11 @@ impl Stretch {
         matches!(self.backing, Backing::Peer(_))
     }
 
+    /// Address and bytes.
+    pub fn range(&self) -> (u64, u64) {
+        (self.address, self.length)
+    }
+
     /// Whether it has an address in common with a range.
     pub fn overlaps(&self, (address, length): (u64, u64)) -> bool {
         self.address < address.saturating_add(length)
@@ -97,7 +102,7 @@ impl Stretch {
 
 /// How the device reaches a stretch.
 #[derive(Debug)]
-pub(super) enum Placed {
+pub(super) enum Placement {
     /// Through a window of one of the bridges, which this end has set up.
     Window {
         way: usize,
@@ -116,11 +121,11 @@ pub(super) enum Placed {
 /// A stretch that has been dealt with.
 pub(super) struct Piece {
     pub stretch: Stretch,
-    pub placed: Placed,
+    pub placed: Placement,
     pub path: Option<PeerPath>,
 }
 
-/// Memory as the monitor shows it.
+/// Memory as the VMM shows it.
 pub(super) struct Range {
     size: u64,
     writable: bool,
@@ -130,7 +135,8 @@ pub(super) struct Range {
 /// A bridge to the lender; none where only the lender knows it.
 pub(super) struct Way {
     pub name: String,
-    /// Whether the lender compares what it sees there with what this end reads: both are configured, and may not fit.
+    /// Whether the lender compares what it sees there with what this end reads: both are
+    /// configured, and may not fit.
     pub is_compared: bool,
     pub windows: Option<WindowSpace>,
 }
@@ -144,9 +150,9 @@ pub(crate) struct Layout {
     pub(super) targets: BTreeMap<u64, Arc<Target>>,
     pub(super) pieces: BTreeMap<u64, Piece>,
     /// What the device may still reach of what it is to reach no more.
-    pub(super) leaving: VecDeque<Leaving>,
-    /// What is to be shown and is not, as something that leaves is in the way, or as there was no time left; who is told that there is
-    /// something.
+    pub(super) leaving: VecDeque<PendingUnmap>,
+    /// What is to be shown and is not, as something that leaves is in the way, or as there was no
+    /// time left; who is told that there is something.
     put_off: Vec<Stretch>,
     pub(super) tell_put_off: Option<Box<dyn Fn() + Send>>,
     pub(super) ways: Vec<Way>,
@@ -176,20 +182,21 @@ impl Layout {
         }
     }
 
-    /// What the lender of a new link may reach by messages: nothing yet. The lender of the link before reaches nothing any more.
+    /// What the lender of a new session may reach by messages: nothing yet. The lender of the
+    /// session before reaches nothing any more.
     pub fn new_messages(&mut self) -> Arc<DmaSpace> {
         self.messages = DmaSpace::new();
         Arc::clone(&self.messages)
     }
 
-    /// The monitor is gone, and with it all of the VM's own memory. Nobody uses it.
+    /// The VMM is gone, and with it all of the VM's own memory. Nobody uses it.
     pub fn clear(&mut self) {
         self.lose_user();
         self.ranges.clear();
         self.ways.clear();
     }
 
-    /// Takes the bridges of a new link. `descriptors` begin with theirs, which are taken off.
+    /// Takes the bridges of a new session. `descriptors` begin with theirs, which are taken off.
     pub fn set_bridges(
         &mut self,
         bridges: &[Bridge],
@@ -232,8 +239,8 @@ impl Layout {
         Ok(())
     }
 
-    /// The VM has memory there. Where the device cannot reach it, the VM has none there. Here and in what follows, all that
-    /// is waited for is over by the deadline.
+    /// The VM has memory there. Where the device cannot reach it, the VM has none there. Here and
+    /// in what follows, all that is waited for is over by the deadline.
     pub fn add(&mut self, map: DmaMap, deadline: Deadline) -> Result<(), LayoutError> {
         let address = map.address;
         let range = Range {
@@ -256,7 +263,7 @@ impl Layout {
             false => Ok(()),
         });
         if let Err(
-            LayoutError::Unreachable { .. } | LayoutError::StillThere { .. } | LayoutError::Late,
+            LayoutError::Unreachable { .. } | LayoutError::Busy { .. } | LayoutError::TimedOut,
         ) = &settled
         {
             self.ranges.remove(&address);
@@ -307,26 +314,27 @@ impl Layout {
     pub fn set_user(&mut self, user: User, deadline: Deadline) -> Result<(), LayoutError> {
         self.user = Some(user);
         let wanted = self.wanted();
-        let mut ranges = wanted.values().map(|s| (s.address, s.length));
+        let mut ranges = wanted.values().map(Stretch::range);
         if ranges.any(|range| self.is_leaving(range)) {
             self.chase(true, deadline);
         }
         self.settle(false, deadline)?;
         for stretch in &self.put_off {
-            self.check_left((stretch.address, stretch.length))?;
+            self.check_left(stretch.range())?;
         }
         self.check_in_time((0, u64::MAX))?;
         if !deadline.has_time_to_ask() {
-            return Err(LayoutError::Late);
+            return Err(LayoutError::TimedOut);
         }
         Ok(self.set_bus_master(true, deadline)?)
     }
 
-    /// Nothing of the VM's own memory in a range has been put off. Memory of other devices may come later.
+    /// Nothing of the VM's own memory in a range has been put off. Memory of other devices may come
+    /// later.
     fn check_in_time(&self, range: (u64, u64)) -> Result<(), LayoutError> {
         let mut own = self.put_off.iter().filter(|s| !s.is_of_a_peer());
         match own.any(|stretch| stretch.overlaps(range)) {
-            true => Err(LayoutError::Late),
+            true => Err(LayoutError::TimedOut),
             false => Ok(()),
         }
     }
@@ -410,7 +418,7 @@ impl Layout {
     }
 
     /// What the device is to reach: the VM's own memory, other devices where that is not, and where
-    /// nothing is known of neither, what the monitor has.
+    /// nothing is known of neither, what the VMM has.
     fn wanted(&self) -> BTreeMap<u64, Stretch> {
         let mut wanted = BTreeMap::new();
         let mut devices: BTreeMap<u64, u64> = BTreeMap::new();
@@ -449,12 +457,12 @@ impl Layout {
                     continue;
                 }
                 if start > at {
-                    wanted.insert(at, stretch(at, start - at, Backing::Monitor));
+                    wanted.insert(at, stretch(at, start - at, Backing::Vmm));
                 }
                 at = start + bytes;
             }
             if at < end {
-                wanted.insert(at, stretch(at, end - at, Backing::Monitor));
+                wanted.insert(at, stretch(at, end - at, Backing::Vmm));
             }
         }
         wanted
@@ -467,9 +475,10 @@ impl Layout {
         }
     }
 
-    /// Has the device reach what it is to reach, and nothing else. The VM's memory in files must be reached, and some of its
-    /// memory: a VM has ranges, such as its firmware, that no device needs. A stretch is put off where something that leaves is in
-    /// the way, or where no time is left; whether what leaves has left is asked where more is to leave, or whoever calls `asks`.
+    /// Has the device reach what it is to reach, and nothing else. The VM's memory in files must be
+    /// reached, and some of its memory: a VM has ranges, such as its firmware, that no device
+    /// needs. A stretch is put off where something that leaves is in the way, or where no time is
+    /// left; whether what leaves has left is asked where more is to leave, or whoever calls `asks`.
     fn settle(&mut self, asks: bool, deadline: Deadline) -> Result<(), LayoutError> {
         let wanted = self.wanted();
         let stale = self.pieces.iter().filter(|(address, piece)| {
@@ -497,11 +506,11 @@ impl Layout {
             if self.pieces.contains_key(&address) {
                 continue;
             }
-            if self.is_leaving((address, stretch.length)) || !deadline.has_time_to_ask() {
+            if self.is_leaving(stretch.range()) || !deadline.has_time_to_ask() {
                 self.put_off.push(stretch);
                 continue;
             }
-            let asked = Asked {
+            let asked = Requester {
                 user: &user,
                 deadline,
             };
@@ -533,7 +542,7 @@ impl Layout {
     fn check_own_memory(&self) -> Result<(), LayoutError> {
         let pieces = self.pieces.values();
         let own = pieces.filter(|piece| !piece.stretch.is_of_a_peer());
-        let missing = |piece: &&Piece| matches!(piece.placed, Placed::Nowhere(_));
+        let missing = |piece: &&Piece| matches!(piece.placed, Placement::Nowhere(_));
         let mut reached = own.clone().filter(|piece| !missing(piece));
         // Of what it reaches some of, only what is in files must not be missing.
         let needed = reached.next().map(|_| Backing::Ram);
@@ -541,7 +550,7 @@ impl Layout {
         match own.filter(missing).find(is_needed) {
             Some(Piece {
                 stretch,
-                placed: Placed::Nowhere(why),
+                placed: Placement::Nowhere(why),
                 ..
             }) => Err(LayoutError::Unreachable {
                 address: stretch.address,

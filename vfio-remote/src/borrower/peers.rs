@@ -1,16 +1,17 @@
 //! The devices of one VM, and what each of them has for the others.
 
 use super::deadline::Deadline;
+use super::fair_mutex::FairMutex;
 use super::layout::Layout;
-use super::turns::Turns;
 use farlane_pci::RemoteMemory;
+use farlane_sys::chain;
+use farlane_sys::sync::lock;
 use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, Subscription, subscribe};
-use farlane_zero_copy::chain;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How long a device may take to let go of another one's memory.
@@ -69,7 +70,7 @@ impl Peers {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Takes what is published at `path` too, for as long as the subscription lives.
@@ -77,7 +78,7 @@ impl Peers {
     /// # Errors
     /// See [`subscribe`].
     pub fn subscribe(self: &Arc<Self>, path: &Path) -> io::Result<Subscription> {
-        let outside = Outside {
+        let outside = ExternalPublisher {
             peers: Arc::clone(self),
             numbers: Mutex::default(),
         };
@@ -85,7 +86,7 @@ impl Peers {
     }
 
     /// A device whose memory is `layout` is one of them: its number.
-    pub(crate) fn join(&self, layout: Arc<Turns<Layout>>) -> io::Result<usize> {
+    pub(crate) fn join(&self, layout: Arc<FairMutex<Layout>>) -> io::Result<usize> {
         let (sender, notices) = channel();
         let sender = Arc::new(sender);
         let mut state = self.state();
@@ -141,7 +142,8 @@ impl Peers {
         Some(id)
     }
 
-    /// These are there no more. When this returns, nobody reaches them, except who has not answered in time.
+    /// These are there no more. When this returns, nobody reaches them, except who has not answered
+    /// in time.
     pub(crate) fn revoke(&self, ids: &[u64], deadline: Deadline) {
         if ids.is_empty() {
             return;
@@ -184,7 +186,7 @@ fn others(
     all.filter(move |&(number, _)| Some(number) != owner)
 }
 
-fn follow(layout: &Turns<Layout>, notices: &Receiver<Notice>) {
+fn follow(layout: &FairMutex<Layout>, notices: &Receiver<Notice>) {
     loop {
         let is_put_off = layout.lock().is_put_off();
         let notice = match is_put_off {
@@ -204,7 +206,8 @@ fn follow(layout: &Turns<Layout>, notices: &Receiver<Notice>) {
             // It is tried again when it has had a moment.
             Notice::PutOff => {}
             Notice::Added(id, target) => {
-                // Its time begins when it has the layout: what others wait for with it is not its own.
+                // Its time begins when it has the layout: what others wait for with it is not its
+                // own.
                 let mut layout = layout.lock();
                 layout.add_target(id, target, Deadline::of_a_turn());
             }
@@ -220,22 +223,22 @@ fn follow(layout: &Turns<Layout>, notices: &Receiver<Notice>) {
 }
 
 /// What one other backend publishes.
-struct Outside {
+struct ExternalPublisher {
     peers: Arc<Peers>,
     /// Numbers of this process by those of the publisher.
     numbers: Mutex<BTreeMap<u64, u64>>,
 }
 
-impl Subscriber for Outside {
+impl Subscriber for ExternalPublisher {
     fn published(&self, id: u64, publication: Publication) {
         if let Some(number) = self.peers.publish(None, publication, None) {
-            let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut numbers = lock(&self.numbers);
             numbers.insert(id, number);
         }
     }
 
     fn revoked(&self, id: u64) {
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = lock(&self.numbers);
         let number = numbers.remove(&id);
         drop(numbers);
         if let Some(number) = number {

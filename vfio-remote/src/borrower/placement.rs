@@ -1,18 +1,18 @@
 //! How stretches of memory get their way to the lender's device, and lose it.
 
-use super::layout::{Asked, Backing, Layout, Placed, Stretch, Way};
+use super::layout::{Backing, Layout, Placement, Requester, Stretch, Way};
 use super::resolve::PeerPath;
 use super::session::SessionError;
-use crate::link::message::{PeerName, Place, Refusal, Request};
+use crate::protocol::message::{PeerName, Place, Refusal, Request};
 use farlane_ntb::{NtbError, WindowSlice, WindowSpace};
 use farlane_pci::{AccessError, DmaMapping, DmaTarget, RemoteMemory};
+use farlane_sys::chain;
 use farlane_vfio_user::Client;
-use farlane_zero_copy::chain;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
-/// Memory of the monitor that has no file.
+/// Memory of the VMM that has no file.
 #[derive(Debug)]
 struct ClientMemory(Client);
 
@@ -28,7 +28,7 @@ impl RemoteMemory for ClientMemory {
 
 /// Asks the lender to map a stretch; the inner result is its refusal.
 pub(super) fn ask(
-    asked: &Asked<'_>,
+    asked: &Requester<'_>,
     stretch: &Stretch,
     place: Place,
     peer: Option<&PeerName>,
@@ -54,15 +54,15 @@ impl Layout {
     pub(super) fn show(
         &self,
         stretch: &Stretch,
-        asked: &Asked<'_>,
-    ) -> Result<(Placed, Option<PeerPath>), SessionError> {
+        asked: &Requester<'_>,
+    ) -> Result<(Placement, Option<PeerPath>), SessionError> {
         let mut reasons = Vec::new();
         let placed = match stretch.backing {
             Backing::Peer(id) => match self.targets.get(&id) {
                 Some(target) => {
                     let found = self.resolve(stretch, target, asked, &mut reasons)?;
                     found.map(|(placed, path)| {
-                        let is_reached = !matches!(placed, Placed::Nowhere(_));
+                        let is_reached = !matches!(placed, Placement::Nowhere(_));
                         (placed, is_reached.then_some(path))
                     })
                 }
@@ -72,8 +72,8 @@ impl Layout {
                 let found = self.show_ram(stretch, asked, &mut reasons)?;
                 found.map(|placed| (placed, None))
             }
-            Backing::Monitor => {
-                let target = self.monitor(asked);
+            Backing::Vmm => {
+                let target = self.vmm_memory(asked);
                 let found = self.by_messages(stretch, target, None, asked, &mut reasons)?;
                 found.map(|placed| (placed, None))
             }
@@ -86,16 +86,16 @@ impl Layout {
                 stretch.length,
                 stretch.address,
             );
-            (Placed::Nowhere(why), None)
+            (Placement::Nowhere(why), None)
         }))
     }
 
     fn show_ram(
         &self,
         stretch: &Stretch,
-        asked: &Asked<'_>,
+        asked: &Requester<'_>,
         reasons: &mut Vec<String>,
-    ) -> Result<Option<Placed>, SessionError> {
+    ) -> Result<Option<Placement>, SessionError> {
         let range = self.ranges.get(&stretch.address);
         let Some((file, offset)) = range.and_then(|range| range.file.as_ref()) else {
             return Ok(None);
@@ -120,8 +120,8 @@ impl Layout {
         Ok(found)
     }
 
-    /// Whatever the monitor has there.
-    pub(super) fn monitor(&self, asked: &Asked<'_>) -> DmaTarget {
+    /// Whatever the VMM has there.
+    pub(super) fn vmm_memory(&self, asked: &Requester<'_>) -> DmaTarget {
         DmaTarget::Remote(Arc::new(ClientMemory(asked.user.client.clone())))
     }
 
@@ -131,9 +131,9 @@ impl Layout {
         stretch: &Stretch,
         (file, offset): (&Arc<OwnedFd>, u64),
         peer: Option<&PeerName>,
-        asked: &Asked<'_>,
+        asked: &Requester<'_>,
         reasons: &mut Vec<String>,
-    ) -> Result<Option<Placed>, SessionError> {
+    ) -> Result<Option<Placement>, SessionError> {
         for (number, way) in self.ways.iter().enumerate() {
             let Way { name, windows, .. } = way;
             let Some(windows) = windows else {
@@ -168,7 +168,7 @@ impl Layout {
             }
             match answer? {
                 Ok(()) => {
-                    return Ok(Some(Placed::Window {
+                    return Ok(Some(Placement::Window {
                         way: number,
                         slice,
                         is_readable,
@@ -182,7 +182,7 @@ impl Layout {
                         stretch.length,
                         stretch.address
                     );
-                    return Ok(Some(Placed::Nowhere(why)));
+                    return Ok(Some(Placement::Nowhere(why)));
                 }
                 Err(refusal) => reasons.push(format!("{name}: {refusal}")),
             }
@@ -209,15 +209,15 @@ impl Layout {
         self.messages.map(&mapping)
     }
 
-    /// By messages over the link, which this end answers with `target`.
+    /// By messages over the session, which this end answers with `target`.
     pub(super) fn by_messages(
         &self,
         stretch: &Stretch,
         target: DmaTarget,
         peer: Option<&PeerName>,
-        asked: &Asked<'_>,
+        asked: &Requester<'_>,
         reasons: &mut Vec<String>,
-    ) -> Result<Option<Placed>, SessionError> {
+    ) -> Result<Option<Placement>, SessionError> {
         let mapping = DmaMapping {
             address: stretch.address,
             length: stretch.length,
@@ -230,7 +230,7 @@ impl Layout {
         }
         let answer = ask(asked, stretch, Place::Messages, peer);
         if let Ok(Ok(())) = answer {
-            return Ok(Some(Placed::Messages));
+            return Ok(Some(Placement::Messages));
         }
         let _ = self.messages.unmap(stretch.address, stretch.length);
         if let Err(refusal) = answer? {

@@ -1,11 +1,11 @@
 //! How a device reaches memory of another one of its VM: the resolvers of device-lending-2019,
 //! section 6, the shortest path first.
 
-use super::layout::{Asked, Layout, Placed, Stretch};
+use super::layout::{Layout, Placement, Requester, Stretch};
 use super::peers::Target;
 use super::placement::ask;
 use super::session::SessionError;
-use crate::link::message::{PeerKey, PeerName, Place};
+use crate::protocol::message::{PeerKey, PeerName, Place};
 use farlane_pci::{DmaTarget, Region};
 use farlane_zero_copy::broker::Origin;
 use std::fmt;
@@ -33,7 +33,7 @@ pub enum PeerPath {
     Local,
     /// The lender has a window to the other one's.
     Window,
-    /// By messages: of this borrower to the other lender, or of the monitor.
+    /// By messages: of this borrower to the other lender, or of the VMM.
     Messages,
 }
 
@@ -54,9 +54,9 @@ impl Layout {
         &self,
         stretch: &Stretch,
         target: &Target,
-        asked: &Asked<'_>,
+        asked: &Requester<'_>,
         reasons: &mut Vec<String>,
-    ) -> Result<Option<(Placed, PeerPath)>, SessionError> {
+    ) -> Result<Option<(Placement, PeerPath)>, SessionError> {
         let origin = target.publication.origin.as_ref();
         let peer = name_of(origin);
         let found = match self.same_lender(stretch, origin, &peer, asked, reasons)? {
@@ -64,7 +64,7 @@ impl Layout {
             None => self.other_lender(stretch, target, &peer, asked, reasons)?,
         };
         if let Some((placed, path)) = &found
-            && !matches!(placed, Placed::Nowhere(_))
+            && !matches!(placed, Placement::Nowhere(_))
         {
             log::info!(
                 "{} reaches {}/{} ({:#x} bytes at {:#x}): {path}",
@@ -84,10 +84,11 @@ impl Layout {
         stretch: &Stretch,
         origin: Option<&Origin>,
         peer: &PeerName,
-        asked: &Asked<'_>,
+        asked: &Requester<'_>,
         reasons: &mut Vec<String>,
-    ) -> Result<Option<Placed>, SessionError> {
-        // The other device's key is for nobody but its own lender, and the one that asks that for a sublease.
+    ) -> Result<Option<Placement>, SessionError> {
+        // The other device's key is for nobody but its own lender, and the one that asks that for a
+        // sublease.
         let session = &asked.user.session;
         let is_same = |o: &&Origin| session.is_proved && o.lender == session.lender;
         let Some(origin) = origin.filter(is_same) else {
@@ -103,7 +104,7 @@ impl Layout {
             key: PeerKey(origin.key),
         };
         Ok(match ask(asked, stretch, place, Some(peer))? {
-            Ok(()) => Some(Placed::There),
+            Ok(()) => Some(Placement::There),
             Err(refusal) => {
                 reasons.push(format!("same lender: {refusal}"));
                 None
@@ -116,9 +117,9 @@ impl Layout {
         stretch: &Stretch,
         target: &Target,
         peer: &PeerName,
-        asked: &Asked<'_>,
+        asked: &Requester<'_>,
         reasons: &mut Vec<String>,
-    ) -> Result<Option<(Placed, PeerPath)>, SessionError> {
+    ) -> Result<Option<(Placement, PeerPath)>, SessionError> {
         let publication = &target.publication;
         // Its bytes are at hand: as memory of the VM.
         if let Some((file, offset)) = &publication.file {
@@ -132,19 +133,19 @@ impl Layout {
         let origin = publication.origin.as_ref().filter(|_| is_proved);
         if let Some(place) = origin.and_then(|o| self.shown(o)) {
             match ask(asked, stretch, place, Some(peer))? {
-                Ok(()) => return Ok(Some((Placed::There, PeerPath::Window))),
+                Ok(()) => return Ok(Some((Placement::There, PeerPath::Window))),
                 Err(refusal) => reasons.push(format!("window: {refusal}")),
             }
         }
-        let far = match (&publication.file, &target.reach) {
+        let memory = match (&publication.file, &target.reach) {
             (Some((file, offset)), _) => DmaTarget::Device {
                 file: Arc::clone(file),
                 offset: *offset,
             },
             (None, Some(reach)) => DmaTarget::Remote(Arc::clone(reach)),
-            (None, None) => self.monitor(asked),
+            (None, None) => self.vmm_memory(asked),
         };
-        let placed = self.by_messages(stretch, far, Some(peer), asked, reasons)?;
+        let placed = self.by_messages(stretch, memory, Some(peer), asked, reasons)?;
         Ok(placed.map(|placed| (placed, PeerPath::Messages)))
     }
 

@@ -1,12 +1,13 @@
-//! The eventfds by which the virtual machine monitor is interrupted.
+//! The eventfds by which the VMM is interrupted.
 
 use farlane_pci::{EventSignal, InterruptKind, Interrupts, Signal as _};
+use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 #[derive(Debug, Default)]
-struct Bound {
+struct Bindings {
     /// By kind and vector.
     vectors: BTreeMap<(u8, u16), Arc<OwnedFd>>,
     request: Option<EventSignal>,
@@ -16,10 +17,10 @@ struct Bound {
     wanted: bool,
 }
 
-/// What is bound, and how it is raised. Used by the thread that serves the monitor and by the one
+/// What is bound, and how it is raised. Used by the thread that serves the VMM and by the one
 /// that receives from the lender.
 #[derive(Debug, Default)]
-pub(crate) struct Signals(Mutex<Bound>);
+pub(crate) struct Signals(Mutex<Bindings>);
 
 /// The order of kinds is VFIO's (`VFIO_PCI_INTX_IRQ_INDEX` and so on).
 fn number(kind: InterruptKind) -> u8 {
@@ -50,8 +51,8 @@ pub(crate) fn count_of(interrupts: Interrupts, kind: InterruptKind) -> u16 {
 }
 
 impl Signals {
-    fn bound(&self) -> MutexGuard<'_, Bound> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn bound(&self) -> MutexGuard<'_, Bindings> {
+        lock(&self.0)
     }
 
     /// Binds a vector, or unbinds it.
@@ -77,7 +78,7 @@ impl Signals {
     /// Raises a vector as the VM sees it, if it is bound.
     pub fn raise(&self, kind: InterruptKind, vector: u16) {
         if let Some(fd) = self.bound().vectors.get(&(number(kind), vector)) {
-            farlane_zero_copy::eventfd::signal(fd.as_fd());
+            farlane_sys::eventfd::signal(fd.as_fd());
         }
     }
 
@@ -89,7 +90,7 @@ impl Signals {
             other => other,
         };
         if let Some(fd) = bound.vectors.get(&(number(seen), vector)) {
-            farlane_zero_copy::eventfd::signal(fd.as_fd());
+            farlane_sys::eventfd::signal(fd.as_fd());
         }
     }
 
@@ -98,7 +99,7 @@ impl Signals {
         self.bound().translated = translated;
     }
 
-    /// Binds the request for the device (`VFIO_PCI_REQ_IRQ_INDEX`), upon which the monitor
+    /// Binds the request for the device (`VFIO_PCI_REQ_IRQ_INDEX`), upon which the VMM
     /// unplugs it.
     pub fn bind_request(&self, eventfd: Option<OwnedFd>) {
         let mut bound = self.bound();
@@ -110,8 +111,8 @@ impl Signals {
         }
     }
 
-    /// Asks the monitor to unplug the device.
-    pub fn want_back(&self) {
+    /// Asks the VMM to unplug the device.
+    pub fn request_unplug(&self) {
         let mut bound = self.bound();
         bound.wanted = true;
         if let Some(request) = &bound.request {
@@ -121,11 +122,11 @@ impl Signals {
 
     /// As for a new device.
     pub fn clear(&self) {
-        *self.bound() = Bound::default();
+        *self.bound() = Bindings::default();
     }
 
     /// The device is there (again).
-    pub fn be_content(&self) {
+    pub fn clear_unplug_request(&self) {
         self.bound().wanted = false;
     }
 }

@@ -1,15 +1,16 @@
 //! A device on offer.
 
-use super::lease::{Lease, NotNow};
+use super::lease::{Lease, TakeError};
 use super::names::Borrower;
-use super::peers::{Lent, PeerUse};
+use super::peers::{PeerAccess, PeerRange};
 use super::session::Control;
 use super::sublease::Sublease;
-use crate::link::message::{DeviceStatus, Fence, Holder, MappingStatus, PeerStatus, Refusal};
+use crate::protocol::message::{DeviceStatus, Fence, Holder, MappingStatus, PeerStatus, Refusal};
 use farlane_pci::{Function, Source};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
+use farlane_sys::sync::{held, lock};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// How long one who wants a device waits for one who is just returning it.
@@ -17,7 +18,7 @@ const RETURN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is offered, and to whom.
 pub struct Offer {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Where it comes from.
     pub source: Box<dyn Source>,
@@ -27,13 +28,13 @@ pub struct Offer {
 
 pub(super) struct State {
     pub(super) lease: Lease,
-    /// The holder's link.
+    /// The holder's session.
     pub(super) control: Weak<Control>,
     reach: Reach,
     /// What other devices can reach of it, while it is held.
-    pub lent: Option<Lent>,
+    pub lent: Option<PeerAccess>,
     /// Those of this lender that do.
-    pub users: Vec<Arc<PeerUse>>,
+    pub users: Vec<Arc<PeerRange>>,
     /// Other lenders whose devices do.
     pub subleases: Vec<Arc<Sublease>>,
     /// What it may still reach, as it was not reset: that is kept for it.
@@ -83,7 +84,7 @@ impl Device {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     pub fn is_for(&self, borrower: &Borrower) -> bool {
@@ -109,16 +110,12 @@ impl Device {
                     state.control = Arc::downgrade(control);
                     return Ok(fence);
                 }
-                Err(NotNow::Held(holder)) => return Err(Refusal::Busy { holder }),
-                Err(NotNow::Returning) if now < until => {
-                    state = self
-                        .changed
-                        .wait_timeout(state, until - now)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0;
+                Err(TakeError::Held(holder)) => return Err(Refusal::Busy { holder }),
+                Err(TakeError::Returning) if now < until => {
+                    state = held(self.changed.wait_timeout(state, until - now)).0;
                 }
-                Err(NotNow::Quarantined(why)) => return Err(quarantined(&why)),
-                Err(NotNow::Returning) => {
+                Err(TakeError::Quarantined(why)) => return Err(quarantined(&why)),
+                Err(TakeError::Returning) => {
                     return Err(Refusal::Busy {
                         holder: "somebody who is returning it".to_owned(),
                     });
@@ -147,7 +144,7 @@ impl Device {
     }
 
     /// The holder has it now: others can reach what it has for them.
-    pub fn lend(&self, lent: Lent) {
+    pub fn lend(&self, lent: PeerAccess) {
         self.state().lent = Some(lent);
     }
 
@@ -159,8 +156,9 @@ impl Device {
         }
     }
 
-    /// Ends a lease; `reset` makes the device as new. Before, no other device reaches it any more. Where one of these is not
-    /// to be had, the device is quarantined. False where it has not been reset.
+    /// Ends a lease; `reset` makes the device as new. Before, no other device reaches it any more.
+    /// Where one of these is not to be had, the device is quarantined. False where it has not been
+    /// reset.
     pub fn give_back(&self, fence: Fence, reset: impl FnOnce()) -> bool {
         let name = &self.offer.name;
         let mut state = self.state();
@@ -210,7 +208,8 @@ impl Device {
         self.state().kept.push(Box::new(what));
     }
 
-    /// Takes the device off offer, and from its holder, if its source says that it must not be lent any more.
+    /// Takes the device off offer, and from its holder, if its source says that it must not be lent
+    /// any more.
     pub fn look_at_the_source(&self) {
         let mut state = self.state();
         let Some(why) = self.offer.source.quarantine() else {
@@ -229,7 +228,7 @@ impl Device {
         self.state().reach = reach;
     }
 
-    /// The link of whoever holds it, and the lease.
+    /// The session of whoever holds it, and the lease.
     pub fn holder(&self) -> Option<(Arc<Control>, Fence)> {
         let state = self.state();
         let (_, fence, _) = state.lease.holder(Instant::now())?;
@@ -239,10 +238,10 @@ impl Device {
     /// Waits until nobody holds it, and it is on offer.
     pub fn wait_offered(&self, patience: Duration) -> Result<(), Refusal> {
         let state = self.state();
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(state, patience, |s| !s.lease.is_free())
-            .unwrap_or_else(PoisonError::into_inner);
+        let (state, _) = held(
+            self.changed
+                .wait_timeout_while(state, patience, |s| !s.lease.is_free()),
+        );
         match state.lease.quarantined() {
             Some(why) => Err(quarantined(why)),
             None if state.lease.is_free() => Ok(()),

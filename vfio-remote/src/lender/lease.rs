@@ -1,10 +1,10 @@
 //! Who holds a device: at most one, for as long as it renews.
 //!
-//! offered -> held -> returning -> offered, or quarantined for good. While a device is returning nobody can take it: its
-//! mappings go and it is reset. The term of one that is held begins when it has been made ready for its holder. Times are
-//! handed in, so that all of it can be tested.
+//! offered -> held -> returning -> offered, or quarantined for good. While a device is returning
+//! nobody can take it: its mappings go and it is reset. The term of one that is held begins when it
+//! has been made ready for its holder. Times are handed in, so that all of it can be tested.
 
-use crate::link::message::{Fence, Refusal};
+use crate::protocol::message::{Fence, Refusal};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Numbers of leases: each is greater than all before, also before a restart of the lender, as
@@ -57,7 +57,7 @@ pub(crate) struct Lease {
 
 /// Why a device cannot be taken now.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum NotNow {
+pub(crate) enum TakeError {
     /// Somebody holds it.
     Held(String),
     /// It is being returned: a moment.
@@ -77,11 +77,11 @@ impl Lease {
     }
 
     /// Makes `holder` the one who holds it. The term begins with [`begin`](Self::begin).
-    pub fn take(&mut self, holder: &str, now: Instant) -> Result<Fence, NotNow> {
+    pub fn take(&mut self, holder: &str, now: Instant) -> Result<Fence, TakeError> {
         match &self.state {
-            State::Held { holder, .. } => Err(NotNow::Held(holder.clone())),
-            State::Quarantined(why) => Err(NotNow::Quarantined(why.clone())),
-            State::Returning { .. } => Err(NotNow::Returning),
+            State::Held { holder, .. } => Err(TakeError::Held(holder.clone())),
+            State::Quarantined(why) => Err(TakeError::Quarantined(why.clone())),
+            State::Returning { .. } => Err(TakeError::Returning),
             State::Offered => {
                 let fence = self.fences.next();
                 self.state = State::Held {
@@ -157,7 +157,8 @@ impl Lease {
         }
     }
 
-    /// A device that nobody has cannot be taken any more. One that somebody has is quarantined when it has been returned.
+    /// A device that nobody has cannot be taken any more. One that somebody has is quarantined when
+    /// it has been returned.
     pub fn withdraw(&mut self, why: String) {
         if self.state == State::Offered {
             self.state = State::Quarantined(why);
@@ -213,7 +214,7 @@ mod tests {
         lease.begin(fence, start);
         assert_eq!(
             lease.take("b", start).unwrap_err(),
-            NotNow::Held("a".into())
+            TakeError::Held("a".into())
         );
         lease.renew(fence, start + Duration::from_secs(2)).unwrap();
         assert_eq!(lease.until(fence), Some(start + Duration::from_secs(5)));
@@ -233,7 +234,7 @@ mod tests {
         let ready = start + 10 * TERM;
         assert_eq!(
             lease.take("b", ready).unwrap_err(),
-            NotNow::Held("a".into())
+            TakeError::Held("a".into())
         );
         lease.begin(fence, ready);
         assert_eq!(lease.until(fence), Some(ready + TERM));
@@ -246,7 +247,7 @@ mod tests {
         let mut lease = Lease::new(TERM);
         let first = lease.take("a", now).unwrap();
         assert!(lease.begin_return(first));
-        assert_eq!(lease.take("b", now).unwrap_err(), NotNow::Returning);
+        assert_eq!(lease.take("b", now).unwrap_err(), TakeError::Returning);
         assert_eq!(lease.renew(first, now), Err(Refusal::Ended(first)));
         lease.finish_return(first);
         let second = lease.take("b", now).unwrap();
@@ -269,7 +270,7 @@ mod tests {
         assert!(lease.begin_return(fence));
         lease.quarantine(fence, "it is broken".into());
         lease.finish_return(fence);
-        let broken = NotNow::Quarantined("it is broken".into());
+        let broken = TakeError::Quarantined("it is broken".into());
         assert_eq!(lease.take("b", now), Err(broken));
         assert_eq!(lease.renew(fence, now), Err(Refusal::Ended(fence)));
         assert!(lease.is_free() && lease.holder(now).is_none());

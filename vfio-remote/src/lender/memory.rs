@@ -1,19 +1,21 @@
 //! Memory of a VM that a device reaches by messages.
 
-use super::posted::Written;
+use super::posted::PostedWrites;
 use super::proof::Word;
-use crate::link::Sender;
-use crate::link::message::{Fence, MAX_DATA_BYTES, ToBorrower};
+use crate::protocol::Sender;
+use crate::protocol::message::{Fence, MAX_DATA_BYTES, ToBorrower};
+use farlane_abi::width::to_u64;
 use farlane_pci::RemoteMemory;
+use farlane_sys::sync::{held, lock};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How long a borrower may take to answer a device.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Answers that may still come too late. Who owes more gives the link up with the next one.
+/// Answers that may still come too late. Who owes more gives the session up with the next one.
 const MAX_LATE: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -26,15 +28,15 @@ struct State {
     closed: bool,
 }
 
-/// The memory behind one link.
+/// The memory behind one session.
 #[derive(Debug)]
-pub(crate) struct LinkMemory {
+pub(crate) struct BorrowerMemory {
     sender: Sender,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-impl LinkMemory {
+impl BorrowerMemory {
     pub fn new(sender: Sender) -> Self {
         Self {
             sender,
@@ -44,7 +46,7 @@ impl LinkMemory {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Takes an answer. False where nothing was asked that it answers.
@@ -108,16 +110,12 @@ impl LinkMemory {
                 };
                 return Err(kind.into());
             }
-            state = self
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = held(self.changed.wait_timeout(state, left)).0;
         }
     }
 
-    /// Asks so many questions at once, then takes their answers. All of them come until then: a borrower that
-    /// answers nothing does not hold the device for as many times as long.
+    /// Asks so many questions at once, then takes their answers. All of them come until then: a
+    /// borrower that answers nothing does not hold the device for as many times as long.
     fn each(
         &self,
         count: usize,
@@ -162,7 +160,7 @@ impl LinkMemory {
             Instant::now() + PATIENCE,
             |id, number| {
                 let range = part(number);
-                let skip = u64::try_from(range.start).unwrap_or(0);
+                let skip = to_u64(range.start);
                 message(id, address.wrapping_add(skip), range)
             },
             |number, bytes| done(part(number), bytes),
@@ -170,19 +168,19 @@ impl LinkMemory {
     }
 }
 
-/// The memory behind a link, for the device that is held under one lease.
+/// The memory behind a session, for the device that is held under one lease.
 #[derive(Debug)]
 pub(crate) struct LeaseMemory {
-    link: Arc<LinkMemory>,
+    borrower: Arc<BorrowerMemory>,
     fence: Fence,
     /// What the device writes otherwise.
-    written: Arc<Written>,
+    written: Arc<PostedWrites>,
 }
 
 impl LeaseMemory {
-    pub fn new(link: Arc<LinkMemory>, fence: Fence, written: Arc<Written>) -> Self {
+    pub fn new(borrower: Arc<BorrowerMemory>, fence: Fence, written: Arc<PostedWrites>) -> Self {
         Self {
-            link,
+            borrower,
             fence,
             written,
         }
@@ -204,14 +202,14 @@ impl LeaseMemory {
             words[number] = word;
             Ok(())
         };
-        self.link.each(addresses.len(), until, message, take)?;
+        self.borrower.each(addresses.len(), until, message, take)?;
         Ok(words)
     }
 }
 
 impl RemoteMemory for LeaseMemory {
     fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
-        self.link.each_part(
+        self.borrower.each_part(
             address,
             data.len(),
             |id, address, range| ToBorrower::MemoryRead {
@@ -233,7 +231,7 @@ impl RemoteMemory for LeaseMemory {
     /// After what was written through windows before: the one may say that the other is there.
     fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
         self.written.flush();
-        self.link.each_part(
+        self.borrower.each_part(
             address,
             data.len(),
             |id, address, range| ToBorrower::MemoryWrite {

@@ -1,7 +1,7 @@
 //! Offers functions, one borrower at a time.
 
 mod device;
-mod far;
+mod foreign;
 mod lease;
 mod memory;
 mod names;
@@ -18,12 +18,12 @@ mod worker;
 
 pub use device::Offer;
 
-use crate::link::message::{DeviceStatus, PeerName};
-use crate::link::{Acceptor, Connector, HANDSHAKE, LinkError, Peer, Receiver, Sender};
+use crate::protocol::message::{DeviceStatus, PeerName};
+use crate::protocol::{Acceptor, ConnectionError, Connector, HANDSHAKE, Peer, Receiver, Sender};
 use device::Device;
 use farlane_ntb::Ntb;
 use farlane_pci::{Counter, Region};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use names::{Borrower, Standing};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -32,30 +32,33 @@ use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Links at the same time.
-const MAX_LINKS: usize = 256;
-/// Connections to one address, of one user of this host or of all others together, that have not said who they are.
+/// Sessions at the same time.
+const MAX_SESSIONS: usize = 256;
+/// Connections to one address, of one user of this host or of all others together, that have not
+/// said who they are.
 const MAX_HANDSHAKES: usize = 64;
-/// Shortest and longest term of a lease. For as long as a term a device may go on after its borrower has been cut off.
+/// Shortest and longest term of a lease. For as long as a term a device may go on after its
+/// borrower has been cut off.
 pub(crate) const TERMS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
-/// Longest time that a holder has to give a device back. Whoever revokes it waits for a minute, for a reset too.
+/// Longest time that a holder has to give a device back. Whoever revokes it waits for a minute, for
+/// a reset too.
 const LONGEST_GRACE: Duration = Duration::from_secs(50);
 /// How long nothing is accepted when the system has no more descriptors.
 const RECOVERY: Duration = Duration::from_millis(100);
 
 /// How a lender is set up.
 pub struct LenderConfig {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// What it offers.
     pub offers: Vec<Offer>,
     /// Bridges that it is configured with, by name, besides memory shared on its own host.
     pub bridges: BTreeMap<String, BridgeOffer>,
-    /// Users of this host, besides the lender's own and root, and the names that they may say are theirs. Those two may say
-    /// any, and administer the lender; others may not connect.
+    /// Users of this host, besides the lender's own and root, and the names that they may say are
+    /// theirs. Those two may say any, and administer the lender; others may not connect.
     pub users: BTreeMap<u32, Vec<String>>,
-    /// Names of other lenders of other hosts, whose devices may reach devices here under subleases. Those of this host run as the
-    /// lender's own user or root.
+    /// Names of other lenders of other hosts, whose devices may reach devices here under subleases.
+    /// Those of this host run as the lender's own user or root.
     pub lenders: Vec<String>,
     /// A lease ends when it has not been renewed for so long.
     pub term: Duration,
@@ -71,12 +74,12 @@ pub struct BridgeOffer {
     /// Whose memory it shows: names of hosts. To anybody else it would be a way into that memory.
     pub borrowers: Vec<String>,
     /// Where it shows a device of another lender, instead of a VM's memory: which.
-    pub shows: Option<FarBar>,
+    pub shows: Option<ForeignBar>,
 }
 
 /// A BAR of a device of another lender, which a window shows from its beginning on.
 #[derive(Clone, Debug)]
-pub struct FarBar {
+pub struct ForeignBar {
     /// Name of the other lender.
     pub lender: String,
     /// Where it listens.
@@ -87,7 +90,7 @@ pub struct FarBar {
     pub region: Region,
 }
 
-impl FarBar {
+impl ForeignBar {
     fn name(&self) -> PeerName {
         PeerName {
             lender: self.lender.clone(),
@@ -106,7 +109,11 @@ pub enum LenderError {
     #[error("{0:?} is not a name: 1 to 64 letters, digits, '-', '_' and '.'")]
     Name(String),
     /// Times that make no sense.
-    #[error("A term of {0:?} is not between {least:?} and {most:?}", least = TERMS.start(), most = TERMS.end())]
+    #[error(
+        "A term of {0:?} is not between {least:?} and {most:?}",
+        least = TERMS.start(),
+        most = TERMS.end()
+    )]
     Term(Duration),
     /// The same.
     #[error("A grace of {0:?} is longer than {LONGEST_GRACE:?}")]
@@ -116,7 +123,7 @@ pub enum LenderError {
 /// Whether hosts and devices can be called so.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
-    (1..=crate::link::message::MAX_NAME_BYTES).contains(&name.len())
+    (1..=crate::protocol::message::MAX_NAME_BYTES).contains(&name.len())
         && name
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
@@ -131,7 +138,7 @@ pub struct Lender {
     lenders: Vec<String>,
     term: Duration,
     grace: Duration,
-    links: Arc<AtomicUsize>,
+    sessions: Arc<AtomicUsize>,
     watched: Once,
 }
 
@@ -154,10 +161,10 @@ impl Lender {
         let said = users.values().flatten();
         let borrowers = offers.iter().flat_map(|offer| &offer.borrowers);
         let shown = bridges.values().flat_map(|bridge| &bridge.borrowers);
-        let far = bridges.values().filter_map(|bridge| bridge.shows.as_ref());
-        let far = far.flat_map(|far| [&far.lender, &far.device]);
+        let foreign = bridges.values().filter_map(|bridge| bridge.shows.as_ref());
+        let foreign = foreign.flat_map(|bar| [&bar.lender, &bar.device]);
         let names = said.chain(borrowers).chain(shown).chain(bridges.keys());
-        let names = names.chain(far).chain(&lenders);
+        let names = names.chain(foreign).chain(&lenders);
         let wrong = names.chain([&name]).find(|name| !is_name(name)).cloned();
         if let Some(name) = wrong {
             return Err(LenderError::Name(name));
@@ -187,7 +194,7 @@ impl Lender {
             lenders,
             term,
             grace,
-            links: Arc::default(),
+            sessions: Arc::default(),
             watched: Once::new(),
         }))
     }
@@ -207,10 +214,11 @@ impl Lender {
         });
     }
 
-    /// Serves whoever connects. Each link has threads of its own.
+    /// Serves whoever connects. Each session has threads of its own.
     pub fn serve(self: &Arc<Self>, acceptor: &Acceptor) {
         self.watch();
-        // By user: one whose connections are silent keeps nobody else out. Those who may not connect are as one.
+        // By user: one whose connections are silent keeps nobody else out. Those who may not
+        // connect are as one.
         let mut handshakes: BTreeMap<Option<u32>, Arc<AtomicUsize>> = BTreeMap::new();
         loop {
             let incoming = match acceptor.accept() {
@@ -225,14 +233,14 @@ impl Lender {
                 .user()
                 .filter(|&user| Peer::User(user).is_own() || self.users.contains_key(&user));
             let others = handshakes.entry(user).or_default();
-            let handshake = Counted::enter(others, MAX_HANDSHAKES);
+            let handshake = Permit::enter(others, MAX_HANDSHAKES);
             if handshake.is_none() {
                 log::warn!("{MAX_HANDSHAKES} connections are being made: one is refused");
                 continue;
             }
             let lender = Arc::clone(self);
             let started = std::thread::Builder::new()
-                .name("link".to_owned())
+                .name("session".to_owned())
                 .spawn(move || {
                     let until = incoming.until();
                     match incoming.finish() {
@@ -248,25 +256,26 @@ impl Lender {
         }
     }
 
-    /// Serves one link until it ends.
-    pub fn serve_link(self: &Arc<Self>, sender: Sender, receiver: Receiver) {
+    /// Serves one session until it ends.
+    pub fn serve_session(self: &Arc<Self>, sender: Sender, receiver: Receiver) {
         self.serve_finished(sender, receiver, Instant::now() + HANDSHAKE, None);
     }
 
-    /// The same for a borrower that says until then who it is, and is one of those who have not (`handshake`) before.
+    /// The same for a borrower that says until then who it is, and is one of those who have not
+    /// (`handshake`) before.
     fn serve_finished(
         self: &Arc<Self>,
         sender: Sender,
         mut receiver: Receiver,
         until: Instant,
-        handshake: Option<Counted>,
+        handshake: Option<Permit>,
     ) {
         let greeted = session::greet(self, &sender, &mut receiver, until);
         drop(handshake);
         let served = match greeted {
             Ok(Some(borrower)) => {
-                let Some(_link) = Counted::enter(&self.links, MAX_LINKS) else {
-                    log::warn!("{MAX_LINKS} links are open: one is refused");
+                let Some(_session) = Permit::enter(&self.sessions, MAX_SESSIONS) else {
+                    log::warn!("{MAX_SESSIONS} sessions are open: one is refused");
                     sender.close();
                     return;
                 };
@@ -279,8 +288,9 @@ impl Lender {
             Err(e) => Err(e),
         };
         match served {
-            Ok(()) | Err(LinkError::Closed | LinkError::Ended | LinkError::Reset) => {}
-            Err(e) => log::warn!("A link has ended: {}", chain(&e)),
+            Ok(())
+            | Err(ConnectionError::Closed | ConnectionError::Ended | ConnectionError::Reset) => {}
+            Err(e) => log::warn!("A session has ended: {}", chain(&e)),
         }
     }
 
@@ -290,8 +300,8 @@ impl Lender {
         self.devices.values().map(|d| d.status()).collect()
     }
 
-    /// Whether somebody who has proved `peer` is a lender whose devices may reach those of this one. Names of users of this host are
-    /// those of their VMs.
+    /// Whether somebody who has proved `peer` is a lender whose devices may reach those of this
+    /// one. Names of users of this host are those of their VMs.
     fn is_lender(&self, who: &Borrower, peer: &Peer) -> bool {
         match peer {
             Peer::User(_) => who.standing == Standing::Administrator,
@@ -316,24 +326,24 @@ impl Lender {
             .collect()
     }
 
-    /// Links that are open.
+    /// Sessions that are open.
     #[must_use]
-    pub fn links(&self) -> usize {
-        self.links.load(Ordering::Relaxed)
+    pub fn sessions(&self) -> usize {
+        self.sessions.load(Ordering::Relaxed)
     }
 }
 
 /// One of a limited number, until it is dropped.
-struct Counted(Arc<AtomicUsize>);
+struct Permit(Arc<AtomicUsize>);
 
-impl Counted {
+impl Permit {
     fn enter(count: &Arc<AtomicUsize>, limit: usize) -> Option<Self> {
         let counted = Self(Arc::clone(count));
         (count.fetch_add(1, Ordering::Relaxed) < limit).then_some(counted)
     }
 }
 
-impl Drop for Counted {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
 //! Who may say that he is whom, and what that allows.
 
 use super::is_name;
-use crate::link::Peer;
+use crate::protocol::Peer;
 use std::collections::BTreeMap;
 
 /// What a borrower may do.
@@ -28,8 +28,8 @@ impl Borrower {
         self.standing != Standing::Anybody && names.contains(&self.name)
     }
 
-    /// The one that has proved `peer` and says that it is `name`, where users of this host, besides the lender's own and root, have
-    /// the names that `users` says. None where it may not say so.
+    /// The one that has proved `peer` and says that it is `name`, where users of this host, besides
+    /// the lender's own and root, have the names that `users` says. None where it may not say so.
     pub fn new(peer: &Peer, name: &str, users: &BTreeMap<u32, Vec<String>>) -> Option<Self> {
         let is_given = |user: &u32| {
             let names = users.get(user);

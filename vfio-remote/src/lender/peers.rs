@@ -2,15 +2,17 @@
 //! 6): both are held for the same VM.
 
 use super::device::Device;
-use crate::link::message::{Fence, PeerKey, Refusal};
+use super::reach::DmaRange;
+use crate::protocol::message::{Fence, PeerKey, Refusal};
 use farlane_pci::{AccessError, DmaMapping, DmaTarget, Function, Region, SharedArea};
-use farlane_zero_copy::chain;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use farlane_sys::chain;
+use farlane_sys::sync::lock;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// What a device has for others, while it is held.
 #[derive(Clone)]
-pub(crate) struct Lent {
-    /// The lease.
+pub(crate) struct PeerAccess {
+    /// Number of the lease.
     pub fence: Fence,
     /// Who knows it is told it by the holder.
     pub key: PeerKey,
@@ -20,65 +22,71 @@ pub(crate) struct Lent {
     pub function: Weak<dyn Function>,
 }
 
-/// Whether the source of a [`PeerUse`] reaches its range.
-enum Reached {
+/// Whether the source of a [`PeerRange`] reaches its range.
+enum RangeState {
     /// As long as this is not taken away from it.
-    By(Arc<dyn Function>),
+    Mapped(Arc<dyn Function>),
     /// Not yet, or no more.
-    No,
+    Unmapped,
     /// It was not to be taken away, and goes with the source.
     Stuck,
 }
 
 /// A range that another device, the source, reaches in this one.
-pub(crate) struct PeerUse {
+pub(crate) struct PeerRange {
     address: u64,
     length: u64,
     /// Held while the range is taken away, and while it is being mapped.
-    reached: Mutex<Reached>,
+    reached: Mutex<RangeState>,
 }
 
-impl PeerUse {
-    /// Has `source` reach a range. `register` makes it known to whoever may end it; from then on that waits for the mapping.
+impl PeerRange {
+    /// Has `source` reach a range. `register` makes it known to whoever may end it; from then on
+    /// that waits for the mapping. Where it cannot be mapped, `forget` undoes that.
     pub fn map(
         source: &Arc<dyn Function>,
         mapping: DmaMapping,
         register: impl FnOnce(&Arc<Self>),
-    ) -> (Arc<Self>, Result<(), AccessError>) {
+        forget: impl FnOnce(&Arc<Self>),
+    ) -> Result<Arc<Self>, Refusal> {
         let used = Arc::new(Self {
             address: mapping.address,
             length: mapping.length,
-            reached: Mutex::new(Reached::No),
+            reached: Mutex::new(RangeState::Unmapped),
         });
         let mut reached = used.reached();
         register(&used);
         let mapped = source.map(mapping);
         if mapped.is_ok() {
-            *reached = Reached::By(Arc::clone(source));
+            *reached = RangeState::Mapped(Arc::clone(source));
         }
         drop(reached);
-        (used, mapped)
+        if let Err(e) = mapped {
+            forget(&used);
+            return Err(Refusal::Invalid(chain(&e)));
+        }
+        Ok(used)
     }
 
-    fn reached(&self) -> MutexGuard<'_, Reached> {
-        self.reached.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reached(&self) -> MutexGuard<'_, RangeState> {
+        lock(&self.reached)
     }
 
-    /// Takes the range away, unless that has been done. When this has succeeded, the source does not
-    /// touch it; else it may, and this can be tried again.
+    /// Takes the range away, unless that has been done. When this has succeeded, the source does
+    /// not touch it; else it may, and this can be tried again.
     pub fn end(&self) -> Result<(), AccessError> {
         let mut reached = self.reached();
         match &*reached {
-            Reached::By(function) => function.unmap(self.address, self.length)?,
-            Reached::No => {}
-            Reached::Stuck => return Err(std::io::Error::other("it was not taken away").into()),
+            RangeState::Mapped(function) => function.unmap(self.address, self.length)?,
+            RangeState::Unmapped => {}
+            RangeState::Stuck => return Err(std::io::Error::other("it was not taken away").into()),
         }
-        *reached = Reached::No;
+        *reached = RangeState::Unmapped;
         Ok(())
     }
 
-    /// The source is about to go. Takes the range away before, as far as that can be had, and says whether it was. Nobody else
-    /// has the source's function when this returns.
+    /// The source is about to go. Takes the range away before, as far as that can be had, and says
+    /// whether it was. Nobody else has the source's function when this returns.
     pub fn take(&self) -> bool {
         let ended = self.end();
         if let Err(e) = &ended {
@@ -86,13 +94,13 @@ impl PeerUse {
                 "A device keeps memory of another one until it is reset: {}",
                 chain(e)
             );
-            *self.reached() = Reached::Stuck;
+            *self.reached() = RangeState::Stuck;
         }
         ended.is_ok()
     }
 }
 
-impl Lent {
+impl PeerAccess {
     /// Whether somebody knows the key. Takes as long for each wrong one.
     pub fn is_opened_by(&self, key: PeerKey) -> bool {
         let pairs = self.key.0.iter().zip(key.0);
@@ -126,43 +134,37 @@ impl Device {
         key: PeerKey,
         (region, offset): (Region, u64),
         source: &Arc<dyn Function>,
-        (address, length, writable): (u64, u64, bool),
-    ) -> Result<Arc<PeerUse>, Refusal> {
+        range: DmaRange,
+    ) -> Result<Arc<PeerRange>, Refusal> {
         let name = &self.offer.name;
         let mut state = self.state();
         let lent = state.lent.as_ref().filter(|lent| lent.is_opened_by(key));
         let lent = lent.ok_or_else(|| Refusal::Invalid(format!("{name} has another key")))?;
         let described = self.offer.source.description().region(region);
         let described = described.filter(|d| {
-            let inside = offset.checked_add(length).is_some_and(|end| end <= d.size);
-            inside && region.bar().is_some() && (d.writable || !writable)
+            let end = offset.checked_add(range.length);
+            let is_inside = end.is_some_and(|end| end <= d.size);
+            is_inside && region.bar().is_some() && (d.writable || !range.writable)
         });
-        let target = described.and_then(|_| lent.find(region, offset, length));
+        let target = described.and_then(|_| lent.find(region, offset, range.length));
         let target = target.ok_or_else(|| {
             Refusal::Invalid(format!(
                 "{name} has no memory for others at {offset:#x} of {region:?}"
             ))
         })?;
-        let mapping = DmaMapping {
-            address,
-            length,
-            writable,
-            target,
-        };
-        // A lease that ends from now on waits for what is here, and takes it away. Nobody else waits for it.
-        let (used, mapped) = PeerUse::map(source, mapping, |used| {
+        // A lease that ends from now on waits for what is here, and takes it away. Nobody else
+        // waits for it.
+        let register = |used: &Arc<PeerRange>| {
             state.users.push(Arc::clone(used));
             drop(state);
-        });
-        if let Err(e) = mapped {
-            self.forget(&used);
-            return Err(Refusal::Invalid(chain(&e)));
-        }
-        Ok(used)
+        };
+        PeerRange::map(source, range.mapping(target), register, |used| {
+            self.forget(used)
+        })
     }
 
     /// A range was taken away, or is about to be.
-    pub fn forget(&self, used: &Arc<PeerUse>) {
+    pub fn forget(&self, used: &Arc<PeerRange>) {
         self.state().users.retain(|other| !Arc::ptr_eq(other, used));
     }
 }

@@ -7,58 +7,59 @@
 //! register that says that a command is done, the end of a mapping, of the lease or of a sublease).
 //! A read through the bridge passes no writes: when it is answered, they have arrived.
 
-use super::far::Uses;
+use super::foreign::ForeignRanges;
 use farlane_ntb::Ntb;
 use farlane_pci::Signal;
-use farlane_zero_copy::log_limit::LogLimit;
-use farlane_zero_copy::{chain, warn_limited};
-use std::sync::{Arc, PoisonError, RwLock};
+use farlane_sys::log_limit::LogLimit;
+use farlane_sys::sync::{read, write};
+use farlane_sys::{chain, warn_limited};
+use std::sync::{Arc, RwLock};
 
 /// A window between hosts through which a device may write.
 #[derive(Clone, Debug)]
-pub(super) struct Through {
+pub(super) struct WriteWindow {
     pub ntb: Arc<dyn Ntb>,
     pub window: u32,
     /// Where in the window it reaches memory.
     pub offset: u64,
     /// For memory of another lender's device: it is not to be read any more when that is over.
-    pub far: Option<Arc<Uses>>,
+    pub foreign: Option<Arc<ForeignRanges>>,
 }
 
-impl Through {
+impl WriteWindow {
     fn is_as(&self, other: &Self) -> bool {
-        let is_far_as = match (&self.far, &other.far) {
+        let is_foreign_as = match (&self.foreign, &other.foreign) {
             (Some(uses), Some(others)) => Arc::ptr_eq(uses, others),
             (None, None) => true,
             _ => false,
         };
-        is_far_as && self.window == other.window && Arc::ptr_eq(&self.ntb, &other.ntb)
+        is_foreign_as && self.window == other.window && Arc::ptr_eq(&self.ntb, &other.ntb)
     }
 }
 
 /// All such windows of one device.
 #[derive(Debug, Default)]
-pub(super) struct Written {
-    windows: RwLock<Vec<Through>>,
+pub(super) struct PostedWrites {
+    windows: RwLock<Vec<WriteWindow>>,
     log: LogLimit,
 }
 
-impl Written {
+impl PostedWrites {
     /// Says which windows there are: before who has asked for a mapping is told that there is one,
     /// and after the last [`flush`](Self::flush) for one that is not reached any more.
-    pub fn set<'a>(&self, all: impl Iterator<Item = &'a Through>) {
-        let mut windows: Vec<Through> = Vec::new();
+    pub fn set<'a>(&self, all: impl Iterator<Item = &'a WriteWindow>) {
+        let mut windows: Vec<WriteWindow> = Vec::new();
         for through in all {
             if !windows.iter().any(|known| known.is_as(through)) {
                 windows.push(through.clone());
             }
         }
-        *self.windows.write().unwrap_or_else(PoisonError::into_inner) = windows;
+        *write(&self.windows) = windows;
     }
 
     /// There is one more window.
-    pub fn add(&self, through: &Through) {
-        let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
+    pub fn add(&self, through: &WriteWindow) {
+        let mut windows = write(&self.windows);
         if !windows.iter().any(|known| known.is_as(through)) {
             windows.push(through.clone());
         }
@@ -66,9 +67,13 @@ impl Written {
 
     /// What the device has written is where it is to be when this returns.
     pub fn flush(&self) {
-        let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
+        let windows = read(&self.windows);
         for through in windows.iter() {
-            if through.far.as_ref().is_some_and(|far| far.is_over()) {
+            if through
+                .foreign
+                .as_ref()
+                .is_some_and(|foreign| foreign.is_over())
+            {
                 continue;
             }
             if let Err(e) = through
@@ -84,12 +89,12 @@ impl Written {
 
 /// An interrupt that comes after what the device wrote before it.
 #[derive(Debug)]
-pub(super) struct Ordered {
-    pub written: Arc<Written>,
+pub(super) struct FlushingSignal {
+    pub written: Arc<PostedWrites>,
     pub signal: Arc<dyn Signal>,
 }
 
-impl Signal for Ordered {
+impl Signal for FlushingSignal {
     fn raise(&self) {
         self.written.flush();
         self.signal.raise();

@@ -1,11 +1,12 @@
 //! Whether a window shows the memory that its borrower says it does.
 //!
-//! Which memory a window between hosts shows is configured at both, and a device that is led through a wrong one writes into
-//! memory of somebody else. So before a device reaches a range through one, words of it are compared: as the lender sees them
-//! through the window, and as the borrower reads them in the memory of its VM. Nothing is written.
+//! Which memory a window between hosts shows is configured at both, and a device that is led
+//! through a wrong one writes into memory of somebody else. So before a device reaches a range
+//! through one, words of it are compared: as the lender sees them through the window, and as the
+//! borrower reads them in the memory of its VM. Nothing is written.
 
 use farlane_pci::DmaSpace;
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io;
 use std::time::{Duration, Instant};
@@ -20,8 +21,8 @@ const PROOF: usize = 8;
 /// How often words that differ are read again: a VM that runs writes them meanwhile.
 const ROUNDS: usize = 8;
 const WORD_BYTES: u64 = 8;
-/// How long a borrower may take for all that is compared with one request: less than it may take for one answer, because its
-/// device is not given back meanwhile.
+/// How long a borrower may take for all that is compared with one request: less than it may take
+/// for one answer, because its device is not given back meanwhile.
 pub(super) const PATIENCE: Duration = Duration::from_secs(4);
 
 /// A word of memory.
@@ -32,7 +33,8 @@ pub(super) type Word = [u8; 8];
 pub(super) enum Verdict {
     /// It is the same memory.
     Proved,
-    /// Both are zero wherever they were looked at, or nearly: memory that nobody has used yet. It is to be looked at again.
+    /// Both are zero wherever they were looked at, or nearly: memory that nobody has used yet. It
+    /// is to be looked at again.
     Empty,
 }
 
@@ -64,8 +66,8 @@ pub(super) fn asking(
     }
 }
 
-/// Compares what lies at `length` bytes from `address` on in `window`, which is what the lender sees, with what `theirs` reads at
-/// such addresses, which is what the borrower does.
+/// Compares what lies at `length` bytes from `address` on in `window`, which is what the lender
+/// sees, with what `theirs` reads at such addresses, which is what the borrower does.
 ///
 /// # Errors
 /// See [`Fault`].
@@ -119,7 +121,8 @@ pub(super) fn compare(
     }
 }
 
-/// Addresses of words that are to be compared: half of them anywhere, half of them not zero as far as some are found.
+/// Addresses of words that are to be compared: half of them anywhere, half of them not zero as far
+/// as some are found.
 fn choose(
     address: u64,
     length: u64,
@@ -312,7 +315,8 @@ mod tests {
         let memory = Memory::new();
         memory.fill(1);
         let asked = Cell::new(0);
-        // Whatever is said is wrong by the time it is compared: it would be asked for in all rounds.
+        // Whatever is said is wrong by the time it is compared: it would be asked for in all
+        // rounds.
         let read = |addresses: &[u64], _: Instant| {
             asked.set(asked.get() + 1);
             memory.fill(asked.get() * 2);

@@ -1,9 +1,10 @@
-//! What waits for the worker of a link.
+//! What waits for the worker of a session.
 
-use crate::link::Received;
-use crate::link::message::ToLender;
+use crate::protocol::Received;
+use crate::protocol::message::ToLender;
+use farlane_sys::sync::{held, lock};
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// Messages that wait at most.
@@ -37,17 +38,14 @@ pub(super) struct WorkQueue {
 
 impl WorkQueue {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Appends a message. Gives it back where there is no room for it until then.
     pub fn push(&self, message: Message, until: Instant) -> Option<Message> {
         let left = until.saturating_duration_since(Instant::now());
         let is_full = |state: &mut State| state.messages.len() >= LIMIT;
-        let (mut state, _) = self
-            .changed
-            .wait_timeout_while(self.state(), left, is_full)
-            .unwrap_or_else(PoisonError::into_inner);
+        let (mut state, _) = held(self.changed.wait_timeout_while(self.state(), left, is_full));
         if is_full(&mut state) {
             return Some(message);
         }
@@ -71,10 +69,7 @@ impl WorkQueue {
     /// What is to be done next. None after the end.
     pub fn next(&self) -> Option<Work> {
         let is_idle = |s: &mut State| !s.ended && !s.look && s.messages.is_empty();
-        let mut state = self
-            .changed
-            .wait_while(self.state(), is_idle)
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut state = held(self.changed.wait_while(self.state(), is_idle));
         if state.ended {
             return None;
         }

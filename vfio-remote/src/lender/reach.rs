@@ -1,21 +1,22 @@
-//! One link at the lender: what its device reaches, and over which ways.
+//! One session at the lender: what its device reaches, and over which ways.
 
 use super::device::{Device, Reach};
-use super::far::{FarDevice, Owner, Used};
+use super::foreign::{ForeignDevice, Owner, PeerMapping};
 use super::is_name;
 use super::memory::LeaseMemory;
-use super::posted::Through;
+use super::posted::WriteWindow;
 use super::proof::{self, Fault, Verdict, Word};
 use super::session::Ending;
 use super::unmapping;
-use super::worker::{Answer, Held, Session, Worker};
-use crate::link::message::{
+use super::worker::{Answer, AttachedDevice, HeldDevice, Worker};
+use crate::protocol::message::{
     Fence, MAX_LISTED_MAPPINGS, MAX_LISTED_PEERS, MappingStatus, PeerKey, PeerName, PeerStatus,
     Place, Refusal, Reply,
 };
 use farlane_pci::{DmaMapping, DmaSpace, DmaTarget, Region, RemoteMemory};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,7 +29,7 @@ const MAX_MAPPED_BYTES: u64 = 4 << 40;
 /// Ranges that are compared again with one request, of those that were empty before.
 const LOOKS: usize = 4;
 /// Devices of other lenders that one device reaches.
-const MAX_FAR: usize = 8;
+const MAX_FOREIGN: usize = 8;
 /// How long another lender may take to give a sublease.
 const SUBLEASE_PATIENCE: Duration = Duration::from_secs(3);
 /// Bytes of a word that is compared.
@@ -37,7 +38,7 @@ const WORD_BYTES: u64 = 8;
 const PAGE_BYTES: u64 = 4096;
 
 /// A range that a device reaches.
-pub(super) struct Mapped {
+pub(super) struct ReachedRange {
     pub length: u64,
     writable: bool,
     way: String,
@@ -45,35 +46,36 @@ pub(super) struct Mapped {
     /// The other device whose memory it is.
     peer: Option<PeerName>,
     /// The window between hosts through which it may be written.
-    through: Option<Through>,
+    through: Option<WriteWindow>,
     /// For another device: what ends with its lease.
-    used: Option<Used>,
-    /// For memory behind a window that was empty when it was compared: what is to be looked at again.
-    unproved: Option<Unproved>,
+    used: Option<PeerMapping>,
+    /// For memory behind a window that was empty when it was compared: what is to be looked at
+    /// again.
+    unproved: Option<UnprovedWindow>,
 }
 
 /// Memory behind a window that may be what it should be.
-struct Unproved {
+struct UnprovedWindow {
     bridge: u16,
     window: Arc<DmaSpace>,
-    other: Other,
+    other: Reference,
 }
 
 /// What a window is compared with.
 #[derive(Clone)]
-enum Other {
+enum Reference {
     /// What the borrower reads at the same addresses.
     Borrower,
     /// What another lender reads of its device.
     Lender {
-        device: Arc<FarDevice>,
+        device: Arc<ForeignDevice>,
         region: Region,
         /// What is to be added to an address for the offset in the region.
         shift: u64,
     },
 }
 
-impl Other {
+impl Reference {
     /// Whether there is something to compare with.
     fn is_there(&self) -> bool {
         match self {
@@ -83,14 +85,14 @@ impl Other {
     }
 }
 
-impl Mapped {
+impl ReachedRange {
     /// What is to be ended when the range is.
-    pub fn used(&self) -> Option<Used> {
+    pub fn used(&self) -> Option<PeerMapping> {
         self.used.clone()
     }
 }
 
-impl Held {
+impl HeldDevice {
     /// What is written from now on goes through no other windows than those of the mappings.
     pub(super) fn write_through(&self) {
         let through = self.mappings.values().filter_map(|m| m.through.as_ref());
@@ -98,10 +100,10 @@ impl Held {
     }
 
     pub(super) fn let_go_of_the_unused(&mut self) {
-        self.far.retain(|_, far| {
-            let is_used = !far.is_unused();
+        self.foreign.retain(|_, device| {
+            let is_used = !device.is_unused();
             if !is_used {
-                far.part();
+                device.part();
             }
             is_used
         });
@@ -109,192 +111,218 @@ impl Held {
 }
 
 /// Where memory is, and how the device gets there.
-struct Found {
+struct MemoryPath {
     target: DmaTarget,
     way: String,
     hops: Option<u32>,
-    through: Option<Through>,
+    through: Option<WriteWindow>,
+}
+
+/// A range of addresses that a device is to reach.
+#[derive(Clone, Copy)]
+pub(super) struct DmaRange {
+    pub address: u64,
+    pub length: u64,
+    pub writable: bool,
+}
+
+impl DmaRange {
+    fn refused(self, why: impl Display) -> Refusal {
+        let Self {
+            address, length, ..
+        } = self;
+        Refusal::Invalid(format!("{length:#x} bytes at {address:#x}: {why}"))
+    }
+
+    pub fn mapping(self, target: DmaTarget) -> DmaMapping {
+        DmaMapping {
+            address: self.address,
+            length: self.length,
+            writable: self.writable,
+            target,
+        }
+    }
+
+    fn reached(self, path: MemoryPath, peer: Option<PeerName>) -> ReachedRange {
+        ReachedRange {
+            length: self.length,
+            writable: self.writable,
+            way: path.way,
+            hops: path.hops,
+            through: path.through,
+            peer,
+            used: None,
+            unproved: None,
+        }
+    }
 }
 
 impl Worker {
     pub(super) fn map(
         &mut self,
         fence: Fence,
-        (address, length): (u64, u64),
-        writable: bool,
+        range: DmaRange,
         place: Place,
         peer: Option<PeerName>,
     ) -> Answer {
-        let memory = Arc::new(self.memory(fence));
         let until = Instant::now() + proof::PATIENCE;
         self.look_again(fence, until)?;
-        let lender = Arc::clone(&self.lender);
-        let borrower = self.borrower.clone();
-        let (session, held) = self.held(fence)?;
-        let invalid =
-            |why: &str| Refusal::Invalid(format!("{length:#x} bytes at {address:#x}: {why}"));
-        if length == 0
-            || !address.is_multiple_of(PAGE_BYTES)
-            || !length.is_multiple_of(PAGE_BYTES)
-            || address.checked_add(length).is_none()
-        {
-            return Err(invalid("not whole pages"));
-        }
-        if held
-            .unmapping
-            .as_ref()
-            .is_some_and(|u| u.is_of((address, length)))
-        {
-            return Err(unmapping::another());
-        }
-        // Also where the function does not know of it any more: what takes it away may not have ended.
-        let before = held.mappings.range(..address.saturating_add(length));
-        let mut others = before.map(|(&start, mapped)| start.saturating_add(mapped.length));
-        if others.next_back().is_some_and(|end| end > address) {
-            return Err(invalid("it overlaps another range"));
-        }
-        if held.mappings.len() >= MAX_MAPPINGS {
-            return Err(invalid("too many ranges"));
-        }
-        let mapped: u64 = held.mappings.values().map(|m| m.length).sum();
-        if length > MAX_MAPPED_BYTES.saturating_sub(mapped) {
-            return Err(invalid("too much memory"));
-        }
-        if peer
-            .as_ref()
-            .is_some_and(|p| !is_name(&p.lender) || !is_name(&p.device))
-        {
-            return Err(invalid("the other device has no name"));
-        }
-        let mut unproved = None;
-        let (way, hops, through, used) = match place {
+        check_range(self.held(fence)?.1, range, peer.as_ref())?;
+        let mapped = match place {
             Place::Device {
                 device,
                 region,
                 offset,
                 key,
-            } => {
-                let other = lender
-                    .devices
-                    .get(&device)
-                    .filter(|d| d.is_for(&borrower) && !Arc::ptr_eq(d, &session.device))
-                    .ok_or_else(|| Refusal::NoDevice(borrower.name.clone()))?;
-                let range = (address, length, writable);
-                let used = other.reach(key, (region, offset), &held.function, range)?;
-                let used = Some(Used::new(Owner::Here(Arc::clone(other)), used));
-                ("same lender".to_owned(), Some(0), None, used)
-            }
+            } => self.map_same_lender(fence, range, &device, (region, offset, key), peer)?,
             Place::Peer {
                 bridge,
                 region,
                 offset,
                 key,
             } => {
-                let peer = peer.as_ref().ok_or_else(|| invalid("of no device"))?;
-                let device = self.far(fence, (bridge, region), peer, key, until)?;
-                let (session, held) = self.held(fence)?;
-                let place = Place::Window {
-                    bridge,
-                    window: 0,
-                    offset,
-                };
-                let range = (length, writable);
-                let found = find(session, &place, range, true, memory as _);
-                let mut found = found.map_err(|why| invalid(&why))?;
-                // Before anything is read through the window: that there is memory, not registers.
-                let ends = [offset, offset.wrapping_add(length - WORD_BYTES)];
-                let there = device.words(region, &ends, until);
-                there.map_err(|e| invalid(&chain(&e)))?;
-                let function = Arc::clone(&held.function);
-                let other = Other::Lender {
-                    device: Arc::clone(&device),
-                    region,
-                    shift: offset.wrapping_sub(address),
-                };
-                let range = (address, length);
-                unproved = self.prove(fence, bridge, &found.target, range, other, until)?;
-                let mapping = DmaMapping {
-                    address,
-                    length,
-                    writable,
-                    target: found.target,
-                };
-                let range = device.reach(&function, mapping, found.through.as_mut())?;
-                let used = Some(Used::new(Owner::Far(device), range));
-                (found.way, found.hops, found.through, used)
+                let peer = peer.ok_or_else(|| range.refused("of no device"))?;
+                let device = self.foreign(fence, (bridge, region), &peer, key, until)?;
+                self.map_foreign(fence, range, (bridge, region, offset), device, peer, until)?
             }
-            place => {
-                let range = (length, writable);
-                let found = find(
-                    session,
-                    &place,
-                    range,
-                    peer.is_some(),
-                    Arc::clone(&memory) as _,
-                )
-                .map_err(|why| invalid(&why))?;
-                if let Place::Window { bridge, .. } = place
-                    && found.hops != Some(0)
-                {
-                    let way = session.ways.get(usize::from(bridge));
-                    // To look there may not be without effect.
-                    if way.is_some_and(|way| way.shows.is_some()) {
-                        return Err(invalid("the window shows a device"));
-                    }
-                    let range = (address, length);
-                    let other = Other::Borrower;
-                    unproved = self.prove(fence, bridge, &found.target, range, other, until)?;
-                }
-                let (_, held) = self.held(fence)?;
-                let mapped = held.function.map(DmaMapping {
-                    address,
-                    length,
-                    writable,
-                    target: found.target,
-                });
-                mapped.map_err(|e| Refusal::Invalid(chain(&e)))?;
-                (found.way, found.hops, found.through, None)
-            }
+            place => self.map_borrower(fence, range, &place, peer, until)?,
         };
-        let mapped = Mapped {
-            length,
-            writable,
-            way,
-            hops,
-            through,
-            peer,
-            used,
-            unproved,
-        };
-        if let Some(session) = &mut self.session
-            && let Some(held) = &mut session.held
+        if let Some(attached) = &mut self.attached
+            && let Some(held) = &mut attached.held
         {
-            held.mappings.insert(address, mapped);
+            held.mappings.insert(range.address, mapped);
             held.write_through();
-            report(&session.device, held);
+            report(&attached.device, held);
         }
         Ok(Reply::Done)
+    }
+
+    /// Memory of another device of this lender.
+    fn map_same_lender(
+        &self,
+        fence: Fence,
+        range: DmaRange,
+        name: &str,
+        (region, offset, key): (Region, u64, PeerKey),
+        peer: Option<PeerName>,
+    ) -> Result<ReachedRange, Refusal> {
+        let (attached, held) = self.held(fence)?;
+        let other = self.lender.devices.get(name);
+        let other = other
+            .filter(|d| d.is_for(&self.borrower) && !Arc::ptr_eq(d, &attached.device))
+            .ok_or_else(|| Refusal::NoDevice(self.borrower.name.clone()))?;
+        let used = other.reach(key, (region, offset), &held.function, range)?;
+        Ok(ReachedRange {
+            length: range.length,
+            writable: range.writable,
+            way: "same lender".to_owned(),
+            hops: Some(0),
+            peer,
+            through: None,
+            used: Some(PeerMapping::new(Owner::Here(Arc::clone(other)), used)),
+            unproved: None,
+        })
+    }
+
+    /// Memory of a device of another lender, behind a window.
+    fn map_foreign(
+        &mut self,
+        fence: Fence,
+        range: DmaRange,
+        (bridge, region, offset): (u16, Region, u64),
+        device: Arc<ForeignDevice>,
+        peer: PeerName,
+        until: Instant,
+    ) -> Result<ReachedRange, Refusal> {
+        let place = Place::Window {
+            bridge,
+            window: 0,
+            offset,
+        };
+        let mut path = self.path(fence, &place, range, true)?;
+        // Before anything is read through the window: that there is memory, not registers.
+        let ends = [offset, offset.wrapping_add(range.length - WORD_BYTES)];
+        let there = device.words(region, &ends, until);
+        there.map_err(|e| range.refused(chain(&e)))?;
+        let reference = Reference::Lender {
+            device: Arc::clone(&device),
+            region,
+            shift: offset.wrapping_sub(range.address),
+        };
+        let unproved = self.prove(fence, bridge, &path.target, range, reference, until)?;
+        let (_, held) = self.held(fence)?;
+        let mapping = range.mapping(path.target.clone());
+        let used = device.reach(&held.function, mapping, path.through.as_mut())?;
+        Ok(ReachedRange {
+            used: Some(PeerMapping::new(Owner::Foreign(device), used)),
+            unproved,
+            ..range.reached(path, Some(peer))
+        })
+    }
+
+    /// Memory that the borrower shows: of its VM, or of another device that it has.
+    fn map_borrower(
+        &mut self,
+        fence: Fence,
+        range: DmaRange,
+        place: &Place,
+        peer: Option<PeerName>,
+        until: Instant,
+    ) -> Result<ReachedRange, Refusal> {
+        let path = self.path(fence, place, range, peer.is_some())?;
+        let mut unproved = None;
+        if let &Place::Window { bridge, .. } = place
+            && path.hops != Some(0)
+        {
+            let way = self.held(fence)?.0.ways.get(usize::from(bridge));
+            // To look there may not be without effect.
+            if way.is_some_and(|way| way.shows.is_some()) {
+                return Err(range.refused("the window shows a device"));
+            }
+            let reference = Reference::Borrower;
+            unproved = self.prove(fence, bridge, &path.target, range, reference, until)?;
+        }
+        let (_, held) = self.held(fence)?;
+        let mapped = held.function.map(range.mapping(path.target.clone()));
+        mapped.map_err(|e| Refusal::Invalid(chain(&e)))?;
+        Ok(ReachedRange {
+            unproved,
+            ..range.reached(path, peer)
+        })
+    }
+
+    /// How the lender reaches memory behind a window or the session.
+    fn path(
+        &self,
+        fence: Fence,
+        place: &Place,
+        range: DmaRange,
+        of_device: bool,
+    ) -> Result<MemoryPath, Refusal> {
+        let (attached, _) = self.held(fence)?;
+        let memory = Arc::new(self.memory(fence));
+        find(attached, place, range, of_device, memory).map_err(|why| range.refused(why))
     }
 
     fn memory(&self, fence: Fence) -> LeaseMemory {
         let held = self.held(fence).ok();
         let written = held.map(|(_, held)| Arc::clone(&held.written));
-        let link = Arc::clone(&self.control.memory);
-        LeaseMemory::new(link, fence, written.unwrap_or_default())
+        let borrower = Arc::clone(&self.control.memory);
+        LeaseMemory::new(borrower, fence, written.unwrap_or_default())
     }
 
     /// The device of another lender that a window shows, for as long as it is held there.
-    fn far(
+    fn foreign(
         &mut self,
         fence: Fence,
         (bridge, region): (u16, Region),
         peer: &PeerName,
         key: PeerKey,
         until: Instant,
-    ) -> Result<Arc<FarDevice>, Refusal> {
+    ) -> Result<Arc<ForeignDevice>, Refusal> {
         let lender = Arc::clone(&self.lender);
-        let (session, held) = self.held(fence)?;
-        let way = session.ways.get(usize::from(bridge));
+        let (attached, held) = self.held(fence)?;
+        let way = attached.ways.get(usize::from(bridge));
         let shows = way.and_then(|way| way.shows.clone());
         let shows = shows.filter(|bar| bar.name() == *peer && bar.region == region);
         let PeerName {
@@ -306,16 +334,16 @@ impl Worker {
         })?;
         let function = Arc::clone(&held.function);
         let held = self.held_mut(fence)?;
-        if let Some(found) = held.far.get(peer).filter(|far| far.is_live(key)) {
+        if let Some(found) = held.foreign.get(peer).filter(|device| device.is_live(key)) {
             return Ok(Arc::clone(found));
         }
         held.let_go_of_the_unused();
-        if held.far.len() >= MAX_FAR {
+        if held.foreign.len() >= MAX_FOREIGN {
             return Err(Refusal::Invalid("too many other devices".to_owned()));
         }
         let until = until.min(Instant::now() + SUBLEASE_PATIENCE);
-        let opened = FarDevice::open(&lender.name, &shows, key, &function, until)?;
-        held.far.insert(peer.clone(), Arc::clone(&opened));
+        let opened = ForeignDevice::open(&lender.name, &shows, key, &function, until)?;
+        held.foreign.insert(peer.clone(), Arc::clone(&opened));
         Ok(opened)
     }
 
@@ -326,32 +354,31 @@ impl Worker {
         }
     }
 
-    /// Compares what a window between hosts shows with what it should. What is returned is to be looked at again.
+    /// Compares what a window between hosts shows with what it should. What is returned is to be
+    /// looked at again.
     fn prove(
         &mut self,
         fence: Fence,
         bridge: u16,
         target: &DmaTarget,
-        (address, length): (u64, u64),
-        other: Other,
+        range: DmaRange,
+        other: Reference,
         until: Instant,
-    ) -> Result<Option<Unproved>, Refusal> {
+    ) -> Result<Option<UnprovedWindow>, Refusal> {
         let (_, held) = self.held(fence)?;
         if let Some(why) = held.refused.get(&bridge) {
             return Err(Refusal::Window(why.clone()));
         }
-        let window = window_of(target, address, length)?;
+        let window = window_of(target, range)?;
         let words = self.words(fence, &other, until);
-        match proof::compare(&window, (address, length), words) {
+        match proof::compare(&window, (range.address, range.length), words) {
             Ok(Verdict::Proved) => Ok(None),
-            Ok(Verdict::Empty) => Ok(Some(Unproved {
+            Ok(Verdict::Empty) => Ok(Some(UnprovedWindow {
                 bridge,
                 window,
                 other,
             })),
-            Err(Fault::NotRead(why)) => Err(Refusal::Invalid(format!(
-                "{length:#x} bytes at {address:#x}: {why}"
-            ))),
+            Err(Fault::NotRead(why)) => Err(range.refused(why)),
             Err(Fault::Differs(why)) => Err(self.refuse_window(bridge, why)),
         }
     }
@@ -360,15 +387,15 @@ impl Worker {
     fn words(
         &self,
         fence: Fence,
-        other: &Other,
+        other: &Reference,
         until: Instant,
     ) -> impl Fn(&[u64]) -> io::Result<Vec<Word>> + use<> {
         let control = Arc::clone(&self.control);
         let memory = self.memory(fence);
         let other = other.clone();
         let read = move |addresses: &[u64], until| match &other {
-            Other::Borrower => memory.words(addresses, until),
-            Other::Lender {
+            Reference::Borrower => memory.words(addresses, until),
+            Reference::Lender {
                 device,
                 region,
                 shift,
@@ -386,12 +413,13 @@ impl Worker {
         self.look_again(fence, Instant::now() + proof::PATIENCE)
     }
 
-    /// Looks again at some of what was empty behind windows when it was mapped. A device that has reached another memory than
-    /// its VM's since then is taken away. What is not read is to be looked at again.
+    /// Looks again at some of what was empty behind windows when it was mapped. A device that has
+    /// reached another memory than its VM's since then is taken away. What is not read is to be
+    /// looked at again.
     fn look_again(&mut self, fence: Fence, until: Instant) -> Result<(), Refusal> {
         let (_, held) = self.held(fence)?;
         let from = held.looked_at;
-        let open = |(_, mapped): &(&u64, &Mapped)| {
+        let open = |(_, mapped): &(&u64, &ReachedRange)| {
             let unproved = mapped.unproved.as_ref();
             unproved.is_some_and(|unproved| unproved.other.is_there())
         };
@@ -442,10 +470,10 @@ impl Worker {
 
     /// Nothing is reached through a bridge any more under this lease.
     fn refuse_window(&mut self, bridge: u16, why: String) -> Refusal {
-        if let Some(session) = &mut self.session
-            && let Some(held) = &mut session.held
+        if let Some(attached) = &mut self.attached
+            && let Some(held) = &mut attached.held
         {
-            let way = session.ways.get(usize::from(bridge));
+            let way = attached.ways.get(usize::from(bridge));
             let name = way.map_or("none", |way| way.name.as_str());
             let borrower = &self.borrower.name;
             let what = way.and_then(|way| way.shows.as_ref()).map_or_else(
@@ -459,62 +487,97 @@ impl Worker {
     }
 }
 
+/// Whether a device may reach one more range.
+fn check_range(held: &HeldDevice, range: DmaRange, peer: Option<&PeerName>) -> Result<(), Refusal> {
+    let DmaRange {
+        address, length, ..
+    } = range;
+    if length == 0
+        || !address.is_multiple_of(PAGE_BYTES)
+        || !length.is_multiple_of(PAGE_BYTES)
+        || address.checked_add(length).is_none()
+    {
+        return Err(range.refused("not whole pages"));
+    }
+    let unmapping = held.unmapping.as_ref();
+    if unmapping.is_some_and(|u| u.is_of((address, length))) {
+        return Err(unmapping::another());
+    }
+    // Also where the function does not know of it any more: what takes it away may not have
+    // ended.
+    let before = held.mappings.range(..address.saturating_add(length));
+    let mut others = before.map(|(&start, mapped)| start.saturating_add(mapped.length));
+    if others.next_back().is_some_and(|end| end > address) {
+        return Err(range.refused("it overlaps another range"));
+    }
+    if held.mappings.len() >= MAX_MAPPINGS {
+        return Err(range.refused("too many ranges"));
+    }
+    let mapped: u64 = held.mappings.values().map(|m| m.length).sum();
+    if length > MAX_MAPPED_BYTES.saturating_sub(mapped) {
+        return Err(range.refused("too much memory"));
+    }
+    if peer.is_some_and(|p| !is_name(&p.lender) || !is_name(&p.device)) {
+        return Err(range.refused("the other device has no name"));
+    }
+    Ok(())
+}
+
 /// What the lender sees through a window, at the addresses at which the device is to reach it.
-fn window_of(target: &DmaTarget, address: u64, length: u64) -> Result<Arc<DmaSpace>, Refusal> {
+fn window_of(target: &DmaTarget, range: DmaRange) -> Result<Arc<DmaSpace>, Refusal> {
     let window = DmaSpace::new();
-    let mapped = window.map(&DmaMapping {
-        address,
-        length,
+    let seen = DmaRange {
         writable: false,
-        target: target.clone(),
-    });
+        ..range
+    };
+    let mapped = window.map(&seen.mapping(target.clone()));
     mapped.map_err(|e| Refusal::Invalid(chain(&e)))?;
     Ok(window)
 }
 
-/// Memory behind a window or the link, as the lender reaches it.
+/// Memory behind a window or the session, as the lender reaches it.
 fn find(
-    session: &Session,
+    attached: &AttachedDevice,
     place: &Place,
-    (length, writable): (u64, bool),
+    range: DmaRange,
     of_device: bool,
     memory: Arc<dyn RemoteMemory>,
-) -> Result<Found, String> {
+) -> Result<MemoryPath, String> {
     let &Place::Window {
         bridge,
         window,
         offset,
     } = place
     else {
-        return Ok(Found {
+        return Ok(MemoryPath {
             target: DmaTarget::Remote(memory),
             way: "messages".to_owned(),
             hops: None,
             through: None,
         });
     };
-    let way = session.ways.get(usize::from(bridge));
+    let way = attached.ways.get(usize::from(bridge));
     let way = way.ok_or_else(|| "no such bridge".to_owned())?;
     let shown = way.ntb.peer_window(window).map_err(|e| chain(&e))?;
-    let through = (way.hops > 0 && writable).then(|| Through {
+    let through = (way.hops > 0 && range.writable).then(|| WriteWindow {
         ntb: Arc::clone(&way.ntb),
         window,
         offset,
-        far: None,
+        foreign: None,
     });
-    let offset = shown.locate(offset, length).map_err(|e| chain(&e))?;
-    if writable && !shown.writable {
+    let offset = shown.locate(offset, range.length).map_err(|e| chain(&e))?;
+    if range.writable && !shown.writable {
         return Err("the window cannot be written".to_owned());
     }
     let file = Arc::clone(&shown.file);
     Ok(match of_device {
-        false => Found {
+        false => MemoryPath {
             target: DmaTarget::File { file, offset },
             way: format!("{} {window}", way.name),
             hops: Some(way.hops),
             through,
         },
-        true => Found {
+        true => MemoryPath {
             target: DmaTarget::Device { file, offset },
             way: match way.hops {
                 0 => "local".to_owned(),
@@ -527,7 +590,7 @@ fn find(
 }
 
 /// Says what the device reaches, and over how many bridges most of the VM's memory.
-pub(super) fn report(device: &Device, held: &Held) {
+pub(super) fn report(device: &Device, held: &HeldDevice) {
     let mut bytes: BTreeMap<Option<u32>, u64> = BTreeMap::new();
     let mut mappings = Vec::new();
     let mut count = 0_u32;

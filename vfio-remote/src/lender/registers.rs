@@ -1,11 +1,12 @@
-//! One link at the lender: registers and interrupts of its device.
+//! One session at the lender: registers and interrupts of its device.
 
-use super::posted::Ordered;
+use super::posted::FlushingSignal;
 use super::session::MessageSignal;
-use super::worker::{Answer, Held, Worker};
-use crate::link::message::{Delivery, Fence, MAX_DATA_BYTES, MAX_VECTORS, Refusal, Reply};
+use super::worker::{Answer, HeldDevice, Worker};
+use crate::protocol::message::{Delivery, Fence, MAX_DATA_BYTES, MAX_VECTORS, Refusal, Reply};
+use farlane_abi::width::to_usize;
 use farlane_pci::{AccessError, EventSignal, InterruptKind, Region, Signal};
-use farlane_zero_copy::{chain, eventfd};
+use farlane_sys::{chain, eventfd};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -17,9 +18,9 @@ impl Worker {
         region: Region,
         offset: u64,
         length: usize,
-    ) -> Result<&Held, Refusal> {
-        let (session, held) = self.held(fence)?;
-        let description = session.device.offer.source.description();
+    ) -> Result<&HeldDevice, Refusal> {
+        let (attached, held) = self.held(fence)?;
+        let description = attached.device.offer.source.description();
         if length == 0 || length > MAX_DATA_BYTES || !description.contains(region, offset, length) {
             return Err(Refusal::Invalid(format!(
                 "{length:#x} bytes at {offset:#x} of {region:?}"
@@ -35,7 +36,7 @@ impl Worker {
         offset: u64,
         length: u32,
     ) -> Answer {
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let length = to_usize(length.into());
         let held = self.access(fence, region, offset, length)?;
         let mut data = vec![0; length];
         held.function
@@ -66,8 +67,8 @@ impl Worker {
         descriptors: Vec<OwnedFd>,
     ) -> Answer {
         let control = Arc::downgrade(&self.control);
-        let (session, held) = self.held(fence)?;
-        let interrupts = session.device.offer.source.description().interrupts;
+        let (attached, held) = self.held(fence)?;
+        let interrupts = attached.device.offer.source.description().interrupts;
         let count = match kind {
             InterruptKind::Intx => interrupts.intx,
             InterruptKind::Msi => interrupts.msi,
@@ -101,7 +102,7 @@ impl Worker {
             };
             let ordered = signal.map(|signal| -> Arc<dyn Signal> {
                 let written = Arc::clone(&held.written);
-                Arc::new(Ordered { written, signal })
+                Arc::new(FlushingSignal { written, signal })
             });
             held.function
                 .set_interrupt(kind, vector, ordered)

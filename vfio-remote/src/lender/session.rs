@@ -1,32 +1,34 @@
-//! One link at the lender: the thread that receives.
+//! One session at the lender: the thread that receives.
 //!
-//! It answers what must not wait (renewals, answers about memory, the return of a sublease), watches the time of the lease, keeps the device from
-//! memory when that is over, and hands everything else to the link's worker, in order. So a device that waits for memory of
-//! the borrower never keeps the answer from arriving.
+//! It answers what must not wait (renewals, answers about memory, the return of a sublease),
+//! watches the time of the lease, keeps the device from memory when that is over, and hands
+//! everything else to the session's worker, in order. So a device that waits for memory of the
+//! borrower never keeps the answer from arriving.
 
 use super::Lender;
 use super::device::Device;
-use super::memory::LinkMemory;
+use super::memory::BorrowerMemory;
 use super::names::Borrower;
 use super::queue::WorkQueue;
 use super::sublease::Sublease;
 use super::worker::Worker;
-use crate::link::message::{Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION};
-use crate::link::{LinkError, Peer, Received, Receiver, Sender};
+use crate::protocol::message::{Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION};
+use crate::protocol::{ConnectionError, Peer, Received, Receiver, Sender};
 use farlane_pci::{Function, InterruptKind, Signal};
+use farlane_sys::sync::lock;
 use std::sync::mpsc::{self, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// How long a borrower has to take what waits for it when its link ends, and to hang up.
+/// How long a borrower has to take what waits for it when its session ends, and to hang up.
 const GOODBYE: Duration = Duration::from_secs(2);
 /// How often the time is looked at, at least.
 const TICK: Duration = Duration::from_secs(1);
 /// How long a device that is stopped may take before its borrower is told so.
 const STOPPING: Duration = Duration::from_millis(500);
-/// How soon interrupts are tried again that a slow link did not take.
+/// How soon interrupts are tried again that a slow session did not take.
 const RETRY: Duration = Duration::from_millis(5);
-/// Bytes that may wait in a link before interrupts are kept back and put together.
+/// Bytes that may wait in a session before interrupts are kept back and put together.
 const BACKLOG_BYTES: usize = 16 << 10;
 
 /// Why a lease ends without the borrower's doing.
@@ -57,7 +59,8 @@ impl Tenure {
         }
     }
 
-    /// Ends it, whatever the worker is waiting for: the device accesses memory no more. The worker gives it back.
+    /// Ends it, whatever the worker is waiting for: the device accesses memory no more. The worker
+    /// gives it back.
     fn end(&self) {
         self.device.expire(self.fence);
         if let Some(function) = self.function.upgrade() {
@@ -71,10 +74,12 @@ struct State {
     lease: Option<Tenure>,
     /// The borrower knows of it.
     announced: bool,
-    /// Under which lease the device is wanted back, and when it is taken. The lease may be still to come.
+    /// Under which lease the device is wanted back, and when it is taken. The lease may be still to
+    /// come.
     wanted: Option<(Fence, Instant)>,
     ending: Option<Ending>,
-    /// The lease that is over and whose device has not stopped yet, and when its borrower is told that next.
+    /// The lease that is over and whose device has not stopped yet, and when its borrower is told
+    /// that next.
     stopping: Option<(Fence, Instant)>,
     /// Of another lender, at the other end.
     sublease: Option<Arc<Sublease>>,
@@ -99,10 +104,10 @@ impl State {
     }
 }
 
-/// What others know of a link.
+/// What others know of a session.
 pub(crate) struct Control {
     pub sender: Sender,
-    pub memory: Arc<LinkMemory>,
+    pub memory: Arc<BorrowerMemory>,
     /// What waits for the worker.
     pub queue: WorkQueue,
     state: Mutex<State>,
@@ -116,10 +121,10 @@ impl std::fmt::Debug for Control {
 
 impl Control {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
-    /// The link holds a lease, or none any more.
+    /// The session holds a lease, or none any more.
     pub fn set_lease(&self, lease: Option<Tenure>) {
         let mut state = self.state();
         let fence = lease.as_ref().map(|tenure| tenure.fence);
@@ -138,7 +143,8 @@ impl Control {
         self.state().stopping = None;
     }
 
-    /// Says now and then that it has not. A borrower that hears nothing believes after a time that it has.
+    /// Says now and then that it has not. A borrower that hears nothing believes after a time that
+    /// it has.
     fn tell_of_stopping(&self) {
         // Under the lock: nobody says before this that it has stopped.
         let mut state = self.state();
@@ -163,7 +169,7 @@ impl Control {
         }
     }
 
-    /// The link is for a sublease.
+    /// The session is for a sublease.
     pub fn set_sublease(&self, sublease: Arc<Sublease>) {
         self.state().sublease = Some(sublease);
     }
@@ -172,20 +178,21 @@ impl Control {
         self.state().sublease.is_some()
     }
 
-    /// Another lender says that its device reaches this one's no more. False where the link is for no such sublease. The worker may
-    /// be reading the device for it meanwhile.
+    /// Another lender says that its device reaches this one's no more. False where the session is
+    /// for no such sublease. The worker may be reading the device for it meanwhile.
     fn release(&self, fence: Fence) -> bool {
         let state = self.state();
         let sublease = state.sublease.as_ref().filter(|s| s.fence == fence);
         sublease.inspect(|sublease| sublease.release()).is_some()
     }
 
-    /// The link has ended like that. Where it is for a sublease, and the other lender has ended it, that says something of that one.
-    fn note_the_end(&self, end: &LinkError) {
+    /// The session has ended like that. Where it is for a sublease, and the other lender has ended
+    /// it, that says something of that one.
+    fn note_the_end(&self, end: &ConnectionError) {
         let state = self.state();
         match (&state.sublease, end) {
-            (Some(sublease), LinkError::Closed) => sublease.close(),
-            (Some(_), LinkError::Ended) | (None, _) => {}
+            (Some(sublease), ConnectionError::Closed) => sublease.close(),
+            (Some(_), ConnectionError::Ended) | (None, _) => {}
             (Some(sublease), _) => sublease.break_off(),
         }
         if let Some(sublease) = &state.sublease {
@@ -207,9 +214,9 @@ impl Control {
         }
     }
 
-    /// Answers what does not wait for the worker. Where the link is for a sublease, what the other lender has said before it went away
-    /// is still to be heard.
-    fn answer(&self, id: u32, result: Result<Reply, Refusal>) -> Result<(), LinkError> {
+    /// Answers what does not wait for the worker. Where the session is for a sublease, what the
+    /// other lender has said before it went away is still to be heard.
+    fn answer(&self, id: u32, result: Result<Reply, Refusal>) -> Result<(), ConnectionError> {
         let sent = self.sender.send_first(&ToBorrower::Reply { id, result });
         match self.is_for_a_sublease() {
             true => Ok(()),
@@ -224,7 +231,8 @@ impl Control {
         self.ask_back(state);
     }
 
-    /// Asks for the device that is held under a lease, or is made ready for it, and takes it when `grace` is over.
+    /// Asks for the device that is held under a lease, or is made ready for it, and takes it when
+    /// `grace` is over.
     pub fn revoke(&self, fence: Fence, grace: Duration) {
         let mut state = self.state();
         let held = state.lease.as_ref().map(|tenure| tenure.fence);
@@ -258,7 +266,8 @@ impl Control {
         }
     }
 
-    /// Nothing that the borrower has asked for is done any more, and its device accesses memory no more.
+    /// Nothing that the borrower has asked for is done any more, and its device accesses memory no
+    /// more.
     fn end(&self) {
         self.queue.end();
         self.state().end_lease();
@@ -322,7 +331,8 @@ impl Control {
         }
     }
 
-    /// Tells of interrupts, unless the link is slow: then they are put together. Waits for nobody.
+    /// Tells of interrupts, unless the session is slow: then they are put together. Waits for
+    /// nobody.
     fn tell_raised(&self, state: &mut State) {
         while let Some(&(fence, kind, vector)) = state.raised.last() {
             let message = ToBorrower::Interrupt {
@@ -359,15 +369,15 @@ impl Signal for MessageSignal {
     }
 }
 
-/// Serves a link until it ends.
+/// Serves a session until it ends.
 pub(crate) fn serve(
     lender: &Arc<Lender>,
     sender: Sender,
     mut receiver: Receiver,
     borrower: Borrower,
-) -> Result<(), LinkError> {
+) -> Result<(), ConnectionError> {
     let control = Arc::new(Control {
-        memory: Arc::new(LinkMemory::new(sender.clone())),
+        memory: Arc::new(BorrowerMemory::new(sender.clone())),
         sender,
         queue: WorkQueue::default(),
         state: Mutex::default(),
@@ -375,7 +385,7 @@ pub(crate) fn serve(
     let worker = Worker::new(Arc::clone(lender), Arc::clone(&control), borrower);
     let (works, over) = channel::<()>();
     let thread = std::thread::Builder::new()
-        .name("link worker".to_owned())
+        .name("session worker".to_owned())
         .spawn(move || {
             worker.run();
             drop(works);
@@ -389,17 +399,19 @@ pub(crate) fn serve(
         // The worker may have been at it.
         hear_the_end(&control, &mut receiver, &result);
     }
-    // Not before: for the borrower, the end of the link says that the device has stopped. It hears that behind all that waits for it.
+    // Not before: for the borrower, the end of the session says that the device has stopped. It
+    // hears that behind all that waits for it.
     control.sender.linger(GOODBYE);
     control.sender.close();
     result
 }
 
-/// Hears how another lender ends the link, which has ended here like that. False where the link is for no sublease.
+/// Hears how another lender ends the session, which has ended here like that. False where the
+/// session is for no sublease.
 fn hear_the_end(
     control: &Control,
     receiver: &mut Receiver,
-    result: &Result<(), LinkError>,
+    result: &Result<(), ConnectionError>,
 ) -> bool {
     if !control.is_for_a_sublease() {
         return false;
@@ -423,14 +435,14 @@ pub(super) fn greet(
     sender: &Sender,
     receiver: &mut Receiver,
     until: Instant,
-) -> Result<Option<Borrower>, LinkError> {
+) -> Result<Option<Borrower>, ConnectionError> {
     let hello = receiver.receive::<ToLender>(Some(until))?;
     let Some(Received {
         message: ToLender::Hello { version, name },
         ..
     }) = hello
     else {
-        return Err(LinkError::Stuck);
+        return Err(ConnectionError::Stuck);
     };
     // Also to one of another version, so that it can say what is wrong.
     let welcome = ToBorrower::Welcome {
@@ -454,8 +466,9 @@ pub(super) fn greet(
     Ok(borrower)
 }
 
-fn receive(control: &Control, receiver: &mut Receiver) -> Result<(), LinkError> {
-    // What the worker has no room for yet: a borrower that says more waits, and the time is looked at all the same.
+fn receive(control: &Control, receiver: &mut Receiver) -> Result<(), ConnectionError> {
+    // What the worker has no room for yet: a borrower that says more waits, and the time is looked
+    // at all the same.
     let mut put_off = None;
     loop {
         control.look_at_the_time();
@@ -471,10 +484,10 @@ fn receive(control: &Control, receiver: &mut Receiver) -> Result<(), LinkError> 
             continue;
         };
         match received.message {
-            ToLender::Hello { .. } => return Err(LinkError::Unexpected("a second hello")),
+            ToLender::Hello { .. } => return Err(ConnectionError::Unexpected("a second hello")),
             ToLender::Memory { id, result } => {
                 if !control.memory.answer(id, result) {
-                    return Err(LinkError::Unexpected("an answer to nothing"));
+                    return Err(ConnectionError::Unexpected("an answer to nothing"));
                 }
             }
             ToLender::Request {

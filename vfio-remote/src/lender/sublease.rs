@@ -1,36 +1,41 @@
-//! Subleases: a device of another lender reaches one that is held here, through a window of that lender.
+//! Subleases: a device of another lender reaches one that is held here, through a window of that
+//! lender.
 //!
-//! Only the other lender can keep its device from the window, and only this one knows whether the device behind it is still held.
-//! So the other lender has a sublease: it shows the key of the device's lease, renews, and lets go before that lease counts as
-//! ended. One that says nothing has let go by itself when its term is over, see [`silence`]. One that renews after it has been told
+//! Only the other lender can keep its device from the window, and only this one knows whether the
+//! device behind it is still held. So the other lender has a sublease: it shows the key of the
+//! device's lease, renews, and lets go before that lease counts as ended. One that says nothing has
+//! let go by itself when its term is over, see [`silence`]. One that renews after it has been told
 //! to let go says that it has not yet: if it falls silent then, nothing says that it ever has.
 
 use super::device::Device;
 use super::names::{Borrower, Standing};
-use super::peers::Lent;
+use super::peers::PeerAccess;
 use super::session::Control;
-use crate::link::message::{Fence, MAX_WORDS, PeerKey, Refusal, ToBorrower};
+use crate::protocol::message::{Fence, MAX_WORDS, PeerKey, Refusal, ToBorrower};
 use farlane_pci::{Description, DmaMapping, DmaSpace, Region};
-use farlane_zero_copy::chain;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use farlane_sys::chain;
+use farlane_sys::sync::{held, lock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 /// Subleases of one device.
 const MAX_SUBLEASES: usize = 16;
-/// How much longer than by its term another lender's device may go on, until that lender has noticed and kept it from the window.
+/// How much longer than by its term another lender's device may go on, until that lender has
+/// noticed and kept it from the window.
 const STOPPING: Duration = Duration::from_secs(2);
 /// How long another lender that goes on renewing may take to let go.
 const LETTING_GO: Duration = Duration::from_secs(30);
 /// Bytes of a word.
 const WORD_BYTES: u64 = 8;
 
-/// After how long without a renewal the other lender has let go. It counts its term from the answer to a renewal, which may have
-/// been a term on its way.
+/// After how long without a renewal the other lender has let go. It counts its term from the answer
+/// to a renewal, which may have been a term on its way.
 fn silence(term: Duration) -> Duration {
     2 * term + STOPPING
 }
 
-/// What has come over the link of a sublease, and was heard: this lender may have been stopped, or slow.
+/// What has come over the session of a sublease, and was heard: this lender may have been stopped,
+/// or slow.
 #[derive(Clone, Copy, Debug)]
 enum Heard {
     Until(Instant),
@@ -47,7 +52,7 @@ struct State {
     goes_on: bool,
     /// It has let go.
     released: bool,
-    /// It has ended its link, which it does after it has let go, or with its process.
+    /// It has ended its session, which it does after it has let go, or with its process.
     gone: bool,
 }
 
@@ -57,11 +62,12 @@ pub(crate) struct Sublease {
     pub fence: Fence,
     term: Duration,
     control: Weak<Control>,
-    /// The other lender is of this host: while its link is there, time proves nothing of it.
+    /// The other lender is of this host: while its session is there, time proves nothing of it.
     is_here: bool,
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether the device can be read for it. Held while it is: whoever does has the device's function meanwhile.
+    /// Whether the device can be read for it. Held while it is: whoever does has the device's
+    /// function meanwhile.
     readable: Mutex<bool>,
 }
 
@@ -92,7 +98,7 @@ impl Sublease {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The other lender goes on, or has not let go yet.
@@ -117,8 +123,8 @@ impl Sublease {
         self.changed.notify_all();
     }
 
-    /// It has hung up, which it does after it has let go, or with its process. Of another host only the former can be heard: the end
-    /// of a process does not say goodbye (`close_notify` of TLS).
+    /// It has hung up, which it does after it has let go, or with its process. Of another host only
+    /// the former can be heard: the end of a process does not say goodbye (`close_notify` of TLS).
     pub fn close(&self) {
         let mut state = self.state();
         state.gone = true;
@@ -126,19 +132,20 @@ impl Sublease {
         self.changed.notify_all();
     }
 
-    /// Its link was broken off, by its end or by something in between. That is not heard of one of this host.
+    /// Its session was broken off, by its end or by something in between. That is not heard of one
+    /// of this host.
     pub fn break_off(&self) {
         self.state().gone |= !self.is_here;
         self.changed.notify_all();
     }
 
-    /// All that had come over its link by then has been heard.
+    /// All that had come over its session by then has been heard.
     pub fn has_heard(&self, until: Instant) {
         self.state().heard = Heard::Until(until);
         self.changed.notify_all();
     }
 
-    /// Nothing more comes over its link.
+    /// Nothing more comes over its session.
     pub fn has_heard_all(&self) {
         self.state().heard = Heard::All;
         self.changed.notify_all();
@@ -165,7 +172,7 @@ impl Sublease {
     }
 
     fn readable(&self) -> MutexGuard<'_, bool> {
-        self.readable.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.readable)
     }
 
     /// Tells the other lender to let go.
@@ -211,8 +218,8 @@ impl Sublease {
         state.released || (self.is_over(&state) && state.gone)
     }
 
-    /// Waits until the other lender has let go, which was told to then: as long as it goes on renewing, for a bounded time. False if
-    /// it may still hold on.
+    /// Waits until the other lender has let go, which was told to then: as long as it goes on
+    /// renewing, for a bounded time. False if it may still hold on.
     pub fn wait(&self, told: Instant) -> bool {
         let latest = told + LETTING_GO.max(silence(self.term));
         let mut state = self.state();
@@ -229,11 +236,7 @@ impl Sublease {
                 latest
             };
             let left = until.saturating_duration_since(now);
-            state = self
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = held(self.changed.wait_timeout(state, left)).0;
         }
         // Whoever goes on with it from now on is told so.
         state.released |= self.is_over(&state);
@@ -242,8 +245,9 @@ impl Sublease {
 }
 
 impl Device {
-    /// A sublease for `lender`, at the other end of `control`. None where it does not know the key of the device's lease, or is
-    /// who holds that: a holder would keep the device from others by it.
+    /// A sublease for `lender`, at the other end of `control`. None where it does not know the key
+    /// of the device's lease, or is who holds that: a holder would keep the device from others by
+    /// it.
     pub fn sublet(
         &self,
         key: PeerKey,
@@ -320,7 +324,7 @@ impl Device {
 
 /// Memory of a device, in which reading changes nothing.
 struct Readable<'a> {
-    lent: Lent,
+    lent: PeerAccess,
     description: &'a Description,
     region: Region,
     /// What the holder maps, at its offsets in the region.
@@ -328,7 +332,11 @@ struct Readable<'a> {
 }
 
 impl<'a> Readable<'a> {
-    fn new(lent: Lent, description: &'a Description, region: Region) -> Result<Self, Refusal> {
+    fn new(
+        lent: PeerAccess,
+        description: &'a Description,
+        region: Region,
+    ) -> Result<Self, Refusal> {
         let areas = DmaSpace::new();
         for area in lent.areas.iter().filter(|area| area.region == region) {
             let mapped = areas.map(&DmaMapping {
@@ -392,7 +400,7 @@ mod tests {
         for (is_here, goes_on, gone, is_over) in [
             (false, false, false, true),
             (false, true, false, false),
-            // Of a process of another host its link does not say how far it has come.
+            // Of a process of another host its session does not say how far it has come.
             (false, true, true, false),
             (true, false, false, false),
             (true, false, true, true),

@@ -4,11 +4,11 @@
 //! the borrower's request for it is held up by that, and for a moment at most; it is asked again
 //! until it is done. Registers, interrupts and the lease do not wait.
 
-use super::far::Used;
+use super::foreign::PeerMapping;
 use super::reach::report;
 use super::registers::device_error;
 use super::worker::{Answer, Worker};
-use crate::link::message::{Fence, Refusal, Reply};
+use crate::protocol::message::{Fence, Refusal, Reply};
 use farlane_pci::{AccessError, Function};
 use std::io;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Unmapping {
     /// Begins. Memory of another device is `used`.
     pub fn begin(
         function: &Arc<dyn Function>,
-        used: Option<Used>,
+        used: Option<PeerMapping>,
         range: (u64, u64),
     ) -> io::Result<Self> {
         let function = Arc::clone(function);
@@ -47,7 +47,7 @@ impl Unmapping {
             let _ = tell.send(unmapped);
         };
         Builder::new()
-            .name("link unmap".to_owned())
+            .name("session unmap".to_owned())
             .spawn(unmap)
             .map(|_| Self { range, done })
     }
@@ -99,15 +99,15 @@ impl Worker {
         if let Some(used) = used {
             used.forget();
         }
-        if let Some(session) = &mut self.session
-            && let Some(held) = &mut session.held
+        if let Some(attached) = &mut self.attached
+            && let Some(held) = &mut attached.held
         {
             held.mappings.remove(&address);
             held.written.flush();
             held.write_through();
             // What is reached no more is held for nobody.
             held.let_go_of_the_unused();
-            report(&session.device, held);
+            report(&attached.device, held);
         }
         Ok(Reply::Done)
     }

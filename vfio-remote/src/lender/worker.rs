@@ -1,29 +1,30 @@
-//! One link at the lender: the thread that works. Here are devices taken and returned;
+//! One session at the lender: the thread that works. Here are devices taken and returned;
 //! [`reach`](super::reach) has what they reach, [`registers`](super::registers) their registers and
 //! interrupts.
 
-use super::FarBar;
+use super::ForeignBar;
 use super::Lender;
 use super::device::Device;
-use super::far::{FarDevice, Used};
+use super::foreign::{ForeignDevice, PeerMapping};
 use super::names::{Borrower, Standing};
-use super::peers::Lent;
-use super::posted::Written;
+use super::peers::PeerAccess;
+use super::posted::PostedWrites;
 use super::queue::Work;
-use super::reach::Mapped;
+use super::reach::{DmaRange, ReachedRange};
 use super::registers::device_error;
 use super::session::{Control, Ending, Tenure};
 use super::sublease::Sublease;
 use super::unmapping::Unmapping;
 use crate::bridge;
-use crate::link::Received;
-use crate::link::message::{
-    Attached, Bridge, Fence, LinkArea, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES, PeerKey,
-    PeerName, Refusal, Reply, Request, ToBorrower, ToLender,
+use crate::protocol::Received;
+use crate::protocol::message::{
+    Attached, Bridge, Fence, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES, MappableArea,
+    PeerKey, PeerName, Refusal, Reply, Request, ToBorrower, ToLender,
 };
+use farlane_abi::width::to_usize;
 use farlane_ntb::Ntb;
 use farlane_pci::{Attachment, Function};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeMap;
@@ -40,38 +41,38 @@ pub(super) struct Way {
     pub ntb: Arc<dyn Ntb>,
     pub hops: u32,
     /// The device of another lender that it leads to, instead of the borrower's memory.
-    pub shows: Option<FarBar>,
+    pub shows: Option<ForeignBar>,
 }
 
 /// A device in use.
-pub(super) struct Held {
+pub(super) struct HeldDevice {
     fence: Fence,
     /// Others have it for as long as they take memory of another device away from it.
     pub function: Arc<dyn Function>,
-    pub mappings: BTreeMap<u64, Mapped>,
+    pub mappings: BTreeMap<u64, ReachedRange>,
     /// What of them is being taken away.
     pub unmapping: Option<Unmapping>,
     /// The windows between hosts through which it may write.
-    pub written: Arc<Written>,
+    pub written: Arc<PostedWrites>,
     /// Why bridges, by number, show another memory than the borrower's VM's.
     pub refused: BTreeMap<u16, String>,
     /// The range behind a window that was looked at again last.
     pub looked_at: u64,
     /// Devices of other lenders that it reaches. They are let go of after the function.
-    pub far: BTreeMap<PeerName, Arc<FarDevice>>,
+    pub foreign: BTreeMap<PeerName, Arc<ForeignDevice>>,
 }
 
-/// The device that the link is for.
-pub(super) struct Session {
+/// The device that the session is for.
+pub(super) struct AttachedDevice {
     pub device: Arc<Device>,
     attachment: Attachment,
     pub ways: Vec<Way>,
-    pub held: Option<Held>,
-    /// It was taken away: it cannot be taken again over this link.
+    pub held: Option<HeldDevice>,
+    /// It was taken away: it cannot be taken again over this session.
     spent: bool,
 }
 
-impl Drop for Session {
+impl Drop for AttachedDevice {
     fn drop(&mut self) {
         self.device.detach();
     }
@@ -82,8 +83,8 @@ pub(crate) struct Worker {
     pub(super) lender: Arc<Lender>,
     pub(super) control: Arc<Control>,
     pub(super) borrower: Borrower,
-    pub(super) session: Option<Session>,
-    /// What the link is for, if another lender is at its other end.
+    pub(super) attached: Option<AttachedDevice>,
+    /// What the session is for, if another lender is at its other end.
     sublease: Option<(Arc<Device>, Arc<Sublease>)>,
 }
 
@@ -95,7 +96,7 @@ impl Worker {
             lender,
             control,
             borrower,
-            session: None,
+            attached: None,
             sublease: None,
         }
     }
@@ -135,7 +136,7 @@ impl Worker {
                     .send(&ToBorrower::Reply { id, result }, &fds)
                 {
                     let who = &self.borrower.name;
-                    // The end of a sublease's link is for the other lender to say.
+                    // The end of a sublease's session is for the other lender to say.
                     if self.sublease.is_some() {
                         log::debug!("{who}: cannot be answered: {e}");
                     } else {
@@ -196,7 +197,12 @@ impl Worker {
                 place,
                 peer,
             } => {
-                let mapped = self.map(fence, (address, length), writable, place, peer);
+                let range = DmaRange {
+                    address,
+                    length,
+                    writable,
+                };
+                let mapped = self.map(fence, range, place, peer);
                 if mapped.is_err() {
                     self.let_go_of_the_unused(fence);
                 }
@@ -262,7 +268,7 @@ impl Worker {
 
     /// Devices from one on, as many as fit into a message. Who administers the lender sees all.
     fn list(&self, first: u32) -> Reply {
-        let skip = usize::try_from(first).unwrap_or(usize::MAX);
+        let skip = to_usize(first.into());
         let seen = self.lender.status_for(&self.borrower);
         let mut rest = seen.into_iter().skip(skip);
         let mut bytes = 0;
@@ -291,7 +297,9 @@ impl Worker {
         let grace = self.lender.grace;
         match device.holder() {
             Some((holder, _)) if Arc::ptr_eq(&holder, &self.control) => {
-                return Err(Refusal::Order("The device is this link's own".to_owned()));
+                return Err(Refusal::Order(
+                    "The device is this session's own".to_owned(),
+                ));
             }
             Some((holder, fence)) => {
                 log::info!("{name}: revoked");
@@ -303,15 +311,18 @@ impl Worker {
         Ok(Reply::Done)
     }
 
-    /// A link is for one thing.
+    /// A session is for one thing.
     fn check_unused(&self) -> Result<(), Refusal> {
-        match self.session.is_some() || self.sublease.is_some() {
-            true => Err(Refusal::Order("The link has a device already".to_owned())),
+        match self.attached.is_some() || self.sublease.is_some() {
+            true => Err(Refusal::Order(
+                "The session has a device already".to_owned(),
+            )),
             false => Ok(()),
         }
     }
 
-    /// Another lender, which knows the key of a device's lease, has a device of its own reach that one.
+    /// Another lender, which knows the key of a device's lease, has a device of its own reach that
+    /// one.
     fn sublet(&mut self, name: &str, key: PeerKey) -> Answer {
         self.check_unused()?;
         let no_device = || Refusal::NoDevice(self.borrower.name.clone());
@@ -340,7 +351,7 @@ impl Worker {
         })
     }
 
-    /// What the link is for, if `fence` is its sublease's.
+    /// What the session is for, if `fence` is its sublease's.
     fn sublease(&self, fence: Fence) -> Result<&(Arc<Device>, Arc<Sublease>), Refusal> {
         let sublease = self.sublease.as_ref();
         let named = sublease.filter(|(_, s)| s.fence == fence && !s.is_released());
@@ -370,8 +381,8 @@ impl Worker {
             bridges.push(Bridge::Shm);
             out.push(Arc::new(theirs));
         }
-        let link = self.control.sender.keep_open();
-        attachment.link = Some(Arc::new(link.map_err(|e| Refusal::Device(chain(&e)))?));
+        let liveness = self.control.sender.keep_open();
+        attachment.liveness = Some(Arc::new(liveness.map_err(|e| Refusal::Device(chain(&e)))?));
         for (name, bridge) in &self.lender.bridges {
             if !self.borrower.is_among(&bridge.borrowers) {
                 continue;
@@ -389,7 +400,7 @@ impl Worker {
             .truncate(MAX_DESCRIPTORS.saturating_sub(out.len()));
         let areas = attachment.areas.iter().map(|area| {
             out.push(Arc::clone(&area.file));
-            LinkArea {
+            MappableArea {
                 region: area.region,
                 area: area.area,
                 file_offset: area.file_offset,
@@ -402,7 +413,7 @@ impl Worker {
         };
         device.attach();
         log::info!("{name}: {} is attached", self.borrower.name);
-        self.session = Some(Session {
+        self.attached = Some(AttachedDevice {
             device,
             attachment,
             ways,
@@ -413,12 +424,12 @@ impl Worker {
     }
 
     fn take(&mut self) -> Answer {
-        let no_device = || Refusal::Order("The link has no device".to_owned());
-        let session = self.session.as_mut().ok_or_else(no_device)?;
-        if session.held.is_some() {
+        let no_device = || Refusal::Order("The session has no device".to_owned());
+        let attached = self.attached.as_mut().ok_or_else(no_device)?;
+        if attached.held.is_some() {
             return Err(Refusal::Order("The device is taken already".to_owned()));
         }
-        if session.spent {
+        if attached.spent {
             return Err(Refusal::Order("The device was taken away".to_owned()));
         }
         let mut key = [0; 16];
@@ -426,9 +437,9 @@ impl Worker {
             return Err(Refusal::Device("there are no random numbers".to_owned()));
         }
         let key = PeerKey(key);
-        let device = Arc::clone(&session.device);
+        let device = Arc::clone(&attached.device);
         let fence = device.take(&self.borrower.name, &self.control)?;
-        let function: Arc<dyn Function> = match device.offer.source.take(&session.attachment) {
+        let function: Arc<dyn Function> = match device.offer.source.take(&attached.attachment) {
             Ok(function) => function.into(),
             Err(e) => {
                 device.give_back(fence, || ());
@@ -441,14 +452,14 @@ impl Worker {
             device.offer.name,
             self.borrower.name
         );
-        device.lend(Lent {
+        device.lend(PeerAccess {
             fence,
             key,
-            areas: session.attachment.areas.clone(),
+            areas: attached.attachment.areas.clone(),
             function: Arc::downgrade(&function),
         });
         let tenure = Tenure::new(&device, fence, &function);
-        session.held = Some(Held {
+        attached.held = Some(HeldDevice {
             fence,
             function,
             mappings: BTreeMap::new(),
@@ -456,7 +467,7 @@ impl Worker {
             written: Arc::default(),
             refused: BTreeMap::new(),
             looked_at: 0,
-            far: BTreeMap::new(),
+            foreign: BTreeMap::new(),
         });
         device.begin(fence);
         self.control.set_lease(Some(tenure));
@@ -471,22 +482,27 @@ impl Worker {
     /// borrower and is on offer.
     pub(super) fn end_lease(&mut self, ending: Option<Ending>) {
         self.control.set_lease(None);
-        let Some(session) = &mut self.session else {
+        let Some(attached) = &mut self.attached else {
             return;
         };
-        let Some(mut held) = session.held.take() else {
+        let Some(mut held) = attached.held.take() else {
             return;
         };
         let fence = held.fence;
         let written = Arc::clone(&held.written);
-        // What it is at may take a while, and so may other lenders: it begins nothing more meanwhile.
-        session.device.keep_from_memory(&*held.function);
-        // Afterwards nobody else has the function. What does not let go of another device counts as reaching it until it has
-        // been reset.
-        let used: Vec<_> = held.mappings.values().filter_map(Mapped::used).collect();
-        let (taken, stuck): (Vec<_>, Vec<_>) = used.into_iter().partition(Used::take);
-        taken.iter().chain(&stuck).for_each(Used::part);
-        held.far.values().for_each(|far| far.part());
+        // What it is at may take a while, and so may other lenders: it begins nothing more
+        // meanwhile.
+        attached.device.keep_from_memory(&*held.function);
+        // Afterwards nobody else has the function. What does not let go of another device counts as
+        // reaching it until it has been reset.
+        let used: Vec<_> = held
+            .mappings
+            .values()
+            .filter_map(ReachedRange::used)
+            .collect();
+        let (taken, stuck): (Vec<_>, Vec<_>) = used.into_iter().partition(PeerMapping::take);
+        taken.iter().chain(&stuck).for_each(PeerMapping::part);
+        held.foreign.values().for_each(|device| device.part());
         let reset = || {
             if let Some(unmapping) = held.unmapping.take()
                 && let Err(e) = unmapping.finish()
@@ -496,17 +512,17 @@ impl Worker {
             drop(held);
             written.flush();
         };
-        match session.device.give_back(fence, reset) {
-            true => stuck.iter().for_each(Used::forget),
+        match attached.device.give_back(fence, reset) {
+            true => stuck.iter().for_each(PeerMapping::forget),
             // It has not been reset: it reaches them as long as this process runs.
-            false => session.device.keep(stuck),
+            false => attached.device.keep(stuck),
         }
         self.control.has_stopped();
-        let name = &session.device.offer.name;
+        let name = &attached.device.offer.name;
         match ending {
             None => log::info!("{name}: {} has returned it", self.borrower.name),
             Some(ending) => {
-                session.spent = ending == Ending::Revoked;
+                attached.spent = ending == Ending::Revoked;
                 log::warn!("{name}: taken from {}: {ending:?}", self.borrower.name);
                 if let Err(e) = self.control.sender.send(&ToBorrower::Ended { fence }, &[]) {
                     log::debug!("{name}: its borrower cannot be told: {e}");
@@ -518,26 +534,26 @@ impl Worker {
 
     /// Nothing that the device has written is under way when its borrower is answered.
     fn flush(&self) {
-        if let Some(held) = self.session.as_ref().and_then(|s| s.held.as_ref()) {
+        if let Some(held) = self.attached.as_ref().and_then(|s| s.held.as_ref()) {
             held.written.flush();
         }
     }
 
     /// The same, to change what is known of it.
-    pub(super) fn held_mut(&mut self, fence: Fence) -> Result<&mut Held, Refusal> {
+    pub(super) fn held_mut(&mut self, fence: Fence) -> Result<&mut HeldDevice, Refusal> {
         let held = self
-            .session
+            .attached
             .as_mut()
-            .and_then(|session| session.held.as_mut());
+            .and_then(|attached| attached.held.as_mut());
         held.filter(|held| held.fence == fence)
             .ok_or(Refusal::Ended(fence))
     }
 
     /// The device in use, if `fence` is its lease's.
-    pub(super) fn held(&self, fence: Fence) -> Result<(&Session, &Held), Refusal> {
-        let session = self.session.as_ref().ok_or(Refusal::Ended(fence))?;
-        match &session.held {
-            Some(held) if held.fence == fence => Ok((session, held)),
+    pub(super) fn held(&self, fence: Fence) -> Result<(&AttachedDevice, &HeldDevice), Refusal> {
+        let attached = self.attached.as_ref().ok_or(Refusal::Ended(fence))?;
+        match &attached.held {
+            Some(held) if held.fence == fence => Ok((attached, held)),
             _ => Err(Refusal::Ended(fence)),
         }
     }

@@ -8,7 +8,7 @@ use farlane_vfio_remote::borrower::{
     BorrowCounters, Borrowed, BorrowerConfig, InterruptView, PeerWindow, Peers,
 };
 use farlane_vfio_remote::lender::{BridgeOffer, Lender, LenderConfig, Offer};
-use farlane_vfio_remote::link::{Acceptor, Connector};
+use farlane_vfio_remote::protocol::{Acceptor, Connector};
 use farlane_vfio_user::Server;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -33,7 +33,7 @@ pub const AREA: Area = Area {
     offset: 0x1000,
     size: 0x1000,
 };
-/// How a monitor sees the copier's MSI-X.
+/// How a VMM sees the copier's MSI-X.
 pub const MSI: u32 = 1;
 
 /// Where memory begins, of one that has its own.

@@ -4,15 +4,16 @@ use super::common::{listener, until};
 use super::is_signalled;
 use super::names::Authority;
 use super::unreliable::{Fate, Rig, Vmm, is_refused};
-use farlane_vfio_remote::link::message::Request;
-use farlane_vfio_remote::link::{Acceptor, Connector};
+use farlane_vfio_remote::protocol::message::Request;
+use farlane_vfio_remote::protocol::{Acceptor, Connector};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc;
 
 /// Nothing of a test lasts so long.
 const LONG_TERM_MS: u32 = 60_000;
 
-/// Something between borrower and lender. Each connection's end at the borrower, and the one at the lender.
+/// Something between borrower and lender. Each connection's end at the borrower, and the one at the
+/// lender.
 type Between = mpsc::Receiver<(TcpStream, TcpStream)>;
 
 /// Passes on what is said, until a test ends that.

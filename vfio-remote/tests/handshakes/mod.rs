@@ -3,7 +3,7 @@
 use super::common::{lender, listener, unix_acceptor};
 use super::names::Authority;
 use farlane_vfio_remote::borrower;
-use farlane_vfio_remote::link::{Acceptor, Connector, TlsIdentity};
+use farlane_vfio_remote::protocol::{Acceptor, Connector, TlsIdentity};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +19,8 @@ const RECORD: [u8; 5] = [22, 3, 3, 0x40, 0];
 const CLIENT_HELLO: u8 = 1;
 const SERVER_HELLO: u8 = 2;
 
-/// Sends a handshake message of this type (RFC 8446, 4), byte by byte, until the other end hangs up.
+/// Sends a handshake message of this type (RFC 8446, 4), byte by byte, until the other end hangs
+/// up.
 fn dribble(mut socket: TcpStream, kind: u8) {
     let begin = RECORD.into_iter().chain([kind, 0, 0x3f, 0xfc]);
     for byte in begin.chain(std::iter::repeat(3)) {

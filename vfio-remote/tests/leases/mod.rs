@@ -4,8 +4,10 @@ use super::Raw;
 use super::common::{Copier, Rig, SOURCE, STALL, until};
 use farlane_vfio_remote::borrower;
 use farlane_vfio_remote::lender::{Lender, LenderConfig, LenderError};
-use farlane_vfio_remote::link::Received;
-use farlane_vfio_remote::link::message::{Place, Refusal, Reply, Request, ToBorrower, ToLender};
+use farlane_vfio_remote::protocol::Received;
+use farlane_vfio_remote::protocol::message::{
+    Place, Refusal, Reply, Request, ToBorrower, ToLender,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

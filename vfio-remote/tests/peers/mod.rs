@@ -5,12 +5,12 @@ use super::common::{
 };
 use super::{Monitor, Raw};
 use farlane_pci::Region;
-use farlane_vfio_client::RawClient;
 use farlane_vfio_remote::borrower::{self, Peers};
-use farlane_vfio_remote::link::message::{
+use farlane_vfio_remote::protocol::message::{
     DeviceStatus, Fence, PeerKey, PeerName, Place, Refusal, Reply, Request, ToLender,
 };
 use farlane_vfio_user::wire::Command;
+use farlane_vm_front_end::vfio_user::RawClient;
 use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, subscribe};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
@@ -146,7 +146,7 @@ fn a_device_of_another_lender_is_reached_through_its_memory_on_this_host() {
         first.peers("plain") == way("second/mapped", "local", Some(0))
     });
     assert!(reaches(&mut source, BAR + AREA.offset));
-    // It goes with its monitor, before the monitor is told.
+    // It goes with its VMM, before the VMM is told.
     target.client.shutdown().unwrap();
     until("the end", || second.holder("mapped").is_none());
     assert!(!reaches(&mut source, BAR + AREA.offset));
@@ -410,6 +410,8 @@ fn a_device_that_is_at_it_when_another_ones_memory_goes_is_given_up() {
     target.command(0);
     until("its loss", || source.vendor() == 0xffff);
     until("its end", || hooks.is_cut_off.load(Ordering::SeqCst));
+    // What is taken away with the lease is not to stall anew.
+    hooks.unmaps_late.store(false, Ordering::SeqCst);
     hooks.release();
     until("its return", || rig.holder("plain").is_none());
     assert!(rig.holder("mapped").is_some());
@@ -478,14 +480,14 @@ fn a_stretch_that_waits_for_one_that_leaves_keeps_no_other_one_waiting_and_is_sh
     let part = |number| Some((ram.as_fd(), number * RAM));
     vmm.map(DATA, RAM, part(0)).unwrap();
     vmm.map(MORE, RAM, part(1)).unwrap();
-    // The monitor has something where the other device's memory is going to be.
+    // The VMM has something where the other device's memory is going to be.
     vmm.map(BAR, 0x4000, None).unwrap();
     vmm.write(CONFIG, 4, &MASTER.to_le_bytes()).unwrap();
     let mut target = Monitor::connect(&rig.borrow_for(&peers, "t", "mapped"));
     target.place(BAR);
     hooks.unmaps_late.store(true, Ordering::SeqCst);
     vmm.unmap(0, MORE, RAM).unwrap_err();
-    // In place of what the monitor has there, which the device reaches until its turn comes.
+    // In place of what the VMM has there, which the device reaches until its turn comes.
     target.command(DECODING);
     let mapped = || {
         let all = rig.lender.status();

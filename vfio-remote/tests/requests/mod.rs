@@ -3,10 +3,10 @@
 use super::common::{Copier, LENGTH, Rig, SLOW, STATUS, until};
 use super::{BAR0, Monitor, Raw};
 use farlane_pci::{InterruptKind, Region};
-use farlane_vfio_remote::link::message::{
+use farlane_vfio_remote::protocol::message::{
     Delivery, Place, Refusal, Reply, Request, ToBorrower, ToLender,
 };
-use farlane_vfio_remote::link::{LinkError, Received};
+use farlane_vfio_remote::protocol::{ConnectionError, Received};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -169,7 +169,8 @@ fn an_answer_about_memory_that_comes_too_late_is_taken_once() {
 fn a_lease_is_renewed_while_more_is_written_than_a_slow_device_takes() {
     let rig = Rig::with_term(Duration::from_secs(3), Copier::new(false));
     let mut vm = Monitor::connect(&rig.borrow("a", "plain"));
-    // What the lender does not keep of it would take the device longer than a term, and come before the next renewal.
+    // What the lender does not keep of it would take the device longer than a term, and come before
+    // the next renewal.
     for value in 0..800_u64 {
         let bytes = value.to_le_bytes();
         vm.client.region_write(BAR0, SLOW, &bytes).unwrap();
@@ -193,7 +194,7 @@ fn a_frame_that_is_no_message_ends_its_link_and_no_other() {
                 Err(e) => break e,
             }
         };
-        assert!(matches!(end, LinkError::Closed), "{end:?}");
+        assert!(matches!(end, ConnectionError::Closed), "{end:?}");
     }
     good.ask(Request::Renew { fence }).unwrap();
 }

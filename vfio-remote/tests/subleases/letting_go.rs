@@ -8,8 +8,8 @@ use super::{
     sublet, sublet_by, sublet_far,
 };
 use farlane_pci::Region;
-use farlane_vfio_remote::link::message::{Refusal, Request, ToBorrower, ToLender, VERSION};
-use farlane_vfio_remote::link::{Connector, LinkError};
+use farlane_vfio_remote::protocol::message::{Refusal, Request, ToBorrower, ToLender, VERSION};
+use farlane_vfio_remote::protocol::{ConnectionError, Connector};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept,
@@ -155,7 +155,7 @@ fn one_that_has_talked_nonsense_has_let_go_when_it_has_hung_up() {
         far.sender.send(&hello, &[]).unwrap();
         // Its end of the link.
         let ended = far.receiver.receive::<ToBorrower>(None);
-        assert!(matches!(ended, Err(LinkError::Closed)), "{ended:?}");
+        assert!(matches!(ended, Err(ConnectionError::Closed)), "{ended:?}");
         if hangs_up {
             far.sender.close();
         }

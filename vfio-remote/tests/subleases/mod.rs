@@ -10,11 +10,11 @@ use super::peers::taken;
 use super::windows::window;
 use farlane_ntb::Ntb;
 use farlane_pci::Region;
-use farlane_vfio_remote::lender::{BridgeOffer, FarBar, Lender, LenderConfig, Offer};
-use farlane_vfio_remote::link::message::{
+use farlane_vfio_remote::lender::{BridgeOffer, ForeignBar, Lender, LenderConfig, Offer};
+use farlane_vfio_remote::protocol::message::{
     Fence, PeerKey, PeerName, Place, Refusal, Reply, Request, ToLender,
 };
-use farlane_vfio_remote::link::{Acceptor, Connector, Sender};
+use farlane_vfio_remote::protocol::{Acceptor, Connector, Sender};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -97,7 +97,7 @@ impl Network {
                 std::thread::spawn(move || {
                     let (sender, receiver) = incoming.finish().unwrap();
                     links.send(sender.clone()).unwrap();
-                    lender.serve_link(sender, receiver);
+                    lender.serve_session(sender, receiver);
                 });
             }
         });
@@ -133,7 +133,7 @@ fn first_over(copier: Copier, ntb: Arc<dyn Ntb>, connector: Connector) -> Rig {
     let bridge = BridgeOffer {
         ntb,
         borrowers: vec!["s".to_owned()],
-        shows: Some(FarBar {
+        shows: Some(ForeignBar {
             lender: "second".to_owned(),
             connector,
             device: "mapped".to_owned(),
@@ -251,7 +251,8 @@ fn by_window(key: PeerKey) -> Place {
     }
 }
 
-/// A link to a lender as another one that a test plays, over TCP: its end is heard of by time alone.
+/// A link to a lender as another one that a test plays, over TCP: its end is heard of by time
+/// alone.
 fn sublet_far(network: &Network, key: PeerKey) -> (Raw, Fence) {
     let raw = Raw::connect(&network.connector(&["first.example"]), "first.example");
     sublet_by(raw, key)

@@ -10,8 +10,8 @@ use super::{
 };
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower::{self, PeerWindow};
-use farlane_vfio_remote::link::message::{MAX_WORDS, Place, Refusal, Reply, Request, ToLender};
-use farlane_vfio_remote::link::{Acceptor, Connector};
+use farlane_vfio_remote::protocol::message::{MAX_WORDS, Place, Refusal, Reply, Request, ToLender};
+use farlane_vfio_remote::protocol::{Acceptor, Connector};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -26,7 +26,8 @@ fn peer_window() -> PeerWindow {
     }
 }
 
-/// A device of a VM, and another one of it with such a memory, of which the lender of the first sees `shown`.
+/// A device of a VM, and another one of it with such a memory, of which the lender of the first
+/// sees `shown`.
 struct Neighbours {
     first: Rig,
     second: Rig,

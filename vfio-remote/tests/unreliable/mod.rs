@@ -3,14 +3,14 @@
 use super::common::{self, AREA, Copier, STATUS, listener, memfd, serve_with, until};
 use super::{Monitor, is_signalled};
 use farlane_pci::{InterruptKind, Region, Source as _};
-use farlane_vfio_client::{ClientError, RawClient};
 use farlane_vfio_remote::borrower::Peers;
-use farlane_vfio_remote::link::message::{
-    Attached, Fence, LinkArea, PeerKey, Place, Refusal, Reply, Request, ToBorrower, ToLender,
+use farlane_vfio_remote::protocol::message::{
+    Attached, Fence, MappableArea, PeerKey, Place, Refusal, Reply, Request, ToBorrower, ToLender,
     VERSION,
 };
-use farlane_vfio_remote::link::{Acceptor, Connector, Receiver, Sender};
+use farlane_vfio_remote::protocol::{Acceptor, Connector, Receiver, Sender};
 use farlane_vfio_user::wire::Command;
+use farlane_vm_front_end::vfio_user::{ClientError, RawClient};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::net::TcpListener;
@@ -120,7 +120,7 @@ fn serve(
                 heard.requests.lock().unwrap().push(request);
                 let mut files = Vec::new();
                 if let (Some(Ok(Reply::Attached(attached))), Some(file)) = (&mut result, area) {
-                    attached.areas.push(LinkArea {
+                    attached.areas.push(MappableArea {
                         region: Region::Bar0,
                         area: AREA,
                         file_offset: AREA.offset,
@@ -145,7 +145,8 @@ impl Rig {
         Self::here((None, None), fate)
     }
 
-    /// A lender of this host whose device is reached by the other ones of its VM, and has this file for memory behind its registers.
+    /// A lender of this host whose device is reached by the other ones of its VM, and has this file
+    /// for memory behind its registers.
     fn sharing(peers: &Arc<Peers>, file: OwnedFd) -> Self {
         Self::here((Some(peers), Some(file)), |_| Fate::Done)
     }
@@ -297,7 +298,8 @@ fn an_unmap_that_nothing_proves_is_an_error() {
     assert!(is_refused(&unmapped), "{unmapped:?}");
     assert!(is_signalled(&vmm.request));
     assert_eq!(vmm.vendor(), 0xffff);
-    // Nor does the next VMM get a device while the last one's memory, which may be its own, is reached.
+    // Nor does the next VMM get a device while the last one's memory, which may be its own, is
+    // reached.
     drop(vmm);
     let mut next = RawClient::negotiated(&rig.path).unwrap();
     assert_eq!(next.read(CONFIG, 0, 2).ok(), None);

@@ -1,10 +1,11 @@
-//! Memory that is taken away while the device is at something that takes longer than a monitor waits.
+//! Memory that is taken away while the device is at something that takes longer than a VMM
+//! waits.
 
 use super::super::common::{LENGTH, SLOW, SOURCE, STALL, STATUS, TARGET, memfd, until};
 use super::super::unreliable::is_refused;
 use super::{BORROWER, CONFIG, MASTER, MORE, RAM, Rig, fill};
-use farlane_vfio_client::{ClientError, RawClient};
 use farlane_vfio_user::wire::Command;
+use farlane_vm_front_end::vfio_user::{ClientError, RawClient};
 use rustix::io::Errno;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const BAR0: u32 = 0;
-/// How long a monitor waits for an answer.
+/// How long a VMM waits for an answer.
 const MONITOR: Duration = Duration::from_secs(5);
 /// Nearly as long as that, for each range.
 const LONG: Duration = Duration::from_millis(2700);
@@ -44,7 +45,8 @@ fn never_stopping() -> (Rig, OwnedFd) {
     (rig, shown)
 }
 
-/// Longer than two terms and two seconds: after that a lender that is silent has stopped its device.
+/// Longer than two terms and two seconds: after that a lender that is silent has stopped its
+/// device.
 const SILENCE: Duration = Duration::from_secs(5);
 
 fn let_go(rig: &Rig) {
@@ -115,7 +117,8 @@ fn a_device_that_is_at_it_when_its_vm_ends_is_on_offer_when_it_has_let_go() {
     assert!(!hooks.in_use.load(Ordering::SeqCst));
 }
 
-/// What the device has begun may still reach memory, also when the VM starts anew there: a reset is an error.
+/// What the device has begun may still reach memory, also when the VM starts anew there: a reset is
+/// an error.
 fn is_not_reset(rig: &mut Rig) {
     let reset = rig.vmm.call(Command::DeviceReset, &[], &[]).map(drop);
     assert!(is_refused(&reset), "{reset:?}");
@@ -183,7 +186,7 @@ fn all_that_is_taken_away_at_once_is_one_wait() {
         move || {
             while !over.load(Ordering::SeqCst) {
                 if hooks.is_stalled() {
-                    // Nearly as long as the monitor waits, for each range.
+                    // Nearly as long as the VMM waits, for each range.
                     std::thread::sleep(Duration::from_millis(2500));
                     hooks.release();
                 }

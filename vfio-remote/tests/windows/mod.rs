@@ -8,14 +8,14 @@ use super::common::{Copier, Hooks, lender_of, memfd, serve_configured};
 use super::names::Authority;
 use super::unreliable::is_refused;
 use farlane_ntb::{IvshmemNtb, Ntb};
-use farlane_vfio_client::{ClientError, RawClient};
 use farlane_vfio_remote::borrower::{BorrowerConfig, InterruptView};
 use farlane_vfio_remote::lender::{BridgeOffer, Lender};
-use farlane_vfio_remote::link::message::{
+use farlane_vfio_remote::protocol::message::{
     Fence, PeerName, Place, Refusal, Reply, Request, ToBorrower, ToLender,
 };
-use farlane_vfio_remote::link::{Acceptor, Connector, Received};
+use farlane_vfio_remote::protocol::{Acceptor, Connector, Received};
 use farlane_vfio_user::wire::Command;
+use farlane_vm_front_end::vfio_user::{ClientError, RawClient};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -37,8 +37,8 @@ pub(super) fn window(file: &OwnedFd) -> Arc<dyn Ntb> {
     IvshmemNtb::open_file(Path::new(&path)).unwrap()
 }
 
-/// A lender that sees `shown` through its window, over TLS as if it were of another host: what it is, what its device is seen to
-/// do, and how its borrower comes to it.
+/// A lender that sees `shown` through its window, over TLS as if it were of another host: what it
+/// is, what its device is seen to do, and how its borrower comes to it.
 fn lend(shown: &OwnedFd) -> (Arc<Lender>, Arc<Hooks>, Connector) {
     lend_over(window(shown))
 }

@@ -3,8 +3,8 @@
 use super::super::common::{LENGTH, MSI, SOURCE, STATUS, TARGET, memfd, until};
 use super::{CONFIG, MORE, RAM, Rig, Teller, fill, lend_over, window};
 use farlane_ntb::{Limits, LinkState, Ntb, NtbError, PeerWindow};
-use farlane_vfio_client::RawClient;
-use farlane_vfio_remote::link::message::Request;
+use farlane_vfio_remote::protocol::message::Request;
+use farlane_vm_front_end::vfio_user::RawClient;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;

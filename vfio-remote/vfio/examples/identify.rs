@@ -126,12 +126,12 @@ fn main() -> Result<()> {
     let [nvme, window] = &arguments[..] else {
         bail!("usage: identify NVME-FUNCTION IVSHMEM-FUNCTION");
     };
-    let ntb = IvshmemNtb::open_pci(window)?;
+    let ntb = IvshmemNtb::open_pci(window.parse()?)?;
     let shown = ntb.peer_window(0)?;
     let memory = Mapping::new(shown.file.as_fd(), shown.offset, 0x4000, true)?;
     let memory = SharedMemory::new(memory);
 
-    let source = VfioSource::open(nvme, Path::new("/sys"))?;
+    let source = VfioSource::open(nvme.parse()?, Path::new("/sys"))?;
     println!("{}: {:?}", source.description().name, source.limits());
     for round in 0..2 {
         let function = source.take(&source.attach()?)?;

@@ -2,34 +2,26 @@
 
 use crate::OpenError;
 use crate::kernel::Kernel;
+use farlane_abi::width::to_usize;
+use farlane_pci::registers::{BarType, COMMAND, DEVICE, INTERRUPT_LINE, ROM, VENDOR, bar, word};
 use farlane_pci::{BAR_COUNT, Description, InterruptKind, Interrupts, Region, RegionDescription};
-
-const VENDOR: usize = 0x00;
-const DEVICE: usize = 0x02;
-pub(crate) const COMMAND: u64 = 0x04;
-const BARS: usize = 0x10;
-const ROM: usize = 0x30;
-const INTERRUPT_LINE: usize = 0x3c;
-/// The command register, PCI 3.0, 6.2.2.
-pub(crate) const COMMAND_IO: u16 = 1 << 0;
-pub(crate) const COMMAND_MEMORY: u16 = 1 << 1;
-pub(crate) const COMMAND_MASTER: u16 = 1 << 2;
+use farlane_sys::PciAddress;
 
 /// Describes the function at `address`, which has been reset.
 pub(crate) fn describe(
     kernel: &dyn Kernel,
-    address: &str,
+    address: PciAddress,
     is_virtual: bool,
 ) -> Result<Description, OpenError> {
     let odd = |why: String| OpenError::Odd {
-        function: address.into(),
+        function: address,
         why,
     };
     let size = kernel.region(Region::Config).size;
     if !matches!(size, 256 | 4096) {
         return Err(odd(format!("its configuration space has {size} bytes")));
     }
-    let mut config = vec![0; usize::try_from(size).unwrap_or_default()];
+    let mut config = vec![0; to_usize(size)];
     for (offset, bytes) in (0..).step_by(4).zip(config.chunks_mut(4)) {
         kernel
             .read(Region::Config, offset, bytes)
@@ -78,27 +70,20 @@ pub(crate) fn describe(
     Ok(description)
 }
 
-fn word(config: &[u8], at: usize) -> u16 {
-    let bytes = config.get(at..at + 2).and_then(|b| b.try_into().ok());
-    bytes.map_or(0, u16::from_le_bytes)
-}
-
 /// What is the lender's own: addresses, the state of the command register, the interrupt line.
 fn without_addresses(config: &mut [u8], regions: &[RegionDescription]) {
-    config[4..6].fill(0);
+    config[COMMAND..COMMAND + 2].fill(0);
     config[INTERRUPT_LINE] = 0;
     config[ROM..ROM + 4].fill(0);
-    let mut bar = 0;
-    while bar < BAR_COUNT {
-        let at = BARS + 4 * bar;
-        let kind = config[at];
-        let is_io = kind & 1 != 0;
-        let is_wide = !is_io && kind & 0x06 == 0x04 && bar + 1 < BAR_COUNT;
+    let mut number = 0;
+    while number < BAR_COUNT {
+        let kind = BarType::of(config, number);
+        let is_wide = kind.is_wide() && number + 1 < BAR_COUNT;
         let registers = if is_wide { 2 } else { 1 };
-        config[at..at + 4 * registers].fill(0);
-        if regions[bar].size > 0 {
-            config[at] = kind & if is_io { 0x03 } else { 0x0f };
+        config[bar(number)..bar(number + registers)].fill(0);
+        if regions[number].size > 0 {
+            config[bar(number)] = kind.bits();
         }
-        bar += registers;
+        number += registers;
     }
 }

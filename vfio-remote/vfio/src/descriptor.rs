@@ -1,27 +1,32 @@
 //! In which order the kernel closes what a process that is killed had open.
 //!
-//! It goes through the descriptors from the lowest number on, and releases the files whose last descriptors these were when it has
-//! seen all of them, the last one first (`exit_files`, and `task_work_run`, which takes works in the order opposite to that in which
-//! they came). So what has the greatest number is released before anything else: a device has stopped before a borrower hears that
-//! its link has ended.
+//! It goes through the descriptors from the lowest number on, and releases the files whose last
+//! descriptors these were when it has seen all of them, the last one first (`exit_files`, and
+//! `task_work_run`, which takes works in the order opposite to that in which they came). So what
+//! has the greatest number is released before anything else: a device has stopped before a borrower
+//! hears that its link has ended.
 
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
-/// The numbers that are tried, down from the greatest one: one for each function that is lent, and what else has them.
+/// The numbers that are tried, down from the greatest one: one for each function that is lent, and
+/// what else has them.
 const TRIED: u64 = 256;
-/// Greatest limit of descriptors that is used up: the kernel's table of them has a place for each number below the greatest.
+/// Greatest limit of descriptors that is used up: the kernel's table of them has a place for each
+/// number below the greatest.
 const LONGEST_TABLE: u64 = 1 << 17;
 
-/// Another descriptor of a file, with a number above those of all descriptors that are opened later.
+/// Another descriptor of a file, with a number above those of all descriptors that are opened
+/// later.
 ///
 /// # Errors
 /// The greatest numbers are all in use.
 pub(crate) fn duplicate_above_all(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    // A daemon that has opened all that it needs has as many as it may; later would be too late here.
+    // A daemon that has opened all that it needs has as many as it may; later would be too late
+    // here.
     let raised = Rlimit {
         current: maximum,
         maximum,

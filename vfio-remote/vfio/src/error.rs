@@ -1,18 +1,16 @@
 //! Why a function cannot be opened.
 
 use farlane_pci::SourceError;
+use farlane_sys::PciAddress;
 use std::io;
 use thiserror::Error;
 
 /// Why a function cannot be opened.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// Something else than an address.
-    #[error("{0:?} is not the address of a PCI function, which is like 0000:01:00.0")]
-    Address(String),
     /// There is no such function.
     #[error("There is no PCI function {0}")]
-    Missing(String),
+    Missing(PciAddress),
     /// Another driver has it.
     #[error(
         "{function} is bound to {driver}, not to vfio-pci. Give it to vfio-pci: \
@@ -22,7 +20,7 @@ pub enum OpenError {
     )]
     Driver {
         /// Its address.
-        function: String,
+        function: PciAddress,
         /// What has it.
         driver: String,
     },
@@ -32,10 +30,10 @@ pub enum OpenError {
          echo vfio-pci > /sys/bus/pci/devices/{0}/driver_override; \
          echo {0} > /sys/bus/pci/drivers_probe"
     )]
-    NoDriver(String),
+    NoDriver(PciAddress),
     /// DMA of the function cannot be restricted.
     #[error("{0} is in no IOMMU group: this host has no IOMMU, or it is off (intel_iommu=on)")]
-    NoIommu(String),
+    NoIommu(PciAddress),
     /// Another function is not isolated from it.
     #[error(
         "{function} cannot be lent without {neighbour}, which is in the same IOMMU group {group} \
@@ -43,7 +41,7 @@ pub enum OpenError {
     )]
     Neighbour {
         /// Its address.
-        function: String,
+        function: PciAddress,
         /// The other's.
         neighbour: String,
         /// Their group.
@@ -53,19 +51,19 @@ pub enum OpenError {
     },
     /// The device cannot be reset, and what one borrower left in it would be the next one's.
     #[error("{0} cannot be reset, and thus not be lent")]
-    NoReset(String),
+    NoReset(PciAddress),
     /// What VFIO says of it makes no sense.
     #[error("{function} is not as expected: {why}")]
     Odd {
         /// Its address.
-        function: String,
+        function: PciAddress,
         /// What is wrong.
         why: String,
     },
     /// The system failed.
     #[error("Cannot {what}")]
     Failed {
-        /// What was tried.
+        /// The operation that failed.
         what: String,
         /// Why not.
         #[source]

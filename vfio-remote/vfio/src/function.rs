@@ -1,14 +1,19 @@
 //! A physical function in use by one borrower.
 
-use crate::config::{COMMAND, COMMAND_IO, COMMAND_MASTER, COMMAND_MEMORY};
 use crate::interrupts::InterruptRouter;
 use crate::kernel::Kernel;
 use crate::mappings::Mappings;
 use crate::source::{Counts, Shared};
+use farlane_abi::width::to_u64;
+use farlane_pci::registers::{self, COMMAND_IO, COMMAND_MASTER, COMMAND_MEMORY};
 use farlane_pci::{AccessError, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal};
+use farlane_sys::sync::lock;
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Where the command register is.
+const COMMAND: u64 = registers::COMMAND as u64;
 
 /// Registers have at most as many bytes. What is longer is data.
 const REGISTER_BYTES: usize = 8;
@@ -26,14 +31,15 @@ enum Mastery {
 
 /// A physical function in use.
 ///
-/// It may access memory exactly while there is some mapped for it and nobody has forbidden it: the command register is the
-/// lender's, and the borrower intercepts the bit of its own driver's.
+/// It may access memory exactly while there is some mapped for it and nobody has forbidden it: the
+/// command register is the lender's, and the borrower intercepts the bit of its own driver's.
 #[derive(Debug)]
 pub(crate) struct VfioFunction {
     shared: Arc<Shared>,
     interrupts: Option<InterruptRouter>,
     mappings: Mutex<Mappings>,
-    /// Whether it may master the bus at all. Held while the command register changes; taken after `mappings`.
+    /// Whether it may master the bus at all. Held while the command register changes; taken after
+    /// `mappings`.
     mastery: Mutex<Mastery>,
 }
 
@@ -62,11 +68,11 @@ impl VfioFunction {
     }
 
     fn mappings(&self) -> MutexGuard<'_, Mappings> {
-        self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.mappings)
     }
 
     fn mastery(&self) -> MutexGuard<'_, Mastery> {
-        self.mastery.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.mastery)
     }
 
     /// Has it master the bus, if there is a reason and it may.
@@ -108,7 +114,7 @@ impl VfioFunction {
         let counts = self.counts();
         counts.accesses.fetch_add(1, Ordering::Relaxed);
         if length > REGISTER_BYTES {
-            let bytes = u64::try_from(length).unwrap_or(u64::MAX);
+            let bytes = to_u64(length);
             counts.payload_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
     }
@@ -143,7 +149,7 @@ impl Function for VfioFunction {
         self.check(region, offset, data.len(), true)?;
         self.count_access(data.len());
         let kernel = self.kernel();
-        let end = offset.saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
+        let end = offset.saturating_add(to_u64(data.len()));
         if region != Region::Config || offset >= COMMAND + 2 || end <= COMMAND {
             return Ok(kernel.write(region, offset, data)?);
         }
@@ -265,7 +271,7 @@ impl Function for VfioFunction {
 impl Drop for VfioFunction {
     fn drop(&mut self) {
         let name = &self.shared.description.name;
-        let mut mappings = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mappings = lock(&self.mappings);
         let kernel = &*self.shared.kernel;
         if let Err(e) = set_command(kernel, false) {
             log::error!("Cannot stop DMA of {name}: {e}");

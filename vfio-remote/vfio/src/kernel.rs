@@ -4,12 +4,15 @@ use crate::IommuLimits;
 use crate::OpenError;
 use crate::descriptor::duplicate_above_all;
 use crate::sysfs::BoundFunction;
+use farlane_abi::width::to_usize;
 use farlane_pci::{InterruptKind, Region};
+use farlane_sys::PciAddress;
+use farlane_sys::sync::lock;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_RESET, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE,
     VFIO_IRQ_SET_ACTION_MASK, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK,
@@ -93,8 +96,8 @@ pub(crate) trait Kernel: Send + Sync + Debug {
     fn reset(&self) -> io::Result<()>;
     /// The device's file, in which its regions are.
     fn file(&self) -> io::Result<OwnedFd>;
-    /// Has the kernel signal errors of the device that are not corrected, and that it wants the device back, as far as it can
-    /// tell of this one.
+    /// Has the kernel signal errors of the device that are not corrected, and that it wants the
+    /// device back, as far as it can tell of this one.
     fn watch(&self, error: BorrowedFd<'_>, request: BorrowedFd<'_>) -> io::Result<()>;
     /// Closes the device's file: nothing else of this works any more.
     fn close(&self) -> io::Result<()>;
@@ -102,7 +105,8 @@ pub(crate) trait Kernel: Send + Sync + Debug {
 
 /// A function in VFIO's hands.
 pub(crate) struct VfioKernel {
-    /// The device's file again, which is released before all others when the process is killed. None once it is closed.
+    /// The device's file again, which is released before all others when the process is killed.
+    /// None once it is closed.
     first: Mutex<Option<OwnedFd>>,
     // Before the container: it is the container's user.
     device: VfioDevice,
@@ -140,7 +144,7 @@ fn irq_index(kind: InterruptKind) -> u32 {
     }
 }
 
-fn open_error(error: VfioError, address: &str) -> OpenError {
+fn open_error(error: VfioError, address: PciAddress) -> OpenError {
     let what = match &error {
         VfioError::OpenGroup(e, _) if e.kind() == io::ErrorKind::ResourceBusy => format!(
             "use {address}: its IOMMU group is in use, maybe by another function of it, which \
@@ -155,13 +159,13 @@ fn open_error(error: VfioError, address: &str) -> OpenError {
 }
 
 impl VfioKernel {
-    pub fn open(function: &BoundFunction, address: &str) -> Result<Self, OpenError> {
+    pub fn open(function: &BoundFunction, address: PciAddress) -> Result<Self, OpenError> {
         let container = VfioContainer::new(None).map_err(|e| open_error(e, address))?;
         let container = Arc::new(container);
         let device = VfioDevice::new(&function.folder, container.clone(), false)
             .map_err(|e| open_error(e, address))?;
         if !can_reset(&device).map_err(OpenError::failed(format!("examine {address}")))? {
-            return Err(OpenError::NoReset(address.into()));
+            return Err(OpenError::NoReset(address));
         }
         let first = duplicate_above_all(borrow(&device));
         let first = first.inspect_err(|e| {
@@ -180,7 +184,7 @@ impl VfioKernel {
             .collect();
         let info = iommu_info(&container).map_err(OpenError::failed("examine the IOMMU"))?;
         let limits = IommuLimits::parse(&info).ok_or_else(|| OpenError::Odd {
-            function: address.into(),
+            function: address,
             why: format!("its IOMMU's description has {} bytes", info.len()),
         })?;
         Ok(Self {
@@ -252,7 +256,7 @@ fn iommu_info(container: &VfioContainer) -> io::Result<Vec<u8>> {
         check(unsafe { ioctl_with_mut_ptr(container, IOMMU_GET_INFO, buffer.as_mut_ptr()) })?;
         let mut all: Vec<u8> = buffer.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let wanted = u32::from_ne_bytes([all[0], all[1], all[2], all[3]]);
-        let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+        let wanted = to_usize(wanted.into());
         if wanted <= bytes {
             all.truncate(bytes);
             return Ok(all);
@@ -363,16 +367,13 @@ impl Kernel for VfioKernel {
     }
 
     fn close(&self) -> io::Result<()> {
-        let first = self
-            .first
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let first = lock(&self.first).take();
         drop(first);
         // Its number stays: the device's descriptor is closed by it, once, when this is dropped.
         let nothing = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         let (from, to) = (nothing.as_raw_fd(), self.device.as_raw_fd());
-        // SAFETY: both are open, and nobody relies on what the second one refers to: what is asked of it fails from now on.
+        // SAFETY: both are open, and nobody relies on what the second one refers to: what is asked
+        // of it fails from now on.
         check(unsafe { libc::dup3(from, to, libc::O_CLOEXEC) }).map(drop)
     }
 
@@ -392,7 +393,10 @@ fn borrow(device: &VfioDevice) -> BorrowedFd<'_> {
 }
 
 /// What the source of a function at `address` needs of the system.
-pub(crate) fn open(sysfs: &Path, address: &str) -> Result<(VfioKernel, BoundFunction), OpenError> {
+pub(crate) fn open(
+    sysfs: &Path,
+    address: PciAddress,
+) -> Result<(VfioKernel, BoundFunction), OpenError> {
     let function = BoundFunction::find(sysfs, address)?;
     Ok((VfioKernel::open(&function, address)?, function))
 }

@@ -28,8 +28,8 @@ pub use source::VfioSource;
 /// is opened any more. `ioctl` comes on top, for what [`IOCTLS`] lists.
 pub const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_pread64, libc::SYS_pwrite64];
 
-/// Requests of `ioctl` that a source makes once it is open (`linux/vfio.h`), for a filter that looks
-/// at the second argument.
+/// Requests of `ioctl` that a source makes once it is open (`linux/vfio.h`), for a filter that
+/// looks at the second argument.
 pub const IOCTLS: &[u64] = &[
     kernel::SET_IRQS,
     kernel::RESET,

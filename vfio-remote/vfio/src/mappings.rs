@@ -2,7 +2,8 @@
 
 use crate::kernel::Kernel;
 use farlane_pci::{AccessError, DmaMapping, DmaTarget};
-use farlane_zero_copy::{Mapping, chain};
+use farlane_sys::chain;
+use farlane_zero_copy::Mapping;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
 
@@ -114,7 +115,8 @@ impl Mappings {
         Ok(())
     }
 
-    /// Takes everything away. Returns how many mappings there were. What stays is [`stuck`](Self::stuck).
+    /// Takes everything away. Returns how many mappings there were. What stays is
+    /// [`stuck`](Self::stuck).
     pub fn clear(&mut self, kernel: &dyn Kernel) -> u64 {
         let mut count = 0;
         for (address, entry) in std::mem::take(&mut self.entries) {

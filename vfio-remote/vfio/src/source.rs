@@ -5,6 +5,7 @@ use crate::kernel::{self, Kernel};
 use crate::watch::Watch;
 use crate::{IommuLimits, OpenError, config};
 use farlane_pci::{Attachment, Counter, Description, Function, Source, SourceError};
+use farlane_sys::PciAddress;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 use std::path::Path;
@@ -30,7 +31,8 @@ pub(crate) struct Shared {
     pub taken: AtomicBool,
     /// The kernel wants it back.
     withdrawn: AtomicBool,
-    /// Why it is not lent any more: what one VM had mapped for it would be reached for the next one.
+    /// Why it is not lent any more: what one VM had mapped for it would be reached for the next
+    /// one.
     quarantine: OnceLock<String>,
 }
 
@@ -76,14 +78,14 @@ pub struct VfioSource {
 }
 
 impl VfioSource {
-    /// The function at `address`, like `0000:01:00.0`. `sysfs` is `/sys`. It is reset. Everything
+    /// The function at `address`. `sysfs` is `/sys`. It is reset. Everything
     /// that is needed later is opened here, and the process's limit of locked memory is raised as
     /// far as it may: what is mapped for DMA is locked.
     ///
     /// # Errors
     /// There is no such function, it is not bound to vfio-pci, is not isolated from other
     /// functions or cannot be reset; or the system failed.
-    pub fn open(address: &str, sysfs: &Path) -> Result<Self, OpenError> {
+    pub fn open(address: PciAddress, sysfs: &Path) -> Result<Self, OpenError> {
         raise_locked_memory();
         let (kernel, function) = kernel::open(sysfs, address)?;
         Self::new(Arc::new(kernel), address, function.is_virtual)
@@ -91,7 +93,7 @@ impl VfioSource {
 
     pub(crate) fn new(
         kernel: Arc<dyn Kernel>,
-        address: &str,
+        address: PciAddress,
         is_virtual: bool,
     ) -> Result<Self, OpenError> {
         kernel

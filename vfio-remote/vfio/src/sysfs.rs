@@ -1,6 +1,7 @@
 //! What sysfs says of a function.
 
 use crate::OpenError;
+use farlane_sys::PciAddress;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -11,23 +12,6 @@ pub(crate) struct BoundFunction {
     pub folder: PathBuf,
     /// Whether it is a virtual function of another.
     pub is_virtual: bool,
-}
-
-/// Whether `text` is an address like `0000:00:05.0`, and thus nothing else, such as a path.
-fn is_address(text: &str) -> bool {
-    let hex = |part: &str, digits: std::ops::RangeInclusive<usize>| {
-        digits.contains(&part.len()) && part.chars().all(|c| c.is_ascii_hexdigit())
-    };
-    let parts: Vec<&str> = text.split(':').collect();
-    let [domain, bus, rest] = parts[..] else {
-        return false;
-    };
-    rest.split_once('.').is_some_and(|(device, function)| {
-        hex(domain, 4..=8)
-            && hex(bus, 2..=2)
-            && hex(device, 2..=2)
-            && matches!(function.as_bytes(), [b'0'..=b'7'])
-    })
 }
 
 /// The name at the end of a link.
@@ -42,27 +26,24 @@ fn is_vfio(driver: &str) -> bool {
 }
 
 impl BoundFunction {
-    pub fn find(root: &Path, address: &str) -> Result<Self, OpenError> {
-        if !is_address(address) {
-            return Err(OpenError::Address(address.into()));
-        }
-        let folder = root.join("bus/pci/devices").join(address);
+    pub fn find(root: &Path, address: PciAddress) -> Result<Self, OpenError> {
+        let folder = address.folder(root);
         if !folder.is_dir() {
-            return Err(OpenError::Missing(address.into()));
+            return Err(OpenError::Missing(address));
         }
         match link_name(&folder.join("driver")) {
             Some(driver) if is_vfio(&driver) => {}
             Some(driver) => {
                 return Err(OpenError::Driver {
-                    function: address.into(),
+                    function: address,
                     driver,
                 });
             }
-            None => return Err(OpenError::NoDriver(address.into())),
+            None => return Err(OpenError::NoDriver(address)),
         }
         let group = link_name(&folder.join("iommu_group"))
             .and_then(|name| name.parse().ok())
-            .ok_or_else(|| OpenError::NoIommu(address.into()))?;
+            .ok_or(OpenError::NoIommu(address))?;
         check_neighbours(&folder, address, group)?;
         Ok(Self {
             is_virtual: folder.join("physfn").exists(),
@@ -73,7 +54,7 @@ impl BoundFunction {
 
 /// The kernel hands out a group only as a whole: none of it may be in the hands of another driver,
 /// but for bridges.
-fn check_neighbours(folder: &Path, address: &str, group: u32) -> Result<(), OpenError> {
+fn check_neighbours(folder: &Path, address: PciAddress, group: u32) -> Result<(), OpenError> {
     let Ok(members) = fs::read_dir(folder.join("iommu_group/devices")) else {
         return Ok(());
     };
@@ -82,12 +63,12 @@ fn check_neighbours(folder: &Path, address: &str, group: u32) -> Result<(), Open
         let driver = link_name(&member.path().join("driver"));
         match driver {
             Some(driver)
-                if neighbour != address
+                if neighbour != address.to_string()
                     && !is_vfio(&driver)
                     && !matches!(driver.as_str(), "pcieport" | "pci-stub") =>
             {
                 return Err(OpenError::Neighbour {
-                    function: address.into(),
+                    function: address,
                     neighbour,
                     group,
                     driver,
@@ -140,7 +121,7 @@ mod tests {
         }
 
         fn find(&self) -> Result<BoundFunction, OpenError> {
-            BoundFunction::find(self.0.path(), FUNCTION)
+            BoundFunction::find(self.0.path(), FUNCTION.parse().unwrap())
         }
     }
 
@@ -174,18 +155,14 @@ mod tests {
     #[test]
     fn every_obstacle_is_named() {
         let tree = Tree::new();
-        let find = |address: &str| BoundFunction::find(tree.0.path(), address);
-        for wrong in ["", "01:00.0", "0000:01:00.9", "../0000:01:00.0", "a:b:c"] {
-            assert!(matches!(find(wrong), Err(OpenError::Address(_))));
-        }
-        assert!(matches!(find(FUNCTION), Err(OpenError::Missing(_))));
+        assert!(matches!(tree.find(), Err(OpenError::Missing(_))));
         let device = tree.device(FUNCTION, None);
-        assert!(matches!(find(FUNCTION), Err(OpenError::NoDriver(_))));
+        assert!(matches!(tree.find(), Err(OpenError::NoDriver(_))));
         tree.device(FUNCTION, Some("vfio-pci"));
-        assert!(matches!(find(FUNCTION), Err(OpenError::NoIommu(_))));
+        assert!(matches!(tree.find(), Err(OpenError::NoIommu(_))));
         let other = tree.device("0000:01:00.1", Some("snd_hda_intel"));
         tree.group(3, &[&device, &other]);
-        let error = find(FUNCTION).unwrap_err();
+        let error = tree.find().unwrap_err();
         assert!(matches!(
             error,
             OpenError::Neighbour { group: 3, neighbour, .. } if neighbour == "0000:01:00.1"

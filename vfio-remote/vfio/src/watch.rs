@@ -1,7 +1,7 @@
 //! What the kernel says of a function besides its interrupts.
 
 use crate::source::Shared;
-use farlane_zero_copy::eventfd;
+use farlane_sys::eventfd;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::io;

@@ -31,7 +31,8 @@ pub const WINDOW_SHMEM_ID: u8 = 0;
 
 /// The device has a window for host-allocated buffers.
 pub const FEATURE_WINDOW: u32 = 1 << 0;
-/// The backend opens the envelopes of [`crate::tunnel`]: contexts have its first segment, no call ring, and nothing to wake.
+/// The backend opens the envelopes of [`crate::tunnel`]: contexts have its first segment, no call
+/// ring, and nothing to wake.
 pub const FEATURE_TUNNEL: u32 = 1 << 1;
 
 wire! {
@@ -53,8 +54,9 @@ wire! {
         pub window_bytes: U64,
         /// GID of the port, for information.
         pub gid: [u8; 16],
-        /// Tells one life of the backend's device from the next, which knows nothing of the contexts that are open; each
-        /// [`Reply`](crate::control::Reply) names the one that gives it. A VMM may connect to another backend without a word to the driver.
+        /// Tells one life of the backend's device from the next, which knows nothing of the
+        /// contexts that are open; each [`Reply`](crate::control::Reply) names the one that gives
+        /// it. A VMM may connect to another backend without a word to the driver.
         pub generation: U64,
         /// Zero.
         pub reserved: [u8; 8],

@@ -14,8 +14,8 @@ use zerocopy::little_endian::{U32, U64};
 /// must be this one; `region` then carries [`crate::config::ABI_VERSION`], `flags` is zero, and
 /// the accompanying descriptors are the process's wake event and its doorbell (two eventfds).
 pub const OP_OPEN: u32 = 1;
-/// Closes a context and releases everything it owns. Succeeds when nothing touches it any more; `EAGAIN` says that I/O under
-/// way still does, and that the driver is to ask again.
+/// Closes a context and releases everything it owns. Succeeds when nothing touches it any more;
+/// `EAGAIN` says that I/O under way still does, and that the driver is to ask again.
 pub const OP_CLOSE: u32 = 2;
 /// Makes `length` bytes known as region `region` of the context, see [`Request`]. On the host
 /// socket a segment comes with its memfd.
@@ -49,7 +49,8 @@ pub const KIND_DEVICE: u32 = 3;
 
 /// `ATTACH`: the backend may write the memory.
 pub const FLAG_WRITABLE: u32 = 1 << 0;
-/// `ATTACH` of a pin: its pages carry the envelopes of [`crate::tunnel`]. First byte and length are multiples of the page size.
+/// `ATTACH` of a pin: its pages carry the envelopes of [`crate::tunnel`]. First byte and length are
+/// multiples of the page size.
 pub const FLAG_PHONY: u32 = 1 << 1;
 
 /// Extents that one request can carry.
@@ -88,7 +89,8 @@ wire! {
         pub flags: U32,
         /// Number of extents that follow in this request.
         pub extents: U32,
-        /// `ATTACH` of a pin: the user address of the first byte. `WINDOW_MAP`: offset in the window.
+        /// `ATTACH` of a pin: the user address of the first byte. `WINDOW_MAP`: offset in the
+        /// window.
         pub address: U64,
         /// Length in bytes.
         pub length: U64,
@@ -108,8 +110,8 @@ wire! {
         pub status: U32,
         /// Zero.
         pub reserved: U32,
-        /// Control queue: [`Config::generation`](crate::config::Config::generation). Host socket, `OPEN`: the id of the backend process,
-        /// else zero.
+        /// Control queue: [`Config::generation`](crate::config::Config::generation). Host socket,
+        /// `OPEN`: the id of the backend process, else zero.
         pub value: U64,
     }
 

@@ -1,21 +1,28 @@
-//! The software GPU: its registers, its queue and its commands, as a driver in user space writes them.
+//! The software GPU: its registers, its queue and its commands, as a driver in user space writes
+//! them.
 //!
-//! A PCI function with two regions. **BAR 0** has registers of 32 bits, which are trapped; BAR 2 is its **video memory**, which is
-//! mapped, and a power of two bytes long. Offsets are in bytes. Nothing of it is at an address of the driver's choice but what
-//! lies in video memory, and system memory that copies name.
+//! A PCI function with two regions. **BAR 0** has registers of 32 bits, which are trapped; BAR 2 is
+//! its **video memory**, which is mapped, and a power of two bytes long. Offsets are in bytes.
+//! Nothing of it is at an address of the driver's choice but what lies in video memory, and system
+//! memory that copies name.
 //!
-//! **Queue.** The driver chooses a place in video memory for a header ([`QUEUE_HEADER_BYTES`]), a ring of [`Command`]s and, after
-//! it, a ring of [`Completion`]s, each of as many entries. It writes [`REG_QUEUE_LOW`], [`REG_QUEUE_HIGH`] and [`REG_ENTRIES`],
-//! sets [`CONTROL_ENABLE`] and waits for [`STATUS_READY`] (or [`STATUS_FAULT`]). The words of the header are zero then. The driver writes command
-//! *n* (counted from 0, modulo 2^32) into entry *n* modulo the entries, stores *n* + 1 in [`QUEUE_TAIL`], issues a fence, and
-//! writes [`REG_DOORBELL`] if [`QUEUE_ASLEEP`] is not zero. Commands are executed one after the other. The device writes completion *n*
-//! and stores *n* + 1 in [`QUEUE_DONE`]: the fence that the driver waits for. No more commands than entries may be on their way.
+//! **Queue.** The driver chooses a place in video memory for a header ([`QUEUE_HEADER_BYTES`]), a
+//! ring of [`Command`]s and, after it, a ring of [`Completion`]s, each of as many entries. It
+//! writes [`REG_QUEUE_LOW`], [`REG_QUEUE_HIGH`] and [`REG_ENTRIES`], sets [`CONTROL_ENABLE`] and
+//! waits for [`STATUS_READY`] (or [`STATUS_FAULT`]). The words of the header are zero then. The
+//! driver writes command *n* (counted from 0, modulo 2^32) into entry *n* modulo the entries,
+//! stores *n* + 1 in [`QUEUE_TAIL`], issues a fence, and writes [`REG_DOORBELL`] if
+//! [`QUEUE_ASLEEP`] is not zero. Commands are executed one after the other. The device writes
+//! completion *n* and stores *n* + 1 in [`QUEUE_DONE`]: the fence that the driver waits for. No
+//! more commands than entries may be on their way.
 //!
-//! **Errors** of a command are in its completion. A queue that lies outside of video memory, or a tail that is too far ahead, is a
-//! fault: nothing is done until the device is disabled and enabled again.
+//! **Errors** of a command are in its completion. A queue that lies outside of video memory, or a
+//! tail that is too far ahead, is a fault: nothing is done until the device is disabled and enabled
+//! again.
 //!
-//! **Reset.** Clearing [`CONTROL_ENABLE`] ends the command under way and forgets those that wait; [`STATUS_READY`] tells when that has
-//! happened. A function-level reset does that and fills video memory with zeroes.
+//! **Reset.** Clearing [`CONTROL_ENABLE`] ends the command under way and forgets those that wait;
+//! [`STATUS_READY`] tells when that has happened. A function-level reset does that and fills video
+//! memory with zeroes.
 
 use crate::wire::pod;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -39,7 +46,8 @@ pub const REG_MEMORY_HIGH: u32 = 0x0c;
 pub const REG_CONTROL: u32 = 0x10;
 /// Read-only: `STATUS_*`.
 pub const REG_STATUS: u32 = 0x14;
-/// Offset of the queue in video memory, low half: a multiple of the page size. Changes while the device is enabled mean nothing.
+/// Offset of the queue in video memory, low half: a multiple of the page size. Changes while the
+/// device is enabled mean nothing.
 pub const REG_QUEUE_LOW: u32 = 0x18;
 /// Offset of the queue in video memory, high half.
 pub const REG_QUEUE_HIGH: u32 = 0x1c;
@@ -93,16 +101,20 @@ pub const OP_NOP: u16 = 0;
 pub const OP_COPY_IN: u16 = 1;
 /// `length` bytes of video memory at `source` to system memory at `target`.
 pub const OP_COPY_OUT: u16 = 2;
-/// `length` bytes of video memory at `source` to video memory at `target`; the ranges may overlap, as with `memmove`.
+/// `length` bytes of video memory at `source` to video memory at `target`; the ranges may overlap,
+/// as with `memmove`.
 pub const OP_COPY: u16 = 3;
-/// Finds each occurrence, also of those that overlap, of `count` patterns in `length` bytes of video memory at `source`. The
-/// patterns are `parameter` bytes at `table`: a length of 32 bits for each of them, and then their bytes. The first `capacity` occurrences
-/// go to `target` as [`Found`], in the order of their ends. Result: how many there are; written: how many went to `target`.
+/// Finds each occurrence, also of those that overlap, of `count` patterns in `length` bytes of
+/// video memory at `source`. The patterns are `parameter` bytes at `table`: a length of 32 bits for
+/// each of them, and then their bytes. The first `capacity` occurrences go to `target` as
+/// [`Found`], in the order of their ends. Result: how many there are; written: how many went to
+/// `target`.
 pub const OP_SEARCH: u16 = 4;
 /// CRC-32C (RFC 3720, B.4) of `length` bytes of video memory at `source`. Result: the checksum.
 pub const OP_CHECKSUM: u16 = 5;
-/// Copies `count` rows of `length` bytes, of which each begins `parameter` bytes after the one before, the first at `source`, to
-/// `target`, one after the other without gaps. Source and target must not overlap.
+/// Copies `count` rows of `length` bytes, of which each begins `parameter` bytes after the one
+/// before, the first at `source`, to `target`, one after the other without gaps. Source and target
+/// must not overlap.
 pub const OP_GATHER: u16 = 6;
 
 /// The command is followed by an interrupt on [`VECTOR_DONE`].

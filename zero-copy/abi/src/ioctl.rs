@@ -90,11 +90,13 @@ pub const IOC_DETACH: u64 = ioc(1, 4, size_of::<Detach>());
 pub const IOC_BIND_EVENT: u64 = ioc(1, 5, size_of::<BindEvent>());
 /// `_IO(TYPE, 6)`: rings the doorbell.
 pub const IOC_DOORBELL: u64 = ioc(0, 6, 0);
-/// `_IOWR(TYPE, 7, Pin)`: like `PIN`, for a shared mapping of one PCI BAR. First byte and length are multiples of the page
-/// size. The region goes by itself when the process unmaps, moves or protects a part of it, or the device goes: what uses it
-/// then fails. Its id stays taken until `DETACH`, which succeeds. `EOPNOTSUPP` where the backend does not tunnel, `EINVAL`
-/// for anything that is not one BAR, `EFAULT` where nothing is mapped, `EACCES` where the mapping forbids it, `E2BIG` where
-/// it is in more than [`MAX_EXTENTS_PER_REQUEST`](crate::control::MAX_EXTENTS_PER_REQUEST) pieces.
+/// `_IOWR(TYPE, 7, Pin)`: like `PIN`, for a shared mapping of one PCI BAR. First byte and length
+/// are multiples of the page size. The region goes by itself when the process unmaps, moves or
+/// protects a part of it, or the device goes: what uses it then fails. Its id stays taken until
+/// `DETACH`, which succeeds. `EOPNOTSUPP` where the backend does not tunnel, `EINVAL` for anything
+/// that is not one BAR, `EFAULT` where nothing is mapped, `EACCES` where the mapping forbids it,
+/// `E2BIG` where it is in more than
+/// [`MAX_EXTENTS_PER_REQUEST`](crate::control::MAX_EXTENTS_PER_REQUEST) pieces.
 pub const IOC_PIN_DEVICE: u64 = ioc(3, 7, size_of::<Pin>());
 
 /// Bits of an mmap offset that one region can span.

@@ -31,6 +31,7 @@ pub mod ioctl;
 pub mod queue;
 pub mod rdma;
 pub mod tunnel;
+pub mod width;
 mod wire;
 
 pub use wire::{CField, CStruct};

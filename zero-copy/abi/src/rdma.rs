@@ -40,8 +40,8 @@ call_table! {
         13 => fn query_qp(Handle) -> QpAttr;
         /// Destroys a queue pair.
         14 => fn destroy_qp(Handle) -> ();
-        /// Allocates a buffer in host memory (paper section IV-C). `EAGAIN` where there is room as soon as memory that was freed
-        /// is cleared.
+        /// Allocates a buffer in host memory (paper section IV-C). `EAGAIN` where there is room as
+        /// soon as memory that was freed is cleared.
         15 => fn alloc_buffer(AllocBuffer) -> Buffer;
         /// Frees a buffer. Its memory is given to nobody else before the last mapping is gone.
         16 => fn free_buffer(Handle) -> ();

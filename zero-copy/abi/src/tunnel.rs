@@ -1,9 +1,10 @@
 //! Address tunnelling: how a request for a disk names device memory (spin-atc17, section 5.1).
 //!
 //! A process does direct I/O with a **phony buffer**: ordinary pinned memory
-//! ([`FLAG_PHONY`](crate::control::FLAG_PHONY)) whose sectors each carry an [`Envelope`] in place of data. The guest's file
-//! system and block layer pass it on; the backend of the disk knows the phony pages by their addresses, opens the envelope and
-//! moves the data to or from device memory ([`KIND_DEVICE`](crate::control::KIND_DEVICE)).
+//! ([`FLAG_PHONY`](crate::control::FLAG_PHONY)) whose sectors each carry an [`Envelope`] in place
+//! of data. The guest's file system and block layer pass it on; the backend of the disk knows the
+//! phony pages by their addresses, opens the envelope and moves the data to or from device memory
+//! ([`KIND_DEVICE`](crate::control::KIND_DEVICE)).
 //!
 //! The first segment of a context of such a backend
 //! ([`FEATURE_TUNNEL`](crate::config::FEATURE_TUNNEL)) is laid out so:
@@ -17,15 +18,19 @@
 //! | [`OFF_DISKS`] | backend | [`Disk`]s whose requests are opened |
 //! | [`OFF_SLOTS`] | both | slots of [`SLOT_BYTES`] |
 //!
-//! **Token.** A slot holds what one page of one request is for. Its key is random and the backend's; the process puts the key
-//! and a sequence number of its own, higher than any before in this slot, into the envelopes of one page, describes the target
-//! in the slot, and stores the number in [`SLOT_ARMED`] last. The pair is a token: each sector of it can be used once; it ends
-//! when the process disarms the slot, when [`TOKEN_EPOCHS`] have passed, and when all its sectors have been used, for then the
-//! slot gets another key. It is good for this context, this region, these bytes and this direction only.
+//! **Token.** A slot holds what one page of one request is for. Its key is random and the
+//! backend's; the process puts the key and a sequence number of its own, higher than any before in
+//! this slot, into the envelopes of one page, describes the target in the slot, and stores the
+//! number in [`SLOT_ARMED`] last. The pair is a token: each sector of it can be used once; it ends
+//! when the process disarms the slot, when [`TOKEN_EPOCHS`] have passed, and when all its sectors
+//! have been used, for then the slot gets another key. It is good for this context, this region,
+//! these bytes and this direction only.
 //!
-//! **Receipt.** When bytes of a sector have moved, the backend sets the sector's bit in [`SLOT_LANDED`], before it completes
-//! the request. What has no receipt after the request went another way: its bytes are in the phony page, or were taken from it.
-//! A sector without a receipt that still carries its envelope after a read is no data: a device that was reset meanwhile writes no receipts.
+//! **Receipt.** When bytes of a sector have moved, the backend sets the sector's bit in
+//! [`SLOT_LANDED`], before it completes the request. What has no receipt after the request went
+//! another way: its bytes are in the phony page, or were taken from it. A sector without a receipt
+//! that still carries its envelope after a read is no data: a device that was reset meanwhile
+//! writes no receipts.
 
 use crate::wire::pod;
 use zerocopy::little_endian::{U32, U64};
@@ -56,8 +61,8 @@ pub const SLOT_ARMED: usize = 16;
 pub const SLOT_REGION: usize = 24;
 /// Slot: offset of the page's first byte in the region, in bytes (process).
 pub const SLOT_OFFSET: usize = 32;
-/// Slot: bytes, a multiple of [`SECTOR_BYTES`] up to a page, in the low half, the epoch in which it was armed in the high one
-/// (process).
+/// Slot: bytes, a multiple of [`SECTOR_BYTES`] up to a page, in the low half, the epoch in which it
+/// was armed in the high one (process).
 pub const SLOT_LENGTH: usize = 40;
 /// Slot: the sequence number times 2^16, and a bit for each sector that has moved (backend).
 pub const SLOT_LANDED: usize = 48;

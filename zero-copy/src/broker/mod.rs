@@ -3,8 +3,9 @@
 //! A backend that owns memory which the guest sees at guest-physical addresses, such as the BARs of
 //! a borrowed device, *publishes* it over a UNIX socket of sequential packets, and *revokes* it
 //! before it goes. Other backends [`subscribe`]: they are told of every [`Publication`], and
-//! [`Publisher::revoke`] returns only when all of them have let go of it. A subscriber that does not
-//! let go within two seconds is disconnected; one that loses its publisher revokes all it had of it.
+//! [`Publisher::revoke`] returns only when all of them have let go of it. A subscriber that does
+//! not let go within two seconds is disconnected; one that loses its publisher revokes all it had
+//! of it.
 //!
 //! Neither end trusts the other: what arrives is checked once, into a [`Publication`] that is
 //! well formed, and there is a limit to how many there are. A file that its owner shrinks is
@@ -46,7 +47,8 @@ const ADDRESS_END: u64 = 1 << 52;
 /// How long a subscriber may take to let go, or to say hello.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// System calls of publishers and subscribers, for a filter of system calls; and `socket`, for UNIX sockets.
+/// System calls of publishers and subscribers, for a filter of system calls; and `socket`, for UNIX
+/// sockets.
 pub const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_connect,
     libc::SYS_accept4,

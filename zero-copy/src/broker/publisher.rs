@@ -4,7 +4,8 @@ use super::wire::{self, ToPublisher, ToSubscriber};
 use super::{
     ConnectionError, MAX_PUBLICATIONS, MAX_SUBSCRIBERS, PATIENCE, Publication, PublicationError,
 };
-use crate::{chain, eventfd};
+use farlane_sys::sync::{held, lock};
+use farlane_sys::{chain, eventfd};
 use rustix::event::{EventfdFlags, PollFlags};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -12,7 +13,7 @@ use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -151,14 +152,14 @@ impl Publisher {
         let mut ids = ids.to_vec();
         ids.retain(|&id| state.begin_revoking(id));
         let left = until.saturating_duration_since(Instant::now());
-        let (mut state, _) = self
-            .shared
-            .changed
-            .wait_timeout_while(state, left, |state| {
-                let mut peers = state.peers.values();
-                peers.any(|peer| ids.iter().any(|id| peer.held.contains(id)))
-            })
-            .unwrap_or_else(PoisonError::into_inner);
+        let (mut state, _) = held(
+            self.shared
+                .changed
+                .wait_timeout_while(state, left, |state| {
+                    let mut peers = state.peers.values();
+                    peers.any(|peer| ids.iter().any(|id| peer.held.contains(id)))
+                }),
+        );
         for id in ids {
             state.end_revoking(id);
         }
@@ -227,7 +228,7 @@ fn wake() -> io::Result<OwnedFd> {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
@@ -340,8 +341,8 @@ fn talk(
     }
 }
 
-/// Says what a subscriber is to be told. Returns whether there was room for it, and whether the subscriber has said hello; none
-/// where it was disconnected.
+/// Says what a subscriber is to be told. Returns whether there was room for it, and whether the
+/// subscriber has said hello; none where it was disconnected.
 fn speak(shared: &Shared, number: u64) -> Result<Option<(bool, bool)>, ConnectionError> {
     let mut state = shared.state();
     let State {
@@ -373,7 +374,8 @@ impl Publisher {
         Ok(admit(&self.shared, socket)?.map(|(number, ..)| number))
     }
 
-    /// Says to a subscriber what there is to say, and hears what it has said. Returns whether it is still connected.
+    /// Says to a subscriber what there is to say, and hears what it has said. Returns whether it is
+    /// still connected.
     pub(super) fn turn(&self, number: u64) -> bool {
         let socket = match self.shared.state().peers.get(&number) {
             Some(peer) => Arc::clone(&peer.socket),

@@ -1,5 +1,6 @@
-//! Both ends without threads, for fuzz targets: they do something only when they are told to, so that the same input always does
-//! the same. They are compiled always, so that what is fuzzed is what is shipped; no other crate uses them.
+//! Both ends without threads, for fuzz targets: they do something only when they are told to, so
+//! that the same input always does the same. They are compiled always, so that what is fuzzed is
+//! what is shipped; no other crate uses them.
 
 use super::subscriber::Client;
 use super::wire::{self, ToPublisher, ToSubscriber};
@@ -47,7 +48,8 @@ impl StillPublisher {
         number.ok_or_else(|| io::Error::other("the publisher ends"))
     }
 
-    /// Says to a subscriber what there is to say, and hears what it has said. Returns whether it is still connected.
+    /// Says to a subscriber what there is to say, and hears what it has said. Returns whether it is
+    /// still connected.
     pub fn turn(&self, number: u64) -> bool {
         self.0.turn(number)
     }
@@ -115,7 +117,8 @@ impl StillSubscriber {
         })
     }
 
-    /// Hears what the publisher has said. Returns whether it is still connected; if not, all has been revoked.
+    /// Hears what the publisher has said. Returns whether it is still connected; if not, all has
+    /// been revoked.
     pub fn turn(&mut self) -> bool {
         let Some(socket) = self.socket.take() else {
             return false;
@@ -132,7 +135,7 @@ impl StillSubscriber {
                 Err(e) => Err(e),
             };
             if let Err(e) = result {
-                log::debug!("{}", crate::chain(&e));
+                log::debug!("{}", farlane_sys::chain(&e));
                 self.client.revoke_all();
                 return false;
             }

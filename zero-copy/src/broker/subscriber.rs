@@ -2,7 +2,7 @@
 
 use super::wire::{self, ToPublisher, ToSubscriber};
 use super::{ConnectionError, MAX_PUBLICATIONS, PATIENCE, Publication, PublicationError};
-use crate::{chain, eventfd};
+use farlane_sys::{chain, eventfd};
 use rustix::event::{EventfdFlags, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::collections::BTreeMap;

@@ -3,16 +3,13 @@
 
 use super::{ConnectionError, Origin, Publication};
 use crate::topology::Node;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use farlane_sys::socket;
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::{RecvFlags, SendFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::IoSlice;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -101,20 +98,11 @@ pub(super) fn send<M: Serialize>(
     let bytes = postcard::to_stdvec(message)
         .map_err(|_| ConnectionError::Unexpected("A message without encoding"))?;
     let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    loop {
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !files.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(&files));
-        }
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags) {
-            Ok(_) => return Ok(true),
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Ok(false),
-            Err(Errno::PIPE | Errno::CONNRESET) => return Err(ConnectionError::Closed),
-            Err(e) => return Err(ConnectionError::Io(e.into())),
-        }
+    match socket::send(socket, &[IoSlice::new(&bytes)], &files, SendFlags::DONTWAIT) {
+        Ok(_) => Ok(true),
+        Err(Errno::AGAIN) => Ok(false),
+        Err(Errno::PIPE | Errno::CONNRESET) => Err(ConnectionError::Closed),
+        Err(e) => Err(ConnectionError::Io(e.into())),
     }
 }
 
@@ -123,39 +111,24 @@ pub(super) fn receive<M: DeserializeOwned>(
     socket: BorrowedFd<'_>,
 ) -> Result<Option<(M, Option<OwnedFd>)>, ConnectionError> {
     let mut bytes = [0; MAX_MESSAGE_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let got = match recvmsg(
-        socket,
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut control,
-        flags,
-    ) {
+    let mut got = match socket::receive(socket, &mut bytes, 2, RecvFlags::DONTWAIT) {
         Ok(got) => got,
         Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
         Err(Errno::CONNRESET) => return Err(ConnectionError::Closed),
         Err(e) => return Err(ConnectionError::Io(e.into())),
     };
-    let mut files = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(received) = message {
-            files.extend(received);
-        }
-    }
     if got.bytes == 0 {
         return Err(ConnectionError::Closed);
     }
-    if files.len() > 1
+    if got.descriptors.len() > 1
         || got.bytes > MAX_MESSAGE_BYTES
-        || got
-            .flags
-            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+        || got.is_truncated
+        || got.has_lost_descriptors
     {
         return Err(ConnectionError::Unexpected("A message that is too long"));
     }
     match postcard::take_from_bytes(&bytes[..got.bytes]) {
-        Ok((message, [])) => Ok(Some((message, files.pop()))),
+        Ok((message, [])) => Ok(Some((message, got.descriptors.pop()))),
         _ => Err(ConnectionError::Unexpected("A message without meaning")),
     }
 }
@@ -168,19 +141,9 @@ pub(super) fn wait(
     wake: &OwnedFd,
     time: Option<Duration>,
 ) -> Result<PollFlags, ConnectionError> {
-    let until = time.map(|time| Instant::now() + time);
     let mut fds = vec![PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)];
     fds.extend(socket.map(|socket| PollFd::from_borrowed_fd(socket, flags)));
-    loop {
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let timeout = left.map(|left| Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(left.subsec_nanos()),
-        });
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) => return Ok(fds.get(1).map_or(PollFlags::empty(), PollFd::revents)),
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(ConnectionError::Io(e.into())),
-        }
-    }
+    let until = time.map(|time| Instant::now() + time);
+    socket::wait(&mut fds, until).map_err(|e| ConnectionError::Io(e.into()))?;
+    Ok(fds.get(1).map_or(PollFlags::empty(), PollFd::revents))
 }

@@ -11,13 +11,15 @@ use farlane_abi::tunnel::{
     OFF_DISKS, OFF_EPOCH, OFF_SLOT_COUNT, OFF_SLOTS, SECTOR_BYTES, SECTORS_PER_PAGE, SLOT_ARMED,
     SLOT_BYTES, SLOT_KEY, SLOT_LANDED, SLOT_LENGTH, SLOT_OFFSET, SLOT_REGION, TOKEN_EPOCHS,
 };
+use farlane_sys::sync::{lock, read, write};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
 use std::time::Duration;
 
-/// How long requests under way are waited for, once, before whoever takes memory away is told to ask again. The driver's other
-/// requests wait as long: as many as its queue holds are answered long before it finds the backend dead.
+/// How long requests under way are waited for, once, before whoever takes memory away is told to
+/// ask again. The driver's other requests wait as long: as many as its queue holds are answered
+/// long before it finds the backend dead.
 const PATIENCE: Duration = Duration::from_millis(2);
 
 /// Device memory that a process has mapped.
@@ -177,9 +179,7 @@ impl Context {
     }
 
     fn held_back(&self) -> MutexGuard<'_, Option<Vec<Receipt>>> {
-        self.held_back
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.held_back)
     }
 
     /// The clock has gone on.
@@ -196,7 +196,7 @@ impl Context {
 
     /// Device memory `region` becomes known.
     pub fn add_device(&self, region: u32, memory: DeviceRegion) -> Result<(), Errno> {
-        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = write(&self.devices);
         if devices.contains_key(&region) {
             return Err(Errno::EEXIST);
         }
@@ -206,29 +206,31 @@ impl Context {
 
     /// Whether there is device memory `region`.
     pub fn has_device(&self, region: u32) -> bool {
-        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        let devices = read(&self.devices);
         devices.contains_key(&region)
     }
 
-    /// Takes device memory away: nothing more begins in it, and nothing touches it when this succeeds.
+    /// Takes device memory away: nothing more begins in it, and nothing touches it when this
+    /// succeeds.
     ///
     /// # Errors
-    /// `ENOENT` where there is none such, `EAGAIN` where requests that are under way have not ended within [`PATIENCE`].
+    /// `ENOENT` where there is none such, `EAGAIN` where requests that are under way have not ended
+    /// within [`PATIENCE`].
     pub fn remove_device(&self, region: u32) -> Result<(), Errno> {
         let memory = {
-            let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+            let devices = read(&self.devices);
             devices.get(&region).cloned().ok_or(Errno::ENOENT)?
         };
         if !memory.gate.close_within(PATIENCE) {
             return Err(Errno::EAGAIN);
         }
-        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = write(&self.devices);
         devices.remove(&region);
         Ok(())
     }
 
-    /// Checks and uses up what `claim` says of `sectors`, and calls `each(address, bytes)` for the runs of device memory
-    /// that they stand for.
+    /// Checks and uses up what `claim` says of `sectors`, and calls `each(address, bytes)` for the
+    /// runs of device memory that they stand for.
     pub fn admit(
         &self,
         claim: &Claim,
@@ -254,7 +256,7 @@ impl Context {
             return Err(TokenError::Direction { slot: claim.slot });
         }
         let region = {
-            let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+            let devices = read(&self.devices);
             devices.get(&wanted.region).cloned()
         };
         let gone = TokenError::NoRegion {
@@ -331,7 +333,8 @@ impl Context {
         self.gate.close();
     }
 
-    /// The process goes: nothing more of it begins, and nothing of it is touched when this succeeds.
+    /// The process goes: nothing more of it begins, and nothing of it is touched when this
+    /// succeeds.
     ///
     /// # Errors
     /// `EAGAIN` where requests that are under way have not ended within [`PATIENCE`].
@@ -401,7 +404,7 @@ impl Slots {
     }
 
     fn lock(&self) -> MutexGuard<'_, (Vec<Slot>, Keys)> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.slots)
     }
 
     /// Uses up `sectors` of a token, once.

@@ -1,8 +1,10 @@
-//! Pages that were phony, and of which nobody knows any more whose they are: a write of them may still be on its way.
+//! Pages that were phony, and of which nobody knows any more whose they are: a write of them may
+//! still be on its way.
 
 use std::collections::BTreeMap;
 
-/// Ranges that are kept. Of more, neighbours become one with what lies between them: these pages are looked at for nothing.
+/// Ranges that are kept. Of more, neighbours become one with what lies between them: these pages
+/// are looked at for nothing.
 const MAX_RANGES: usize = 4096;
 
 /// Ranges of guest-physical addresses that do not overlap.
@@ -41,7 +43,8 @@ impl Forgotten {
         self.ranges.insert(start, end);
     }
 
-    /// Takes the bytes from `start` to before `end` out, which are known again. Where that would make too many ranges, they stay.
+    /// Takes the bytes from `start` to before `end` out, which are known again. Where that would
+    /// make too many ranges, they stay.
     pub fn remove(&mut self, start: u64, end: u64) {
         if start >= end {
             return;
@@ -72,7 +75,8 @@ impl Forgotten {
         (last > start).then_some((first, last))
     }
 
-    /// As [`overlapping`](Self::overlapping), also what ends where these bytes begin, and begins where they end.
+    /// As [`overlapping`](Self::overlapping), also what ends where these bytes begin, and begins
+    /// where they end.
     fn touching(&self, start: u64, end: u64) -> Option<(u64, u64)> {
         let (&first, &last) = self.ranges.range(..=end).next_back()?;
         (last >= start).then_some((first, last))

@@ -1,6 +1,7 @@
 //! Who is inside, and waiting until nobody is.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use farlane_sys::sync::{held, lock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Lets transfers in until it is closed. Whoever closes it waits for those inside.
@@ -38,7 +39,7 @@ impl State {
 
 impl Gate {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn wait<'a>(
@@ -46,9 +47,7 @@ impl Gate {
         state: MutexGuard<'a, State>,
         goes_on: impl FnMut(&mut State) -> bool,
     ) -> MutexGuard<'a, State> {
-        self.changed
-            .wait_while(state, goes_on)
-            .unwrap_or_else(PoisonError::into_inner)
+        held(self.changed.wait_while(state, goes_on))
     }
 
     /// Lets one more in, unless the gate is closed.
@@ -72,22 +71,23 @@ impl Gate {
         drop(self.wait(state, |state| !state.is_empty()));
     }
 
-    /// Closes the gate, and says whether nobody is inside any more. Who closes it first waits at most `patience` for that.
+    /// Closes the gate, and says whether nobody is inside any more. Who closes it first waits at
+    /// most `patience` for that.
     pub fn close_within(&self, patience: Duration) -> bool {
         let mut state = self.state();
         if std::mem::replace(&mut state.closed, true) {
             return state.is_empty();
         }
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(state, patience, |state| !state.is_empty())
-            .unwrap_or_else(PoisonError::into_inner);
+        let (state, _) = held(
+            self.changed
+                .wait_timeout_while(state, patience, |state| !state.is_empty()),
+        );
         state.is_empty()
     }
 
     /// Waits for those inside. Others may enter meanwhile, and are not waited for.
     pub fn drain(&self) {
-        let _one = self.draining.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&self.draining);
         let mut state = self.state();
         let before = state.phase;
         // Nobody is inside of the next phase: the last one who waited has waited for them.

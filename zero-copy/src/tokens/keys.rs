@@ -7,8 +7,8 @@ use std::io;
 /// Keys that one system call yields.
 const BATCH: usize = 64;
 
-/// What the keys of a VM's tokens are made with. The guest does not have it; a backend leaves it to its successor, who tells the
-/// envelopes of the one before by it.
+/// What the keys of a VM's tokens are made with. The guest does not have it; a backend leaves it to
+/// its successor, who tells the envelopes of the one before by it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Secret([u64; 2]);
 

@@ -1,27 +1,29 @@
 //! Address tunnelling, the backend's side: envelopes in phony buffers lead to device memory.
 //!
-//! [`farlane_abi::tunnel`] says what both sides agree on (spin-atc17, section 5.1). [`Tokens`] holds it for one VM: a
-//! device of the VM makes its processes, phony buffers and device memory known, and the VM's disks [`open`](Tokens::open)
-//! the requests that come from phony buffers.
+//! [`farlane_abi::tunnel`] says what both sides agree on (spin-atc17, section 5.1). [`Tokens`]
+//! holds it for one VM: a device of the VM makes its processes, phony buffers and device memory
+//! known, and the VM's disks [`open`](Tokens::open) the requests that come from phony buffers.
 
 mod context;
 mod envelope;
 mod forgotten;
 mod gate;
 mod keys;
+mod opening;
 
 use crate::{AddressSpace, AddressSpaceError, SharedMemory, View};
 use context::{Context, DeviceRegion, Receipt};
-use envelope::{ENVELOPE_BYTES, Sectors};
-use farlane_abi::tunnel::{Disk, SECTOR_BYTES, SECTORS_PER_PAGE};
+use farlane_abi::tunnel::Disk;
 use farlane_abi::{Errno, PAGE_BYTES};
+use farlane_sys::sync::{read, write};
 use forgotten::Forgotten;
 use gate::Pass;
 pub use keys::Secret;
+use opening::{Opening, Turn};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use thiserror::Error;
 
 /// Why a request of a phony buffer is refused.
@@ -130,8 +132,8 @@ struct State {
     contexts: HashMap<u32, Arc<Context>>,
     /// By guest-physical address of the first byte; disjoint.
     phony: BTreeMap<u64, Phony>,
-    /// What may carry envelopes and is no phony buffer that is known: of an earlier backend, which has made its keys with the same
-    /// secret, or from before a reset.
+    /// What may carry envelopes and is no phony buffer that is known: of an earlier backend, which
+    /// has made its keys with the same secret, or from before a reset.
     forgotten: Forgotten,
     epoch: u32,
     suspended: bool,
@@ -149,15 +151,10 @@ pub struct Tokens {
     state: RwLock<State>,
 }
 
-/// What is written where no good token stands for a page.
-#[repr(C, align(4096))]
-struct Zeroes([u8; SECTOR_BYTES * SECTORS_PER_PAGE]);
-
-static ZEROES: Zeroes = Zeroes([0; SECTOR_BYTES * SECTORS_PER_PAGE]);
-
 /// A request whose bytes lie elsewhere. While it lives, its memory stays.
 #[derive(Debug)]
 pub struct Opened {
+    direction: Direction,
     runs: Vec<(*mut u8, usize)>,
     refused: Vec<(u64, u64)>,
     why: Option<TokenError>,
@@ -177,10 +174,17 @@ impl Opened {
         &self.runs
     }
 
-    /// Bytes of phony pages that no good token stands for: first one, counted in the request, and how many; in order, not adjacent.
-    /// A read moves them into the phony pages themselves. A write has zeroes among its [runs](Self::runs) instead: to leave these bytes
-    /// of the disk as they are would show what others have written there to who reads a file system's new block. Whose pages
-    /// they are is told by there being no receipt.
+    /// Whether they are to be written: those of a read of the disk.
+    #[must_use]
+    pub fn is_written(&self) -> bool {
+        self.direction == Direction::IntoDevice
+    }
+
+    /// Bytes of phony pages that no good token stands for: first one, counted in the request, and
+    /// how many; in order, not adjacent. A read moves them into the phony pages themselves. A write
+    /// has zeroes among its [runs](Self::runs) instead: to leave these bytes of the disk as they
+    /// are would show what others have written there to who reads a file system's new block. Whose
+    /// pages they are is told by there being no receipt.
     #[must_use]
     pub fn refused(&self) -> &[(u64, u64)] {
         &self.refused
@@ -222,11 +226,11 @@ impl Tokens {
     }
 
     fn state(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.state)
     }
 
     fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
+        write(&self.state)
     }
 
     /// Says whether requests are to be looked at.
@@ -235,11 +239,12 @@ impl Tokens {
         self.any.store(any, Ordering::Release);
     }
 
-    /// Opens the envelopes of a request whose data lies in `segments` (guest-physical address, bytes) of `ram`. `None` for one
-    /// that moves what lies there, and nothing else. Segments of ordinary memory beside phony pages stay what they are.
+    /// Opens the envelopes of a request whose data lies in `segments` (guest-physical address,
+    /// bytes) of `ram`. `None` for one that moves what lies there, and nothing else. Segments of
+    /// ordinary memory beside phony pages stay what they are.
     ///
-    /// The guest's block layer merges requests of several processes. So a token that is no good costs its own page, see
-    /// [`Opened::refused`].
+    /// The guest's block layer merges requests of several processes. So a token that is no good
+    /// costs its own page, see [`Opened::refused`].
     ///
     /// # Errors
     /// See [`TokenError`]: nothing of the request can be moved, or a part of it is no memory.
@@ -252,8 +257,8 @@ impl Tokens {
         self.open_for(ram, direction, segments, Turn::First)
     }
 
-    /// The same for a request that another backend had begun. What its process has a receipt of, from that one, is on the disk and
-    /// stays there: a write of forgotten envelopes is an error.
+    /// The same for a request that another backend had begun. What its process has a receipt of,
+    /// from that one, is on the disk and stays there: a write of forgotten envelopes is an error.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -286,32 +291,20 @@ impl Tokens {
         if !segments.iter().any(concerned) {
             return Ok(None);
         }
-        let mut opening = Opening {
-            direction,
-            turn,
-            ram: ram.clone(),
-            device: self.device_memory.view(),
-            at: 0,
-            useful: false,
-            runs: Vec::new(),
-            refused: Vec::new(),
-            why: None,
-            tunnelled: 0,
-            receipts: Vec::new(),
-            passes: Vec::new(),
-            suspended: state.suspended,
-            secret: state.secret,
-        };
+        let device = self.device_memory.view();
+        let mut opening = Opening::new(&state, ram.clone(), device, direction, turn);
         for &(address, length) in segments {
             opening.segment(&state, address, length)?;
         }
         opening.finish()
     }
 
-    /// The VM has been told this secret by whoever served it last: none if nobody has. Returns what it is to be told now.
+    /// The VM has been told this secret by whoever served it last: none if nobody has. Returns what
+    /// it is to be told now.
     ///
-    /// Another one than that of this backend is of one that is no more. The VM's processes may not know yet, and write phony
-    /// buffers to its disks: an envelope of that backend is not written as if it were data, wherever it lies.
+    /// Another one than that of this backend is of one that is no more. The VM's processes may not
+    /// know yet, and write phony buffers to its disks: an envelope of that backend is not written
+    /// as if it were data, wherever it lies.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -363,10 +356,12 @@ impl Tokens {
         state.contexts.get(&id).cloned().ok_or(Errno::ENOENT)
     }
 
-    /// Closes context `id`: nothing more of it begins, and nothing of it is touched when this succeeds.
+    /// Closes context `id`: nothing more of it begins, and nothing of it is touched when this
+    /// succeeds.
     ///
     /// # Errors
-    /// `ENOENT` where none is open, `EAGAIN` where requests are still under way: it is to be asked again.
+    /// `ENOENT` where none is open, `EAGAIN` where requests are still under way: it is to be asked
+    /// again.
     pub fn close_context(&self, id: u32) -> Result<(), Errno> {
         self.context(id)?.try_close()?;
         // Not before: what still comes out of its pages is refused, not written as it stands there.
@@ -379,8 +374,9 @@ impl Tokens {
 
     /// Closes all contexts. Those that come next are of a VM that runs.
     ///
-    /// Processes of these may live, and what they have begun to write may still be on its way to a disk: until their phony pages are
-    /// made known again, envelopes in them are not written as if they were data, as in [`hand_over`](Self::hand_over).
+    /// Processes of these may live, and what they have begun to write may still be on its way to a
+    /// disk: until their phony pages are made known again, envelopes in them are not written as if
+    /// they were data, as in [`hand_over`](Self::hand_over).
     pub fn close_all(&self) {
         let contexts = {
             let mut state = self.state_mut();
@@ -408,7 +404,8 @@ impl Tokens {
     /// Whole guest-physical pages of context `id` that are phony.
     ///
     /// # Errors
-    /// `EBUSY` where some are already, `EINVAL` for parts of pages, `ENOENT` where no such context is open.
+    /// `EBUSY` where some are already, `EINVAL` for parts of pages, `ENOENT` where no such context
+    /// is open.
     pub fn add_phony(&self, id: u32, region: u32, pages: &[(u64, u64)]) -> Result<(), Errno> {
         let mut state = self.state_mut();
         let context = state.contexts.get(&id).cloned().ok_or(Errno::ENOENT)?;
@@ -463,10 +460,12 @@ impl Tokens {
             .add_device(region, DeviceRegion::new(runs, writable))
     }
 
-    /// Takes a phony buffer or device memory away. Nothing touches device memory of it when this succeeds.
+    /// Takes a phony buffer or device memory away. Nothing touches device memory of it when this
+    /// succeeds.
     ///
     /// # Errors
-    /// `ENOENT` where there is none such, `EAGAIN` where requests are still under way in it: it is to be asked again.
+    /// `ENOENT` where there is none such, `EAGAIN` where requests are still under way in it: it is
+    /// to be asked again.
     pub fn detach(&self, id: u32, region: u32) -> Result<(), Errno> {
         let context = self.context(id)?;
         if context.has_device(region) {
@@ -497,10 +496,12 @@ impl Tokens {
         }
     }
 
-    /// The VM does not run, or resets the device: until [`resume`](Self::resume) or [`close_all`](Self::close_all), which of both
-    /// is not known yet, its processes are told nothing, and tokens are not used. Device memory is touched by requests that are under way
-    /// until this returns, and then by none. Phony pages are what they are: memory of whoever has them by now. What is read goes into them,
-    /// and what is in them is written, but for an envelope, which is refused.
+    /// The VM does not run, or resets the device: until [`resume`](Self::resume) or
+    /// [`close_all`](Self::close_all), which of both is not known yet, its processes are told
+    /// nothing, and tokens are not used. Device memory is touched by requests that are under way
+    /// until this returns, and then by none. Phony pages are what they are: memory of whoever has
+    /// them by now. What is read goes into them, and what is in them is written, but for an
+    /// envelope, which is refused.
     pub fn suspend(&self) {
         let contexts: Vec<_> = {
             let mut state = self.state_mut();
@@ -539,216 +540,4 @@ impl State {
             None => Ok(*self.secret.insert(Secret::random()?)),
         }
     }
-}
-
-/// Whether an envelope whose key was made with `secret` lies at an address. Anybody can write down what looks like one.
-fn has_envelope(ram: &View, address: u64, secret: Option<Secret>) -> bool {
-    let mut bytes = [0; ENVELOPE_BYTES];
-    let Ok(sectors) = Sectors::new(address, SECTOR_BYTES as u64) else {
-        return false;
-    };
-    ram.read(address, &mut bytes).is_ok()
-        && envelope::parse(address, &bytes, sectors)
-            .is_ok_and(|claim| secret.is_some_and(|secret| secret.has_made(claim.key)))
-}
-
-/// How often a request has been begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    First,
-    Again,
-}
-
-/// A request that is being opened.
-struct Opening {
-    direction: Direction,
-    turn: Turn,
-    ram: View,
-    device: View,
-    /// Bytes of the request that have been looked at.
-    at: u64,
-    /// Whether some of them are to be moved.
-    useful: bool,
-    runs: Vec<(*mut u8, usize)>,
-    refused: Vec<(u64, u64)>,
-    why: Option<TokenError>,
-    tunnelled: u64,
-    receipts: Vec<(Arc<Context>, Receipt)>,
-    passes: Vec<[Pass; 2]>,
-    /// Whether no token is to be used.
-    suspended: bool,
-    secret: Option<Secret>,
-}
-
-impl Opening {
-    /// Whether the request's memory is written.
-    fn writes(&self) -> bool {
-        self.direction == Direction::IntoDevice
-    }
-
-    /// Adds a segment, piece by piece: phony pages, and what lies between them.
-    fn segment(
-        &mut self,
-        state: &State,
-        mut address: u64,
-        mut length: u64,
-    ) -> Result<(), TokenError> {
-        while length > 0 {
-            let found = state
-                .phony
-                .range(..=address)
-                .next_back()
-                .map(|(_, phony)| phony)
-                .filter(|phony| phony.end > address);
-            let piece = match found {
-                Some(found) => {
-                    let piece = (PAGE_BYTES - address % PAGE_BYTES).min(length);
-                    let moved = if !self.suspended {
-                        self.envelope(&found.context, address, piece)
-                    } else if self.writes() || !has_envelope(&self.ram, address, self.secret) {
-                        self.plain(address, piece)?;
-                        Ok(())
-                    } else {
-                        Err(TokenError::Suspended { address })
-                    };
-                    match moved {
-                        Ok(()) => self.useful = true,
-                        // Another backend may have written it, and told the process so.
-                        Err(why) if self.turn == Turn::Again && !self.writes() => return Err(why),
-                        Err(why) => self.refuse(address, piece, why)?,
-                    }
-                    piece
-                }
-                None => {
-                    let next = state.phony.range(address..).next();
-                    let piece = next.map_or(length, |(&at, _)| (at - address).min(length));
-                    self.ordinary(&state.forgotten, address, piece)?
-                }
-            };
-            self.at = self.at.saturating_add(piece);
-            address = address.saturating_add(piece);
-            length -= piece;
-        }
-        Ok(())
-    }
-
-    /// Adds the first bytes of a piece that is no phony buffer, and returns how many.
-    ///
-    /// Whoever writes forgotten envelopes has his answer without an error: a process may have had them written by others, as a part of
-    /// a file, and their request, of a file system's journal for instance, is not to fail.
-    fn ordinary(
-        &mut self,
-        forgotten: &Forgotten,
-        address: u64,
-        length: u64,
-    ) -> Result<u64, TokenError> {
-        let mut piece = length;
-        if !self.writes() && forgotten.overlaps(address, address.saturating_add(length)) {
-            piece = (PAGE_BYTES - address % PAGE_BYTES).min(length);
-            if self.is_phony(address, piece) {
-                if self.turn == Turn::Again {
-                    return Err(TokenError::Orphan { address });
-                }
-                self.useful = true;
-                self.refuse(address, piece, TokenError::Orphan { address })?;
-                return Ok(piece);
-            }
-        }
-        self.plain(address, piece)?;
-        self.useful = true;
-        Ok(piece)
-    }
-
-    /// Whether a part of a page is one of a phony page: all of its sectors carry envelopes.
-    fn is_phony(&self, address: u64, length: u64) -> bool {
-        let sector = SECTOR_BYTES as u64;
-        let mut sectors = (0..length / sector).map(|at| address + at * sector);
-        length >= sector && sectors.all(|at| has_envelope(&self.ram, at, self.secret))
-    }
-
-    fn envelope(
-        &mut self,
-        context: &Arc<Context>,
-        address: u64,
-        length: u64,
-    ) -> Result<(), TokenError> {
-        let sectors = Sectors::new(address, length)?;
-        let mut bytes = [0; ENVELOPE_BYTES];
-        self.ram.read(address, &mut bytes)?;
-        let claim = envelope::parse(address, &bytes, sectors)?;
-        let writes = self.writes();
-        let device = &self.device;
-        let (mut found, mut resolved) = (Vec::new(), Ok(()));
-        let admitted = context.admit(&claim, sectors, self.direction, |address, run| {
-            if resolved.is_ok() {
-                let found = &mut found;
-                resolved =
-                    device.resolve(address, run, writes, |base, run| found.push((base, run)));
-            }
-        })?;
-        resolved?;
-        for (base, run) in found {
-            push(&mut self.runs, base, run);
-        }
-        self.tunnelled += length;
-        self.receipts.push((Arc::clone(context), admitted.receipt));
-        self.passes.push(admitted.passes);
-        Ok(())
-    }
-
-    /// Adds memory of the guest as it is.
-    fn plain(&mut self, address: u64, length: u64) -> Result<(), TokenError> {
-        let writes = self.writes();
-        let runs = &mut self.runs;
-        self.ram
-            .resolve(address, length, writes, |base, run| push(runs, base, run))?;
-        Ok(())
-    }
-
-    /// A piece of a phony page has no good token.
-    fn refuse(&mut self, address: u64, length: u64, why: TokenError) -> Result<(), TokenError> {
-        if self.writes() {
-            // What the guest has asked to be read there may be there: it is memory of whoever asked.
-            self.plain(address, length)?;
-        } else {
-            for at in (0..length).step_by(ZEROES.0.len()) {
-                let bytes = usize::try_from(length - at).unwrap_or(usize::MAX);
-                let zeroes = ZEROES.0.as_ptr().cast_mut();
-                self.runs.push((zeroes, bytes.min(ZEROES.0.len())));
-            }
-        }
-        match self.refused.last_mut() {
-            Some((start, bytes)) if *start + *bytes == self.at => *bytes += length,
-            _ => self.refused.push((self.at, length)),
-        }
-        self.why.get_or_insert(why);
-        Ok(())
-    }
-
-    fn finish(self) -> Result<Option<Opened>, TokenError> {
-        match self.why {
-            Some(why) if !self.useful => Err(why),
-            None if self.receipts.is_empty() => Ok(None),
-            why => Ok(Some(Opened {
-                runs: self.runs,
-                refused: self.refused,
-                why,
-                tunnelled: self.tunnelled,
-                receipts: self.receipts,
-                _passes: self.passes,
-                _views: [self.ram, self.device],
-            })),
-        }
-    }
-}
-
-/// Adds a run, or makes the last one longer.
-fn push(runs: &mut Vec<(*mut u8, usize)>, base: *mut u8, length: usize) {
-    if let Some((last, bytes)) = runs.last_mut()
-        && last.wrapping_add(*bytes) == base
-    {
-        *bytes += length;
-        return;
-    }
-    runs.push((base, length));
 }

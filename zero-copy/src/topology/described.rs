@@ -1,8 +1,9 @@
 //! A machine as somebody says that it is.
 
 use super::{Machine, Node};
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use farlane_abi::width::to_usize;
+use farlane_sys::sync::lock;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What is said of memory: first address, address after the last, node.
 type Said = Vec<(usize, usize, Option<Node>)>;
@@ -21,17 +22,18 @@ fn last(said: &Said, address: *const u8) -> Option<Node> {
     found.and_then(|&(_, _, node)| node)
 }
 
-/// A machine that exists in words only, and whose pages move when they are told to. Clones are the same machine.
+/// A machine that exists in words only, and whose pages move when they are told to. Clones are the
+/// same machine.
 #[derive(Clone, Debug, Default)]
 pub struct Described {
     /// Processors and bytes of memory.
     nodes: Vec<(Vec<u32>, u64)>,
-    functions: BTreeMap<String, Node>,
     memory: Arc<Mutex<Memory>>,
 }
 
 impl Described {
-    /// A machine with these processors on nodes 0, 1 and so on; no processors: a node that is only memory.
+    /// A machine with these processors on nodes 0, 1 and so on; no processors: a node that is only
+    /// memory.
     #[must_use]
     pub fn new(cpus: &[&[u32]]) -> Self {
         Self {
@@ -46,18 +48,12 @@ impl Described {
         Self::new(&[&[0], &[1]])
     }
 
-    /// With a PCI function on a node.
-    #[must_use]
-    pub fn with_function(mut self, name: &str, node: Node) -> Self {
-        self.functions.insert(name.to_owned(), node);
-        self
-    }
-
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.memory)
     }
 
-    /// From now on the pages of `[address, address + length)` are on `node`; none: they have no memory.
+    /// From now on the pages of `[address, address + length)` are on `node`; none: they have no
+    /// memory.
     pub fn move_pages(&self, address: *const u8, length: usize, node: Option<Node>) {
         let said = (address.addr(), address.addr() + length, node);
         self.memory().pages.push(said);
@@ -82,7 +78,7 @@ impl Machine for Described {
     }
 
     fn cpus(&self, node: Node) -> Vec<u32> {
-        let index = usize::try_from(node.0).unwrap_or(usize::MAX);
+        let index = to_usize(node.0.into());
         self.nodes
             .get(index)
             .map(|known| known.0.clone())
@@ -90,7 +86,7 @@ impl Machine for Described {
     }
 
     fn memory_bytes(&self, node: Node) -> u64 {
-        let index = usize::try_from(node.0).unwrap_or(usize::MAX);
+        let index = to_usize(node.0.into());
         self.nodes.get(index).map_or(0, |known| known.1)
     }
 
@@ -99,8 +95,8 @@ impl Machine for Described {
         (nodes.contains(&from) && nodes.contains(&to)).then(|| 10 + 11 * from.0.abs_diff(to.0))
     }
 
-    fn node_of_function(&self, function: &str) -> Option<Node> {
-        self.functions.get(function).copied()
+    fn node_of_function(&self, _function: &str) -> Option<Node> {
+        None
     }
 
     fn node_of_thread(&self, _process: u32, _thread: u32) -> Option<Node> {

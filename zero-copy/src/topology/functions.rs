@@ -1,6 +1,7 @@
 //! The PCI functions of a machine.
 
 use super::{Machine as _, Node, Sysfs};
+use farlane_sys::PciAddress;
 
 /// What a PCI function is, as far as it matters on which node it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,7 +17,8 @@ pub enum Class {
 }
 
 impl Class {
-    /// That of a class code: base class, sub-class, programming interface (PCI Code and ID Assignment Specification, section 1).
+    /// That of a class code: base class, sub-class, programming interface (PCI Code and ID
+    /// Assignment Specification, section 1).
     #[must_use]
     pub fn of(code: u32) -> Option<Self> {
         match (code >> 16 & 0xff, code & 0xffff) {
@@ -47,8 +49,8 @@ pub struct Function {
     pub node: Option<Node>,
     /// What it is.
     pub class: Class,
-    /// Its address, such as `0000:01:00.0`.
-    pub address: String,
+    /// Its address.
+    pub address: PciAddress,
     /// What the system calls it: `nvme0`, `eth0`; empty where no driver has it.
     pub names: Vec<String>,
 }
@@ -60,14 +62,14 @@ impl Sysfs {
         let folder = self.root().join("bus/pci/devices");
         let mut functions: Vec<_> = entries(&folder)
             .into_iter()
-            .filter_map(|address| self.function(address))
+            .filter_map(|name| self.function(&name))
             .collect();
         functions.sort();
         functions
     }
 
-    fn function(&self, address: String) -> Option<Function> {
-        let folder = format!("bus/pci/devices/{address}");
+    fn function(&self, name: &str) -> Option<Function> {
+        let folder = format!("bus/pci/devices/{name}");
         let code = self.read(format!("{folder}/class"))?;
         let code = u32::from_str_radix(code.trim().strip_prefix("0x")?, 16).ok()?;
         let class = Class::of(code)?;
@@ -77,9 +79,9 @@ impl Sysfs {
         }
         names.sort();
         Some(Function {
-            node: self.node_of_function(&address),
+            node: self.node_of_function(name),
             class,
-            address,
+            address: name.parse().ok()?,
             names,
         })
     }
@@ -119,15 +121,15 @@ mod tests {
         let functions = Sysfs::new(folder.path()).functions();
         let found: Vec<_> = functions
             .iter()
-            .map(|f| (f.node.map(|n| n.0), f.class, f.address.as_str()))
+            .map(|f| (f.node.map(|n| n.0), f.class, f.address.to_string()))
             .collect();
         assert_eq!(
             found,
             [
-                (None, Class::Gpu, "0000:03:00.0"),
-                (Some(0), Class::Network, "0000:01:00.0"),
-                (Some(0), Class::Network, "0000:01:00.1"),
-                (Some(1), Class::Nvme, "0000:81:00.0"),
+                (None, Class::Gpu, "0000:03:00.0".to_owned()),
+                (Some(0), Class::Network, "0000:01:00.0".to_owned()),
+                (Some(0), Class::Network, "0000:01:00.1".to_owned()),
+                (Some(1), Class::Nvme, "0000:81:00.0".to_owned()),
             ]
         );
         assert_eq!(functions[3].names, ["nvme3"]);

@@ -13,10 +13,11 @@ const MASK_BITS: usize = 1024;
 /// Bytes of a page that is asked about.
 const PAGE: usize = 4096;
 
-/// The nodes of pages; `None` for those that have no memory, and for all where the kernel does not say (`CONFIG_MIGRATION`).
+/// The nodes of pages; `None` for those that have no memory, and for all where the kernel does not
+/// say (`CONFIG_MIGRATION`).
 ///
-/// The kernel tells only of pages in this process's page tables. Those that have memory but that this process has not touched are
-/// entered there first; those that have none get none.
+/// The kernel tells only of pages in this process's page tables. Those that have memory but that
+/// this process has not touched are entered there first; those that have none get none.
 pub(super) fn nodes(pages: &[*const u8]) -> Vec<Option<Node>> {
     let mut nodes = ask(pages);
     let mut entered = Vec::new();
@@ -39,8 +40,8 @@ pub(super) fn nodes(pages: &[*const u8]) -> Vec<Option<Node>> {
 /// What `move_pages` tells.
 fn ask(pages: &[*const u8]) -> Vec<Option<Node>> {
     let mut status = vec![-1_i32; pages.len()];
-    // SAFETY: without target nodes move_pages moves nothing; it reads as many addresses, which it checks itself, and
-    // writes as many words of `status`.
+    // SAFETY: without target nodes move_pages moves nothing; it reads as many addresses, which it
+    // checks itself, and writes as many words of `status`.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_move_pages,
@@ -80,7 +81,8 @@ fn enter(page: *const u8) -> bool {
 fn policy(address: *const u8) -> Option<(i32, Node)> {
     let mut mode = 0_i32;
     let mut mask = [0_u64; MASK_BITS / 64];
-    // SAFETY: `mode` and `mask` are written, and have the sizes that are said; the address is only looked up.
+    // SAFETY: `mode` and `mask` are written, and have the sizes that are said; the address is only
+    // looked up.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_get_mempolicy,

@@ -1,7 +1,8 @@
-//! Which NUMA nodes a machine has, and what is on which: processors, memory, PCI functions, threads.
+//! Which NUMA nodes a machine has, and what is on which: processors, memory, PCI functions,
+//! threads.
 //!
-//! A [`Machine`] tells; [`Sysfs`] asks the kernel, below any root folder; a [`Described`] one is what somebody says. Whoever steers
-//! asks a [`Topology`].
+//! A [`Machine`] tells; [`Sysfs`] asks the kernel, below any root folder; a [`Described`] one is
+//! what somebody says. Whoever steers asks a [`Topology`].
 
 mod described;
 mod functions;
@@ -41,16 +42,19 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     /// The node of a PCI function, such as `0000:01:00.0`.
     fn node_of_function(&self, function: &str) -> Option<Node>;
 
-    /// The node of a thread: that of the processors to which it is pinned, else of the one on which it last ran.
+    /// The node of a thread: that of the processors to which it is pinned, else of the one on which
+    /// it last ran.
     fn node_of_thread(&self, process: u32, thread: u32) -> Option<Node>;
 
-    /// The nodes of pages of this process; `None` for those that have no memory yet, and they get none by being asked about.
+    /// The nodes of pages of this process; `None` for those that have no memory yet, and they get
+    /// none by being asked about.
     fn nodes_of_pages(&self, pages: &[*const u8]) -> Vec<Option<Node>>;
 
     /// The one node to which the memory at an address of this process is bound by its policy.
     fn binding(&self, address: *const u8) -> Option<Node>;
 
-    /// The one node from which memory at an address of this process will come, as far as its policy says.
+    /// The one node from which memory at an address of this process will come, as far as its policy
+    /// says.
     fn preference(&self, address: *const u8) -> Option<Node> {
         self.binding(address)
     }
@@ -82,7 +86,8 @@ impl Topology {
         Self(Arc::new(machine))
     }
 
-    /// The one node to which all of `[address, address + length)` of this process is bound, as far as 16 sampled places tell.
+    /// The one node to which all of `[address, address + length)` of this process is bound, as far
+    /// as 16 sampled places tell.
     #[must_use]
     pub fn binding_of_range(&self, address: *const u8, length: usize) -> Option<Node> {
         const SAMPLES: usize = 16;
@@ -94,8 +99,9 @@ impl Topology {
         others.all(is_same).then_some(node)
     }
 
-    /// The node that most of up to 16 sampled pages of `[address, address + length)` of this process lie on; `None` where no
-    /// sampled page has memory behind it, or the kernel does not say.
+    /// The node that most of up to 16 sampled pages of `[address, address + length)` of this
+    /// process lie on; `None` where no sampled page has memory behind it, or the kernel does not
+    /// say.
     #[must_use]
     pub fn node_of_range(&self, address: *const u8, length: usize) -> Option<Node> {
         const SAMPLES: usize = 16;

@@ -17,8 +17,8 @@ struct Known {
 
 /// What sysfs and procfs tell, below any folder: `/sys` on a real machine.
 ///
-/// Nodes, processors and distances are read once: a backend that has confined itself opens no files any more. Nodes that come later
-/// are not seen.
+/// Nodes, processors and distances are read once: a backend that has confined itself opens no files
+/// any more. Nodes that come later are not seen.
 #[derive(Clone, Debug)]
 pub struct Sysfs {
     root: PathBuf,
@@ -172,7 +172,8 @@ impl Machine for Sysfs {
     }
 }
 
-/// The processor of `/proc/PID/stat`, field 39 (proc(5)); the name, in brackets, may have any character.
+/// The processor of `/proc/PID/stat`, field 39 (proc(5)); the name, in brackets, may have any
+/// character.
 fn cpu_of_stat(stat: &str) -> Option<u32> {
     let after = stat.rsplit_once(')')?.1;
     after.split_whitespace().nth(36)?.parse().ok()

@@ -155,7 +155,8 @@ fn receipts_wait_while_the_vm_does_not_run() {
     );
 }
 
-/// A device that was reset cannot be told from one whose VM is paused. Its process may be gone, its pages another's.
+/// A device that was reset cannot be told from one whose VM is paused. Its process may be gone, its
+/// pages another's.
 #[test]
 fn pages_are_whose_they_are_by_now_while_the_vm_does_not_run() {
     let vm = Vm::new();
@@ -190,7 +191,8 @@ fn pages_are_whose_they_are_by_now_while_the_vm_does_not_run() {
     assert_eq!(opened.unwrap().tunnelled_bytes(), PAGE_BYTES);
 }
 
-/// A driver that is unbound takes the device memory away, then resets the device. Its processes live, and are told only then.
+/// A driver that is unbound takes the device memory away, then resets the device. Its processes
+/// live, and are told only then.
 #[test]
 fn what_is_under_way_has_its_receipt_before_the_device_is_reset() {
     let vm = Vm::new();
@@ -211,7 +213,8 @@ fn what_is_under_way_has_its_receipt_before_the_device_is_reset() {
     let mut page = [0; 4096];
     vm.ram.view().read(PHONY + PAGE_BYTES, &mut page).unwrap();
     assert_eq!(page, [8; 4096]);
-    // Envelopes are not written as if they were data: before the reset, after it, and when the device has begun anew.
+    // Envelopes are not written as if they were data: before the reset, after it, and when the
+    // device has begun anew.
     let page = Page {
         direction: DIRECTION_OUT_OF_DEVICE,
         ..Page::new(2, 0)

@@ -65,7 +65,8 @@ fn envelopes_of_a_backend_that_is_no_more_are_not_written_as_data() {
         opened.refused() == [(0, PAGE_BYTES)]
     };
     assert!(is_refused());
-    // A queue that goes on is no other backend; and a secret that comes late changes nothing for those who are here.
+    // A queue that goes on is no other backend; and a secret that comes late changes nothing for
+    // those who are here.
     assert_eq!(next.hand_over(Some(secret)).unwrap(), secret);
     assert_eq!(next.hand_over(Some([1, 2].into())).unwrap(), secret);
     next.close_all();

@@ -124,7 +124,8 @@ fn what_is_not_right_in_every_part_is_refused() {
 #[test]
 fn a_token_that_is_no_good_costs_its_own_page_only() {
     let vm = Vm::new();
-    // The block layer has merged what a process with a forged envelope asks for with what others do.
+    // The block layer has merged what a process with a forged envelope asks for with what others
+    // do.
     let forged = PHONY + PHONY_PAGES * PAGE_BYTES;
     vm.tokens
         .add_phony(1, 1, &[(forged, 2 * PAGE_BYTES)])
@@ -158,7 +159,8 @@ fn a_token_that_is_no_good_costs_its_own_page_only() {
     assert!(plain == disk[4096..3 * 4096]);
     vm.ram.view().read(0, &mut plain[..512]).unwrap();
     assert!(plain[..512] == disk[3 * 4096..][..512]);
-    // What there is no token for is not written, nor is what stood on the disk left for who reads it as his own.
+    // What there is no token for is not written, nor is what stood on the disk left for who reads
+    // it as his own.
     forge();
     for (at, slot) in [(0, 3), (1, 4)] {
         let page = Page {

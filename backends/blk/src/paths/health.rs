@@ -1,8 +1,9 @@
 //! Whether a path can be used, and what becomes of a request that has failed on one.
 //!
-//! A path is up until a request fails on it in a way that can be the path's fault. Then it is suspected: nothing new goes over
-//! it until it is known whether it is broken. It is if the request succeeds over another path, or if a read of its own fails; it
-//! is not if that read succeeds. A failed path comes back when it can be read again and is still a path to the same disk.
+//! A path is up until a request fails on it in a way that can be the path's fault. Then it is
+//! suspected: nothing new goes over it until it is known whether it is broken. It is if the request
+//! succeeds over another path, or if a read of its own fails; it is not if that read succeeds. A
+//! failed path comes back when it can be read again and is still a path to the same disk.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -10,15 +11,15 @@ use std::time::Duration;
 /// Rounds over all paths after which an error is the request's own, although the paths are well.
 const ROUNDS: u8 = 3;
 
-/// What is known of a path.
+/// Health of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Health {
-    /// It can be used.
+    /// In use.
     Up,
-    /// It is being looked at.
+    /// A request has failed on it; it is being probed.
     Suspect,
-    /// It cannot.
+    /// Not in use.
     Failed,
 }
 
@@ -27,13 +28,13 @@ pub enum Health {
 pub struct Changing(AtomicU8);
 
 impl Changing {
-    /// It is up.
+    /// An `Up` path.
     #[must_use]
     pub fn new() -> Self {
         Self(AtomicU8::new(Health::Up as u8))
     }
 
-    /// As it is now.
+    /// The present health.
     #[must_use]
     pub fn get(&self) -> Health {
         match self.0.load(Ordering::Acquire) {
@@ -59,7 +60,8 @@ impl Default for Changing {
     }
 }
 
-/// Whether an error can be the path's fault. Errors of the medium are none of those (`ENODATA`, `EILSEQ`: blk_status_t of Linux).
+/// Whether an error can be the path's fault. Errors of the medium are none of those (`ENODATA`,
+/// `EILSEQ`: blk_status_t of Linux).
 #[must_use]
 pub fn can_be_the_path(errno: i32) -> bool {
     matches!(
@@ -86,29 +88,31 @@ pub fn can_be_the_path(errno: i32) -> bool {
 pub struct Waiting {
     /// The paths on which it has failed in this round: a bit each.
     pub tried: u32,
-    /// Rounds that are over.
+    /// Completed rounds.
     pub rounds: u8,
-    /// It is the business of this path (its bit), and that of another only if this one has failed: a flush.
+    /// It is the business of this path (its bit), and that of another only if this one has failed:
+    /// a flush.
     pub belongs_to: Option<u32>,
     /// For how long it has waited.
     pub waited: Duration,
 }
 
-/// What becomes of it.
+/// Decision about a request that waits for a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It is done again over another path.
+    /// Retry over another path.
     Again,
-    /// A new round begins: it is done again over any path.
+    /// Begin a new round: retry over any path.
     NewRound,
-    /// It goes on waiting.
+    /// Keep waiting.
     Wait,
-    /// It is answered with an error.
+    /// Answer with an error.
     GiveUp,
 }
 
 impl Waiting {
-    /// Decides. `up` and `suspect` are the paths of which that is known, a bit each; it waits for `patience` at most.
+    /// Decides. `up` and `suspect` are the paths of which that is known, a bit each; it waits for
+    /// `patience` at most.
     #[must_use]
     pub fn decide(&self, up: u32, suspect: u32, patience: Duration) -> Decision {
         if self.waited >= patience {

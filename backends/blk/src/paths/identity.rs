@@ -1,6 +1,7 @@
-//! What the kernel tells of block devices: whether two are ways to the same blocks, and where they are attached.
+//! What the kernel tells of block devices: whether two are ways to the same blocks, and where they
+//! are attached.
 
-use farlane_file_io::storage::Place;
+use farlane_block::storage::Place;
 use farlane_zero_copy::topology::Node;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +11,8 @@ const SYSFS: &str = "/sys";
 /// What is known of a block device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// What devices with the same blocks have in common, and no others; `None` where the kernel does not tell.
+    /// What devices with the same blocks have in common, and no others; `None` where the kernel
+    /// does not tell.
     pub blocks: Option<String>,
     /// The PCI function that it is attached through, such as `0000:01:00.0`.
     pub function: Option<String>,

@@ -12,17 +12,18 @@ pub mod prober;
 pub mod ring;
 mod shrinking;
 
+use farlane_block::storage::{Alignment, Place, Storage};
+use farlane_block::syncs::Syncs;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
-use farlane_file_io::storage::{Alignment, Place, Storage};
-use farlane_file_io::syncs::Syncs;
+use farlane_sys::sync::{lock, read, write};
 use farlane_zero_copy::topology::Node;
 use health::{Changing, Health};
 use identity::Identity;
 use shrinking::Shrinking;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, RwLock};
 
 /// Most paths of a disk.
 pub const MAX_PATHS: usize = 16;
@@ -46,9 +47,9 @@ pub const SYSTEM_CALLS: &[libc::c_long] = &[
 pub struct PathConfig {
     /// The file or block device.
     pub device: PathBuf,
-    /// Its node, where it is said.
+    /// Its NUMA node, if configured.
     pub node: Option<Node>,
-    /// What it is called, where that is said.
+    /// Its name, if configured.
     pub name: Option<String>,
 }
 
@@ -63,7 +64,7 @@ impl PathConfig {
     }
 }
 
-/// What a path counts.
+/// Counters of a path.
 #[derive(Debug, Default)]
 pub struct PathCounters {
     /// Times that it has failed.
@@ -96,34 +97,34 @@ pub struct DiskPath {
 }
 
 impl DiskPath {
-    /// What it is called.
+    /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its node.
+    /// Its NUMA node.
     #[must_use]
     pub fn node(&self) -> Node {
         self.node
     }
 
-    /// Whether it can be used.
+    /// Its health.
     #[must_use]
     pub fn health(&self) -> Health {
         self.health.get()
     }
 
-    /// What it counts.
+    /// Its counters.
     #[must_use]
     pub fn counters(&self) -> &PathCounters {
         &self.counters
     }
 
-    /// What is open now.
+    /// The storage that is open now.
     #[must_use]
     pub fn storage(&self) -> Arc<Storage> {
-        Arc::clone(&self.storage.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&read(&self.storage))
     }
 
     /// Counts how often something else was opened.
@@ -133,11 +134,12 @@ impl DiskPath {
     }
 
     fn replace(&self, storage: Storage) {
-        *self.storage.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(storage);
+        *write(&self.storage) = Arc::new(storage);
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Bytes were written over it: they are not durable yet. To be called before anybody hears that they were written.
+    /// Bytes were written over it: they are not durable yet. To be called before anybody hears that
+    /// they were written.
     pub fn wrote(&self) {
         self.written.fetch_add(1, Ordering::AcqRel);
     }
@@ -164,10 +166,7 @@ impl DiskPath {
     }
 
     fn call_for_attention(&self) {
-        *self
-            .attention
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.attention) = true;
         self.wakes.notify_all();
     }
 }
@@ -176,7 +175,7 @@ impl DiskPath {
 #[derive(Debug)]
 pub struct Paths {
     all: Vec<DiskPath>,
-    /// For each limb: the paths, the nearest first.
+    /// For each node: the paths, the nearest first.
     nearest: Vec<Vec<usize>>,
     /// What direct I/O demands; none with the page cache and in memory.
     alignment: Option<Alignment>,
@@ -194,7 +193,8 @@ pub struct Paths {
     /// Held while the size of the disk changes, and while a path comes up.
     changing: Mutex<()>,
     ending: std::sync::atomic::AtomicBool,
-    /// Whose memory transfers touch, where that is said to others who read the disk. Held while a path is replaced.
+    /// Whose memory transfers touch, where that is said to others who read the disk. Held while a
+    /// path is replaced.
     user: Mutex<Option<u64>>,
     limit: LogLimit,
 }
@@ -224,7 +224,8 @@ impl Paths {
         self.alignment
     }
 
-    /// Whether transfers go through the page cache of the host, which tells of what it could not write later, to a sync.
+    /// Whether transfers go through the page cache of the host, which tells of what it could not
+    /// write later, to a sync.
     #[must_use]
     pub fn are_cached(&self) -> bool {
         self.alignment.is_none() && !self.in_memory
@@ -236,14 +237,14 @@ impl Paths {
         self.in_memory
     }
 
-    /// The best path for a limb, of those that are up and not among `tried` (a bit each): the nearest. None where there is no
-    /// other; a disk with one path always has that one.
+    /// The best path from a node, of those that are up and not among `tried` (a bit each): the
+    /// nearest. None where there is no other; a disk with one path always has that one.
     #[must_use]
-    pub fn choose(&self, limb: usize, tried: u32) -> Option<usize> {
+    pub fn choose(&self, node: usize, tried: u32) -> Option<usize> {
         if !self.several() {
             return (tried & 1 == 0).then_some(0);
         }
-        let order = self.nearest.get(limb)?;
+        let order = self.nearest.get(node)?;
         let mut fit = order.iter().copied();
         fit.find(|&path| {
             tried & bit(path) == 0 && self.get(path).is_some_and(|p| p.health() == Health::Up)
@@ -300,8 +301,9 @@ impl Paths {
         );
     }
 
-    /// The paths by which everything written so far is made durable: those that have had writes since they were last synced,
-    /// one where several are one file or device, and at least one. Failed ones are not among them; none are where all have failed.
+    /// The paths by which everything written so far is made durable: those that have had writes
+    /// since they were last synced, one where several are one file or device, and at least one.
+    /// Failed ones are not among them; none are where all have failed.
     #[must_use]
     pub fn to_sync(&self) -> Vec<usize> {
         let mut found: Vec<usize> = Vec::new();
@@ -339,21 +341,23 @@ impl Paths {
         self.all.iter().map(DiskPath::mark).collect()
     }
 
-    /// Whether a request that has failed on one path can succeed on another. Paths that are one file or one device fail together:
-    /// their errors are the disk's. (Besides, Linux tells of a failed write-back once, and a sync after that succeeds.)
+    /// Whether a request that has failed on one path can succeed on another. Paths that are one
+    /// file or one device fail together: their errors are the disk's. (Besides, Linux tells of a
+    /// failed write-back once, and a sync after that succeeds.)
     #[must_use]
     pub fn fails_over(&self) -> bool {
         self.fails_over
     }
 
-    /// Says that transfers are going to touch the memory of `user`, a number that no other VM's disk has. A disk that is written
-    /// is nobody else's until the last transfer of who had it is over; one that is only read may still be read into this memory by
-    /// a backend that was killed, which is waited for. `waits` is called then.
+    /// Says that transfers are going to touch the memory of `user`, a number that no other VM's
+    /// disk has. A disk that is written is nobody else's until the last transfer of who had it is
+    /// over; one that is only read may still be read into this memory by a backend that was killed,
+    /// which is waited for. `waits` is called then.
     ///
     /// # Errors
     /// It has not ended.
     pub fn enter(&self, user: u64, waits: impl Fn()) -> std::io::Result<()> {
-        let mut current = self.user.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.user);
         if !self.read_only || *current == Some(user) {
             return Ok(());
         }
@@ -372,7 +376,7 @@ impl Paths {
 
     /// Nothing touches that memory any more.
     pub fn leave(&self) {
-        let mut current = self.user.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.user);
         if let Some(user) = current.take() {
             self.all.iter().for_each(|path| path.storage().leave(user));
         }

@@ -5,9 +5,9 @@ use super::identity::{Identity, discover};
 use super::{DiskPath, FIRST_MARK, MAX_PATHS, PathConfig, PathCounters, Paths};
 use crate::disk::Cache;
 use crate::surroundings::Surroundings;
+use farlane_block::storage::{Alignment, Place, Storage, StorageError};
+use farlane_block::syncs::Syncs;
 use farlane_daemon::log_limit::LogLimit;
-use farlane_file_io::storage::{Alignment, Place, Storage, StorageError};
-use farlane_file_io::syncs::Syncs;
 use farlane_zero_copy::topology::Node;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -105,7 +105,7 @@ pub(super) fn differ(one: Option<&str>, other: Option<&str>) -> Option<String> {
     }
 }
 
-/// What tells two paths apart.
+/// The difference between two paths.
 fn tells_apart(one: &Open, other: &Open) -> Option<String> {
     if one.storage.place == other.storage.place {
         return None;

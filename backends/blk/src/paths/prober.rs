@@ -1,24 +1,26 @@
-//! Looking at paths: whether one that is suspected can be read, and whether one that has failed is back.
+//! Looking at paths: whether one that is suspected can be read, and whether one that has failed is
+//! back.
 
 use super::health::Health;
 use super::identity::{Identity, discover};
 use super::open::differ;
 use super::{DiskPath, Paths};
+use farlane_block::bounce::Bounce;
+use farlane_block::storage::{Place, Storage, size};
 use farlane_daemon::log_limited;
-use farlane_file_io::bounce::Bounce;
-use farlane_file_io::storage::{Place, Storage, size};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
+use farlane_sys::sync::{held, lock};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// Pause between two looks at a path that has failed.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Starts to look after the paths of a disk that can fail over, from a thread for each: a read of a path that is broken can take
-/// long. They end when the paths are told to [end](Paths::end).
+/// Starts to look after the paths of a disk that can fail over, from a thread for each: a read of a
+/// path that is broken can take long. They end when the paths are told to [end](Paths::end).
 ///
 /// # Errors
 /// There are no more threads.
@@ -74,21 +76,18 @@ fn look_after(paths: &Paths, number: usize) {
 impl DiskPath {
     /// Waits until somebody calls for attention, or for so long.
     fn wait(&self, pause: Option<Duration>) {
-        let mut called = self
-            .attention
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut called = lock(&self.attention);
         while !*called {
             called = match pause {
                 Some(pause) => {
                     let waited = self.wakes.wait_timeout(called, pause);
-                    let (mut called, _) = waited.unwrap_or_else(PoisonError::into_inner);
+                    let (mut called, _) = held(waited);
                     *called = true;
                     called
                 }
                 None => {
                     let waited = self.wakes.wait(called);
-                    waited.unwrap_or_else(PoisonError::into_inner)
+                    held(waited)
                 }
             };
         }
@@ -112,7 +111,8 @@ impl Paths {
         Ok(())
     }
 
-    /// Whether a path that has failed leads to the disk again: through what is open, or through what is found now.
+    /// Whether a path that has failed leads to the disk again: through what is open, or through
+    /// what is found now.
     fn returns(&self, path: &DiskPath) -> bool {
         let storage = path.storage();
         if self.probe(&storage).is_ok() {
@@ -125,7 +125,7 @@ impl Paths {
         for device in self.candidates(path) {
             match self.reopen(&device, path) {
                 Ok(storage) => {
-                    let user = self.user.lock().unwrap_or_else(PoisonError::into_inner);
+                    let user = lock(&self.user);
                     if let Some(user) = *user
                         && let Err(e) = storage.enter_now(user)
                     {
@@ -144,7 +144,8 @@ impl Paths {
         false
     }
 
-    /// Where a path that has gone may be found again: by its name, or under another one behind the same function.
+    /// Where a path that has gone may be found again: by its name, or under another one behind the
+    /// same function.
     fn candidates(&self, path: &DiskPath) -> Vec<PathBuf> {
         let mut found = vec![path.device.clone()];
         if let (Some(blocks), Some(function)) = (&self.blocks, &path.identity.function) {

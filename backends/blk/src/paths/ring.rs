@@ -1,8 +1,9 @@
 //! The `io_uring` of a worker, over all paths of a disk.
 
 use super::Paths;
-use farlane_file_io::ring::Ring;
-use farlane_file_io::storage::Storage;
+use farlane_block::engine::memory::Access;
+use farlane_block::ring::Ring;
+use farlane_block::storage::Storage;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -43,6 +44,20 @@ impl PathRing {
     #[must_use]
     pub fn storage(&self, path: usize) -> Option<&Storage> {
         self.open.get(path).map(AsRef::as_ref)
+    }
+
+    /// How the bytes of a path are moved.
+    ///
+    /// # Errors
+    /// There is no such path.
+    pub fn access(&mut self, path: usize) -> io::Result<Access<'_>> {
+        if self.paths.in_memory() {
+            // What is in memory is never opened again.
+            let storage = self.open.get(path).ok_or(io::ErrorKind::NotFound)?;
+            return Ok(Access::Memory(&storage.file));
+        }
+        let number = self.file(path)?;
+        Ok(Access::Ring(&mut self.ring, number))
     }
 
     /// The number of a path's file, as it is open now.

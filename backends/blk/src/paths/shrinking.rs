@@ -1,11 +1,13 @@
-//! The size of a disk, and whether it has become smaller: a path that is failing may show fewer bytes, too.
+//! The size of a disk, and whether it has become smaller: a path that is failing may show fewer
+//! bytes, too.
 
 use super::health::Health;
 use super::{DiskPath, Paths};
-use farlane_file_io::storage::{known_size, size};
+use farlane_block::storage::{known_size, size};
+use farlane_sys::sync::lock;
 use std::os::fd::OwnedFd;
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A disk has become smaller if that is seen again after so long.
@@ -16,7 +18,8 @@ const APART: Duration = Duration::from_millis(500);
 pub(super) struct Shrinking(Option<(u64, Instant)>);
 
 impl Shrinking {
-    /// The paths were seen to have fewer bytes. Returns whether they have had so many for long enough.
+    /// The paths were seen to have fewer bytes. Returns whether they have had so many for long
+    /// enough.
     fn seen(&mut self, bytes: u64, now: Instant) -> bool {
         match self.0 {
             Some((before, since)) if before == bytes => {
@@ -31,16 +34,14 @@ impl Shrinking {
 }
 
 impl Paths {
-    /// The size of the disk in bytes, if all paths that are up agree in it. While others are not, it becomes smaller only when two looks
-    /// apart have shown that, and none in between anything else: those that are up may be failing. Paths that have failed are not asked: what
-    /// they show may be that, or be old.
+    /// The size of the disk in bytes, if all paths that are up agree in it. While others are not,
+    /// it becomes smaller only when two looks apart have shown that, and none in between anything
+    /// else: those that are up may be failing. Paths that have failed are not asked: what they show
+    /// may be that, or be old.
     #[must_use]
     pub fn size(&self, now: Instant) -> Option<u64> {
         // One look at a time. A path can be slow to answer: who comes up does not wait for that.
-        let mut shrinking = self
-            .shrinking
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut shrinking = lock(&self.shrinking);
         let up = self.all_up();
         let agreed = self.agreed(&up, size);
         let _nobody_comes_up = self.changing();
@@ -67,8 +68,9 @@ impl Paths {
         found
     }
 
-    /// A path that was not up could be read. It is up, if it still has as many bytes as the disk: which may have grown while it was read, as one
-    /// that was not up has no say in that. Returns whether it is.
+    /// A path that was not up could be read. It is up, if it still has as many bytes as the disk:
+    /// which may have grown while it was read, as one that was not up has no say in that. Returns
+    /// whether it is.
     pub(super) fn comes_up(&self, path: &DiskPath, before: Health) -> bool {
         let bytes = size(&path.storage().file);
         let _size_stays = self.changing();
@@ -78,11 +80,11 @@ impl Paths {
 
     /// The size of the disk changes, or a path comes up.
     fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.changing)
     }
 
-    /// Whether the disk ends before `end`, as far as this host knows, and not only a path that has been pulled: all paths agree in that, and
-    /// none has failed.
+    /// Whether the disk ends before `end`, as far as this host knows, and not only a path that has
+    /// been pulled: all paths agree in that, and none has failed.
     pub fn ends_before(&self, end: u64) -> bool {
         let all: Vec<&DiskPath> = self.all.iter().collect();
         let none_has_failed = all.iter().all(|path| path.health() != Health::Failed);

@@ -1,4 +1,5 @@
-//! Files that are believed to be ways to one disk: which is chosen, and by which ones writes are made durable.
+//! Files that are believed to be ways to one disk: which is chosen, and by which ones writes are
+//! made durable.
 
 use super::health::Health;
 use super::open::{Manner, Open};
@@ -170,8 +171,8 @@ fn a_disk_has_the_size_that_its_paths_agree_in() {
     resize("a", 8192);
     fail(&paths, 1);
     assert_eq!(size(5), Some(8192));
-    // The other one is failing, perhaps: a disk is not known to have become smaller before that is seen again, later, and nothing else
-    // in between.
+    // The other one is failing, perhaps: a disk is not known to have become smaller before that is
+    // seen again, later, and nothing else in between.
     for bytes in [512, 1024] {
         resize("a", bytes);
         assert_eq!((size(6), size(6)), (None, None));
@@ -193,7 +194,8 @@ fn paths_that_have_failed_say_nothing_of_the_size() {
     let resize = |name: &str, bytes| resize(folder.path(), name, bytes);
     let begin = Instant::now();
     let size = |seconds| paths.size(begin + Duration::from_secs(seconds));
-    // One that has failed does not know that the disk has grown, and can be read again when the other one is pulled.
+    // One that has failed does not know that the disk has grown, and can be read again when the
+    // other one is pulled.
     fail(&paths, 1);
     resize("a", 8192);
     assert_eq!(size(0), Some(8192));

@@ -75,7 +75,8 @@ fn ranges_are_few_short_and_within_the_disk() {
         &[range(0, 8, RANGE_UNMAP), range(999, 1, 0)],
     )
     .unwrap();
-    assert!(zeroes[0].unmap && !zeroes[1].unmap);
+    let deallocate = [0, 1].map(|n: usize| zeroes[n].deallocate);
+    assert_eq!(deallocate, [Deallocate::Preferred, Deallocate::Never]);
     assert_eq!(zeroes[1].extent.offset, 999 * 512);
     assert_eq!(
         parse(Request::Discard, &[range(0, 8, RANGE_UNMAP)]),

@@ -1,8 +1,9 @@
 //! The clock by which tokens expire.
 
+use farlane_sys::sync::{held, lock};
 use farlane_zero_copy::tokens::Tokens;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -34,23 +35,17 @@ struct State {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn run(&self, tokens: &Tokens) {
         let mut state = self.state();
         while !state.ends {
             if !state.runs {
-                state = self
-                    .changed
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                state = held(self.changed.wait(state));
                 continue;
             }
-            let (next, waited) = self
-                .changed
-                .wait_timeout(state, EPOCH)
-                .unwrap_or_else(PoisonError::into_inner);
+            let (next, waited) = held(self.changed.wait_timeout(state, EPOCH));
             state = next;
             if waited.timed_out() {
                 drop(state);

@@ -4,17 +4,18 @@ use crate::tunnel::clock::ClockHandle;
 use farlane_abi::Errno;
 use farlane_abi::arena::HEADER_SEGMENT_BYTES;
 use farlane_abi::config::FEATURE_TUNNEL;
-use farlane_abi::control::{MAX_CONTEXTS, MAX_REGIONS};
 use farlane_guest_device::contexts::Contexts;
 use farlane_guest_device::events::ContextEvents;
+use farlane_guest_device::ids::{ContextId, RegionId};
 use farlane_guest_device::request::Extents;
+use farlane_sys::sync::lock;
 use farlane_zero_copy::tokens::Tokens;
 use farlane_zero_copy::{Pool, Region};
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The processes of one VM.
 #[derive(Debug)]
@@ -22,13 +23,13 @@ pub struct TunnelContexts {
     tokens: Arc<Tokens>,
     clock: ClockHandle,
     /// Regions in use, by context. The header's is among them for as long as its context lives.
-    regions: Mutex<HashMap<u32, Regions>>,
+    regions: Mutex<HashMap<ContextId, Regions>>,
 }
 
 #[derive(Debug, Default)]
 struct Regions {
-    header: Option<u32>,
-    used: HashSet<u32>,
+    header: Option<RegionId>,
+    used: HashSet<RegionId>,
 }
 
 impl TunnelContexts {
@@ -41,20 +42,17 @@ impl TunnelContexts {
         })
     }
 
-    fn regions(&self) -> MutexGuard<'_, HashMap<u32, Regions>> {
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    fn regions(&self) -> MutexGuard<'_, HashMap<ContextId, Regions>> {
+        lock(&self.regions)
     }
 
     /// Has `add` make region `region` of a context, if the id is free.
     fn add(
         &self,
-        context: u32,
-        region: u32,
+        context: ContextId,
+        region: RegionId,
         add: impl FnOnce(&mut Regions) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        if region >= MAX_REGIONS {
-            return Err(Errno::EINVAL);
-        }
         let mut all = self.regions();
         let regions = all.get_mut(&context).ok_or(Errno::ENOENT)?;
         if regions.used.contains(&region) {
@@ -73,27 +71,24 @@ impl Contexts for TunnelContexts {
 
     fn open(
         &self,
-        context: u32,
+        context: ContextId,
         _events: Arc<ContextEvents>,
         _window: Option<Arc<Pool>>,
     ) -> Result<(), Errno> {
-        if context >= MAX_CONTEXTS {
-            return Err(Errno::EINVAL);
-        }
-        self.tokens.open_context(context)?;
+        self.tokens.open_context(context.get())?;
         self.regions().insert(context, Regions::default());
         self.clock.start();
         Ok(())
     }
 
-    fn close(&self, context: u32) -> Result<(), Errno> {
+    fn close(&self, context: ContextId) -> Result<(), Errno> {
         self.check(context)?;
-        self.tokens.close_context(context)?;
+        self.tokens.close_context(context.get())?;
         self.regions().remove(&context);
         Ok(())
     }
 
-    fn check(&self, context: u32) -> Result<(), Errno> {
+    fn check(&self, context: ContextId) -> Result<(), Errno> {
         match self.regions().contains_key(&context) {
             true => Ok(()),
             false => Err(Errno::ENOENT),
@@ -101,7 +96,12 @@ impl Contexts for TunnelContexts {
     }
 
     /// The header is the only segment that there is.
-    fn attach_segment(&self, context: u32, region: u32, memory: Region) -> Result<(), Errno> {
+    fn attach_segment(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        memory: Region,
+    ) -> Result<(), Errno> {
         self.add(context, region, |regions| {
             if regions.header.is_some() {
                 return Err(Errno::EOPNOTSUPP);
@@ -113,31 +113,37 @@ impl Contexts for TunnelContexts {
                 log::debug!("Context {context}: the header cannot be one mapping: {e}");
                 Errno::EINVAL
             })?;
-            self.tokens.set_header(context, shared)?;
+            self.tokens.set_header(context.get(), shared)?;
             regions.header = Some(region);
             Ok(())
         })
     }
 
-    fn attach_phony(&self, context: u32, region: u32, pages: Extents) -> Result<(), Errno> {
+    fn attach_phony(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        pages: Extents,
+    ) -> Result<(), Errno> {
         self.add(context, region, |_| {
-            self.tokens.add_phony(context, region, &pages)
+            self.tokens.add_phony(context.get(), region.get(), &pages)
         })
     }
 
     fn attach_device(
         &self,
-        context: u32,
-        region: u32,
+        context: ContextId,
+        region: RegionId,
         runs: Extents,
         writable: bool,
     ) -> Result<(), Errno> {
         self.add(context, region, |_| {
-            self.tokens.add_device(context, region, &runs, writable)
+            self.tokens
+                .add_device(context.get(), region.get(), &runs, writable)
         })
     }
 
-    fn detach(&self, context: u32, region: u32) -> Result<(), Errno> {
+    fn detach(&self, context: ContextId, region: RegionId) -> Result<(), Errno> {
         {
             let all = self.regions();
             let regions = all.get(&context).ok_or(Errno::ENOENT)?;
@@ -148,7 +154,7 @@ impl Contexts for TunnelContexts {
                 return Err(Errno::ENOENT);
             }
         }
-        self.tokens.detach(context, region)?;
+        self.tokens.detach(context.get(), region.get())?;
         if let Some(regions) = self.regions().get_mut(&context) {
             regions.used.remove(&region);
         }
@@ -190,7 +196,6 @@ mod tests {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::os::fd::AsFd as _;
     use std::sync::atomic::Ordering;
-    use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
     const PIN: u32 = 1;
     const REGION: u32 = 2;
@@ -248,8 +253,10 @@ mod tests {
         let tokens = Tokens::new(device, Vec::new());
         let clock = Clock::new(Arc::clone(&tokens)).unwrap();
         let contexts = TunnelContexts::new(Arc::clone(&tokens), clock.handle());
-        let events = EventQueue::new(GuestMemoryAtomic::new(GuestMemoryMmap::new()));
-        let open = || contexts.open(0, events.context(0), None);
+        let events = EventQueue::new();
+        let process = ContextId::new(0).unwrap();
+        let [pin, region] = [PIN, REGION].map(|id| RegionId::new(id).unwrap());
+        let open = || contexts.open(process, events.context(process), None);
         for whole in [false, true] {
             open().unwrap();
             let bytes = segment_bytes(8);
@@ -257,20 +264,22 @@ mod tests {
             let map = || SharedMemory::new(Mapping::new(header.as_fd(), 0, bytes, true).unwrap());
             tokens.set_header(0, map()).unwrap();
             contexts
-                .attach_phony(0, PIN, vec![(PHONY, PAGE_BYTES)])
+                .attach_phony(process, pin, vec![(PHONY, PAGE_BYTES)])
                 .unwrap();
             let device = || vec![(DEVICE, PAGE_BYTES)];
-            contexts.attach_device(0, REGION, device(), true).unwrap();
+            contexts
+                .attach_device(process, region, device(), true)
+                .unwrap();
             let opened = under_way(&contexts, &ram, &map());
             let go = || match whole {
-                true => contexts.close(0),
-                false => contexts.detach(0, REGION),
+                true => contexts.close(process),
+                false => contexts.detach(process, region),
             };
             for _ in 0..2 {
                 assert_eq!(go(), Err(Errno::EAGAIN));
                 assert_eq!(open(), Err(Errno::EEXIST));
                 assert_eq!(
-                    contexts.attach_device(0, REGION, device(), true),
+                    contexts.attach_device(process, region, device(), true),
                     Err(Errno::EEXIST)
                 );
             }
@@ -278,8 +287,10 @@ mod tests {
             go().unwrap();
             assert_eq!(go(), Err(Errno::ENOENT));
             if !whole {
-                contexts.attach_device(0, REGION, device(), true).unwrap();
-                contexts.close(0).unwrap();
+                contexts
+                    .attach_device(process, region, device(), true)
+                    .unwrap();
+                contexts.close(process).unwrap();
             }
         }
     }

@@ -1,10 +1,12 @@
 //! Device memory that other backends of the VM publish.
 
+use farlane_sys::chain;
+use farlane_sys::sync::lock;
+use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::broker::{Publication, Subscriber};
-use farlane_zero_copy::{AddressSpace, chain};
 use std::collections::HashMap;
 use std::os::fd::AsFd as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// What one publisher publishes, as a part of the device memory of the VM.
 #[derive(Debug)]
@@ -46,7 +48,7 @@ impl Subscriber for DeviceMemory {
         {
             Ok(()) => {
                 log::info!("{length:#x} bytes of device memory at {address:#x}");
-                let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut held = lock(&self.held);
                 held.insert(id, (address, length));
             }
             Err(e) => log::warn!("Device memory is not used: {}", chain(&e)),
@@ -55,7 +57,7 @@ impl Subscriber for DeviceMemory {
 
     fn revoked(&self, id: u64) {
         let mine = {
-            let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut held = lock(&self.held);
             held.remove(&id)
         };
         let Some((address, length)) = mine else {

@@ -1,4 +1,5 @@
-//! Disks that read and write device memory: processes of the VM register it, and the disks' requests name it by tokens.
+//! Disks that read and write device memory: processes of the VM register it, and the disks'
+//! requests name it by tokens.
 //!
 //! [`Tunnel`] is what the disks of a VM share: [`Tokens`], the device memory that other
 //! backends of the VM publish ([`device_memory`]), and the device through which guest
@@ -53,7 +54,8 @@ impl std::fmt::Debug for Tunnel {
 }
 
 impl Tunnel {
-    /// A tunnel for the disks with these serial numbers, to device memory that is published at `sockets`.
+    /// A tunnel for the disks with these serial numbers, to device memory that is published at
+    /// `sockets`.
     ///
     /// # Errors
     /// See [`TunnelError`].

@@ -1,14 +1,15 @@
 //! The device through which a VM's processes register device memory, on its socket.
 
 use crate::tunnel::Tunnel;
-use farlane_daemon::vhost;
 use farlane_guest_device::control::RequestCounters;
-use farlane_guest_device::device::{Device, Vm};
+use farlane_guest_device::device::{FarlaneDevice, Vm};
+use farlane_vhost_user::serve::serve;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Serves one VMM after the other on `socket`, from a thread of its own. What is asked is counted in `counters`.
+/// Serves one VMM after the other on `socket`, from a thread of its own. What is asked is counted
+/// in `counters`.
 ///
 /// # Errors
 /// The system has no more threads.
@@ -23,8 +24,8 @@ pub fn start(tunnel: &Tunnel, socket: OwnedFd, counters: Arc<RequestCounters>) -
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || {
-            vhost::serve(name, socket, |memory, limit| {
-                Device::new(vm.clone(), memory, limit)
+            serve(name, socket, |channel| {
+                FarlaneDevice::new(vm.clone(), channel)
             })
         })?;
     Ok(())

@@ -4,40 +4,39 @@
 //! transfers, and shows the driver all that has ended in one batch, of which it is told at most
 //! once. While there is work, the driver is asked not to tell of new requests.
 //!
-//! * `engine`: the turns. `start`: what is begun for a request; `steps`: the operations that it takes; `finish`: how it ends.
-//! * `redo`: requests that have failed on a path. `handing`: transfers that another limb does.
+//! * `queue_worker`: the turns. `virtqueue`: the queue, and the requests that it is owed.
+//! * `start`: what is begun for a request; `steps`: how it goes on and ends.
+//! * `files`: the disk's paths as [`farlane_block::engine`] sees them.
+//! * `failover`: requests that have failed on a path. `offload`: transfers that another node does.
 //!
-//! The worker belongs to the limb of the node on which its queue lies, and nobody else touches the queue.
+//! The worker belongs to the node on which its queue lies, and nobody else touches the queue.
 
-pub(crate) mod data;
-mod engine;
-mod finish;
-mod handing;
-mod redo;
+mod data;
+mod failover;
+mod files;
+mod offload;
+mod queue_worker;
 mod requests;
 mod start;
 mod steps;
-mod syncs;
+mod virtqueue;
 
 use crate::disk::Disk;
-use crate::limb::steering::Steering;
-use engine::Engine;
-use farlane_vhost::chain::ChainError;
-use farlane_vhost::session::Setup;
-use farlane_vhost::vring::RingError;
+use crate::per_node::steering::Steering;
+use farlane_sys::eventfd;
+use farlane_vhost_user::chain::ChainError;
+use farlane_vhost_user::session::Setup;
+use farlane_vhost_user::vring::RingError;
+use farlane_zero_copy::AddressSpaceError;
 use farlane_zero_copy::placement::Placement;
-use farlane_zero_copy::{AddressSpaceError, eventfd, timeslice};
+use queue_worker::QueueWorker;
 use rustix::event::EventfdFlags;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 use thiserror::Error;
-
-/// A worker shares its CPU in slices as short as this.
-const SLICE: Duration = Duration::from_micros(100);
 
 /// A worker that runs.
 #[derive(Debug)]
@@ -48,7 +47,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts to serve a queue. `placement` tells where the VM's memory lies; there is none on a machine with one node.
+    /// Starts to serve a queue. `placement` tells where the VM's memory lies; there is none on a
+    /// machine with one node.
     ///
     /// # Errors
     /// What the system says.
@@ -107,26 +107,21 @@ impl Worker {
     }
 }
 
-/// What a worker has besides its queue.
+/// A worker's inputs besides its queue.
 struct Task {
     disk: Arc<Disk>,
     writeback: Arc<AtomicBool>,
     stopping: Arc<AtomicBool>,
     steering: Option<Steering>,
-    /// Its limb.
+    /// Index of the node that it starts on.
     home: usize,
 }
 
 fn work(setup: Setup, task: Task, wake: Arc<OwnedFd>) -> u16 {
-    // Naps are meant as they are said, and a woken worker is not to wait for the end of others'
-    // time slices. What works without is slower, no more.
-    let _ = farlane_file_io::timing::set_timer_slack();
-    if let Err(e) = timeslice::request(SLICE) {
-        log::debug!("No short time slices: {e}");
-    }
+    farlane_worker::thread::prepare();
     let next_available = setup.next_available;
-    match Engine::new(setup, task, wake) {
-        Ok(mut engine) => engine.run(),
+    match QueueWorker::new(setup, task, wake) {
+        Ok(mut worker) => worker.run(),
         Err(e) => {
             log::error!("A queue cannot be served: {e}");
             next_available
@@ -134,7 +129,7 @@ fn work(setup: Setup, task: Task, wake: Arc<OwnedFd>) -> u16 {
     }
 }
 
-/// Why a queue cannot go on.
+/// Why a queue has stopped for good.
 #[derive(Debug, Error)]
 enum Broken {
     #[error(transparent)]
@@ -143,8 +138,8 @@ enum Broken {
     Chain(#[from] ChainError),
     #[error(transparent)]
     Memory(#[from] AddressSpaceError),
-    #[error("A request of {readable} bytes to read and {writable} to write")]
-    Crippled { readable: u64, writable: u64 },
+    #[error("Missing header or status descriptor ({readable} bytes to read, {writable} to write)")]
+    Incomplete { readable: u64, writable: u64 },
     #[error("The queue's ring failed")]
     Io(#[from] io::Error),
 }

@@ -1,286 +1,376 @@
 //! What is begun for a request of the driver.
 
-use super::engine::Engine;
-use super::requests::{Request, StatusByte, Whole, Work};
-use super::steps::Step;
-use super::{Broken, data};
-use crate::bits::Status;
+use super::requests::{Answer, Failure, Request, Whole};
+use super::virtqueue::{Completion, Head};
+use super::{Broken, QueueWorker, data};
+use crate::bits::{SECTOR, Status};
 use crate::counters::count;
-use crate::limb::steering::{self, Lies, Part};
-use crate::request::{Extent, HEADER_BYTES, Request as Parsed, parse, parse_ranges};
-use farlane_file_io::vectors::take_front as take_vectors;
-use farlane_vhost::chain::Chain;
-use farlane_vhost::segment::{Segment, take_front, take_last_byte, total};
-use farlane_vhost::vring::Rings;
+use crate::per_node::steering::{self, NumaSpan, Part};
+use crate::request::{HEADER_BYTES, Request as Kind, RequestError, parse, parse_ranges};
+use farlane_block::engine::clear::Goal;
+use farlane_block::engine::{Clear, Extent, Memory, Operation, Range, Work};
+use farlane_block::ring::Durable;
+use farlane_block::vectors::transfer_now;
+use farlane_vhost_user::chain::Chain;
+use farlane_vhost_user::segment::{Segment, take_front, take_last_byte, total};
+use farlane_vhost_user::vring::Rings;
+use farlane_zero_copy::slices::{GuestByte, GuestSlices};
 use farlane_zero_copy::tokens::Direction;
+use farlane_zero_copy::topology::Node;
 use farlane_zero_copy::{AddressSpaceError, View};
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
+use std::io;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
-/// Bytes of a sector: what parts of requests are multiples of.
-const SECTOR: u64 = crate::bits::SECTOR;
+/// Parts of a request: bytes each, and where they lie.
+type Parts = Vec<Part>;
 
-impl Engine {
-    /// Begins the request of the driver at descriptor `head`, which another backend may have begun.
+impl QueueWorker {
+    /// Whether writes are to be durable when they are complete.
+    fn durable(&self) -> Durable {
+        Durable(!self.writeback.load(Ordering::Relaxed))
+    }
+
+    /// Begins a request of the driver.
     pub(super) fn start(
         &mut self,
-        rings: &Rc<Rings>,
-        head: u16,
-        is_begun: bool,
+        rings: &Rings,
+        head: Head,
         chain: &mut Chain,
     ) -> Result<(), Broken> {
-        chain.follow(rings, head)?;
+        chain.follow(rings, head.descriptor)?;
         let view = rings.view();
         let Chain { readable, writable } = chain;
-        let crippled = Broken::Crippled {
+        let incomplete = Broken::Incomplete {
             readable: total(readable),
             writable: total(writable),
         };
         let Some(status) = take_last_byte(writable) else {
-            return Err(crippled);
+            return Err(incomplete);
         };
-        let mut found = None;
-        view.resolve(status, 1, true, |base, _| found = Some(base))?;
-        let Some(status) = found else {
-            return Err(crippled);
-        };
-        // SAFETY: `resolve` has found it to be mapped and writable as long as the view, which the
-        // request keeps.
-        let status = unsafe { StatusByte::new(status) };
+        let status = GuestByte::new(Rc::clone(view), status)?;
         let Some(header) = read_front(view, readable)? else {
-            return Err(crippled);
+            return Err(incomplete);
         };
         let limits = self.disk.limits();
         let parsed = parse(&header, total(readable), total(writable), limits);
         let parsed = match parsed {
-            Ok(parsed) => parsed,
+            Ok(kind @ (Kind::Discard | Kind::WriteZeroes)) => {
+                let bytes = read_all(view, readable)?;
+                parse_ranges(kind, &bytes, limits).map(|ranges| (kind, ranges))
+            }
+            other => other.map(|kind| (kind, Vec::new())),
+        };
+        match parsed {
+            Ok((kind, ranges)) => {
+                let completion = self.queue.begin(head, status, kind);
+                self.begin_kind(view, completion, ranges, head, chain);
+            }
             Err(e) => {
                 let answer = match e {
-                    crate::request::RequestError::Unknown(_) => Status::Unsupp,
+                    // 5.2.6.2
+                    RequestError::Unknown(_) | RequestError::Flags(_) => Status::Unsupp,
                     _ => Status::IoErr,
                 };
                 log::debug!("Disk {}: {e}", self.disk.serial());
-                count(&self.disk.counters().errors, 1);
-                self.answer(head, status, answer, 0);
-                return Ok(());
+                let completion = self.queue.begin(head, status, Kind::GetId);
+                self.complete(completion, answer, 0);
             }
-        };
-        let work = match parsed {
-            Parsed::GetId => {
-                let written = self.tell_id(view, writable);
+        }
+        Ok(())
+    }
+
+    fn begin_kind(
+        &mut self,
+        view: &Rc<View>,
+        completion: Completion,
+        ranges: Vec<Range>,
+        head: Head,
+        chain: &mut Chain,
+    ) {
+        let durable = self.durable();
+        let goal = match completion.kind {
+            Kind::GetId => {
+                let written = self.tell_id(view, &mut chain.writable);
                 let answer = if written > 0 {
                     Status::Ok
                 } else {
                     Status::IoErr
                 };
-                self.answer(head, status, answer, written);
-                return Ok(());
+                self.queue.answer(completion, answer, written);
+                return;
             }
-            Parsed::Read(extent) => Work::Read(extent),
-            Parsed::Write(extent) => Work::Write(extent),
-            Parsed::Flush => Work::Flush,
-            Parsed::Discard | Parsed::WriteZeroes => {
-                let mut bytes = vec![0; usize::try_from(total(readable)).unwrap_or(0)];
-                read_all(view, readable, &mut bytes)?;
-                match parse_ranges(parsed, &bytes, limits) {
-                    Ok(ranges) if parsed == Parsed::Discard => Work::Discard(ranges),
-                    Ok(ranges) => Work::Zero(ranges),
-                    Err(e) => {
-                        log::debug!("Disk {}: {e}", self.disk.serial());
-                        let answer = match e {
-                            // 5.2.6.2
-                            crate::request::RequestError::Flags(_) => Status::Unsupp,
-                            _ => Status::IoErr,
-                        };
-                        count(&self.disk.counters().errors, 1);
-                        self.answer(head, status, answer, 0);
-                        return Ok(());
-                    }
-                }
+            Kind::Read(extent) => {
+                let (work, segments) = (Work::Read, &chain.writable);
+                self.begin_data(view, completion, work, extent, segments, head.is_begun);
+                return;
             }
+            Kind::Write(extent) => {
+                let (work, segments) = (Work::Write(durable), &chain.readable);
+                self.begin_data(view, completion, work, extent, segments, head.is_begun);
+                return;
+            }
+            Kind::Flush => {
+                self.begin_flush(completion, None);
+                return;
+            }
+            Kind::Discard => Goal::Discard { is_hint: false },
+            Kind::WriteZeroes => Goal::Zero,
         };
-        let mut request = Box::new(Request::new(head, work, status, Rc::clone(rings)));
-        let Some(parts) = self.locate(&mut request, chain, is_begun) else {
-            count(&self.disk.counters().errors, 1);
-            self.answer(head, status, Status::IoErr, 0);
-            return Ok(());
+        let work = Work::Clear(Clear::new(goal, ranges, durable));
+        let operation = Operation::new(0, work, Extent::default(), Memory::default(), false);
+        let span = NumaSpan::Single(Node(0));
+        self.begin(Request::new(Answer::Driver(completion), operation, span));
+    }
+
+    /// Begins a read or a write, in parts where its data lies on several nodes.
+    fn begin_data(
+        &mut self,
+        view: &Rc<View>,
+        completion: Completion,
+        work: Work,
+        extent: Extent,
+        segments: &[Segment],
+        is_begun: bool,
+    ) {
+        let Some(slices) = self.locate(view, &work, extent, segments, is_begun) else {
+            self.complete(completion, Status::IoErr, 0);
+            return;
         };
-        self.taken += 1;
-        if matches!(request.work, Work::Flush) {
-            self.begin_flush(request);
-        } else if parts.is_empty() {
-            self.begin(request);
-        } else {
-            self.begin_parts(&mut request, parts);
+        let from_device = slices.is_tunnelled();
+        let (span, parts) = self.span(segments, from_device);
+        if let Some(parts) = parts {
+            self.begin_parts(completion, &work, extent, slices, parts);
+            return;
         }
-        Ok(())
+        if self.disk.in_memory() && !self.files.paths.several() {
+            self.move_now(completion, &work, extent, slices, &span);
+            return;
+        }
+        let memory = Memory::of_guest(slices, self.disk.alignment());
+        let operation = Operation::new(0, work, extent, memory, from_device);
+        self.begin(Request::new(Answer::Driver(completion), operation, span));
     }
 
-    /// Begins a request, or a part of one, at the limb of its data and over that one's path.
-    fn begin(&mut self, mut request: Box<Request>) {
-        let limb = self.limb_of(&request);
-        request.by = limb;
-        request.limb = (limb != self.home).then_some(limb);
-        self.follow(limb);
-        let slot = self.requests.reserve();
-        let step = match self.paths.choose(limb, 0) {
-            Some(path) => {
-                request.path = path;
-                self.step(slot, &mut request)
-            }
-            None => Ok(self.strand(slot, &mut request, libc::ENODEV)),
+    /// Does a read or a write of what is in memory: it is over at once.
+    fn move_now(
+        &mut self,
+        completion: Completion,
+        work: &Work,
+        extent: Extent,
+        mut slices: GuestSlices<Rc<View>>,
+        span: &NumaSpan,
+    ) {
+        let write = match work {
+            Work::Write(durable) => Some(*durable),
+            _ => None,
         };
-        self.after(slot, request, step);
+        let moved = match self.files.ring.storage(0) {
+            Some(storage) => transfer_now(&storage.file, write, &mut slices, extent.offset),
+            None => Err(io::ErrorKind::NotFound.into()),
+        };
+        let (status, tunnelled) = match moved {
+            Ok(()) => {
+                self.count_locality(span, self.home, 0, extent.bytes);
+                (Status::Ok, slices.landed())
+            }
+            Err(e) => (self.failed(&e), 0),
+        };
+        self.requests.give_list(slices.into_list());
+        self.complete(completion, status, tunnelled);
     }
 
-    /// The limb that is to do a request.
-    fn limb_of(&self, request: &Request) -> usize {
+    /// Begins a request, or a part of one, at the node of its data and over that one's path.
+    fn begin(&mut self, mut request: Request) {
+        let node = self.node_of(&mut request);
+        request.executing_node = node;
+        request.is_remote = node != self.home;
+        self.follow(node);
+        match self.files.paths.choose(node, 0) {
+            Some(path) => {
+                request.operation.move_to(path);
+                let slot = self.requests.slots.insert(request);
+                self.advance(slot);
+            }
+            None => {
+                let slot = self.requests.slots.insert(request);
+                self.strand(slot, libc::ENODEV);
+            }
+        }
+    }
+
+    /// Follows the data: a request goes to `node`.
+    fn follow(&mut self, node: usize) {
+        let offload = self.offload.as_mut();
+        if let Some(home) = offload.and_then(|offload| offload.follow(node, self.home))
+            && let Some(limb) = self.disk.around().limbs.all().get(home)
+        {
+            limb.enter();
+            self.home = home;
+            count(&self.disk.counters().rehomed, 1);
+        }
+    }
+
+    /// The node that is to do a request.
+    fn node_of(&self, request: &mut Request) -> usize {
         let around = self.disk.around();
-        let has_data = matches!(request.work, Work::Read(_) | Work::Write(_));
-        // Device memory is reached through this worker's tokens.
-        let whole = request.whole.as_ref();
-        let tunnelled =
-            request.opened.is_some() || whole.is_some_and(|w| w.opened.borrow().is_some());
-        if self.handing.is_none() || !around.steers || !has_data || tunnelled {
+        if self.offload.is_none() || !around.steers {
             return self.home;
         }
-        around.limbs.index_of(request.lies.node())
+        // Device memory is reached through this worker's tokens.
+        match request.operation.memory().guest_mut() {
+            Some(guest) if !guest.is_tunnelled() => around.limbs.index_of(request.span.node()),
+            _ => self.home,
+        }
     }
 
     /// Begins the parts of a request.
-    fn begin_parts(&mut self, request: &mut Request, parts: Vec<(Extent, Lies)>) {
+    fn begin_parts(
+        &mut self,
+        completion: Completion,
+        work: &Work,
+        extent: Extent,
+        mut slices: GuestSlices<Rc<View>>,
+        parts: Parts,
+    ) {
+        count(&self.disk.counters().split, 1);
         let whole = Rc::new(Whole {
-            work: std::mem::replace(&mut request.work, Work::Flush),
-            left: Cell::new(parts.len()),
+            completion,
             status: Cell::new(Status::Ok),
-            opened: RefCell::new(request.opened.take()),
         });
-        let mut vectors = std::mem::take(&mut request.vectors);
-        for (extent, lies) in parts {
-            let work = match whole.work {
-                Work::Read(_) => Work::Read(extent),
-                _ => Work::Write(extent),
+        let alignment = self.files.paths.alignment();
+        let mut rest = extent;
+        let mut left = parts.len();
+        let mut begun = Vec::with_capacity(left);
+        for Part { bytes, span } in parts {
+            left -= 1;
+            // The last one takes what is left.
+            let bytes = if left == 0 {
+                rest.bytes
+            } else {
+                bytes.min(rest.bytes)
             };
-            let rings = Rc::clone(&request.rings);
-            let mut part = Box::new(Request::new(request.head, work, request.status, rings));
-            part.whole = Some(Rc::clone(&whole));
-            part.lies = lies;
-            let length = usize::try_from(extent.bytes).unwrap_or(usize::MAX);
-            part.vectors = take_vectors(&mut vectors, length);
-            part.copies = !data::can_be_transferred(&part.vectors, self.paths.alignment());
+            let part = Extent {
+                offset: rest.offset,
+                bytes,
+            };
+            rest = Extent {
+                offset: rest.offset + bytes,
+                bytes: rest.bytes - bytes,
+            };
+            let work = match work {
+                Work::Write(durable) => Work::Write(*durable),
+                _ => Work::Read,
+            };
+            let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+            let front = slices.split_front(length, self.requests.list());
+            let memory = Memory::of_guest(front, alignment);
+            let operation = Operation::new(0, work, part, memory, false);
+            let answer = Answer::Whole(Rc::clone(&whole));
+            begun.push(Request::new(answer, operation, span));
+        }
+        self.requests.give_list(slices.into_list());
+        drop(whole);
+        for part in begun {
             self.begin(part);
         }
-        self.requests.give_vectors(vectors);
     }
 
-    /// Begins to make durable what was written over all paths.
-    pub(super) fn begin_flush(&mut self, mut request: Box<Request>) {
+    /// Begins to make durable what was written over all paths. It may have found none before.
+    pub(super) fn begin_flush(&mut self, completion: Completion, failure: Option<Box<Failure>>) {
         if self.disk.limits().read_only {
             // There is nothing to flush, and its file system may have no `fsync` (EROFS, SquashFS).
-            let slot = self.requests.reserve();
-            self.after(slot, request, Ok(Step::Done(Status::Ok)));
+            self.complete(completion, Status::Ok, 0);
             return;
         }
-        let paths = if self.paths.several() {
-            request.marks = self.paths.marks();
-            self.paths.to_sync()
+        let (marks, paths) = if self.files.paths.several() {
+            let marks = self.files.paths.marks();
+            let paths = self.files.paths.to_sync();
+            (marks, paths)
         } else {
-            vec![0]
+            (Vec::new(), vec![0])
         };
-        match paths[..] {
-            [path] => {
-                request.path = path;
-                self.begin_sync(request);
+        let sync = |answer, path| {
+            let span = NumaSpan::Single(Node(0));
+            Request::new(answer, Operation::sync_of(path), span)
+        };
+        if let [] | [_] = paths[..] {
+            let path = paths.first().copied();
+            let mut request = sync(Answer::Driver(completion), path.unwrap_or(0));
+            (request.failure, request.marks) = (failure, marks);
+            let slot = self.requests.slots.insert(request);
+            match path {
+                Some(_) => self.advance(slot),
+                // All have failed.
+                None => self.strand(slot, libc::ENODEV),
             }
-            // All have failed.
-            [] => {
-                let slot = self.requests.reserve();
-                let step = self.strand(slot, &mut request, libc::ENODEV);
-                self.after(slot, request, Ok(step));
-            }
-            _ => {
-                let whole = Rc::new(Whole {
-                    work: Work::Flush,
-                    left: Cell::new(paths.len()),
-                    status: Cell::new(Status::Ok),
-                    opened: RefCell::default(),
-                });
-                for path in paths {
-                    let rings = Rc::clone(&request.rings);
-                    let (head, status) = (request.head, request.status);
-                    let mut part = Box::new(Request::new(head, Work::Flush, status, rings));
-                    part.whole = Some(Rc::clone(&whole));
-                    part.path = path;
-                    part.marks.clone_from(&request.marks);
-                    self.begin_sync(part);
-                }
-            }
+            return;
+        }
+        let whole = Rc::new(Whole {
+            completion,
+            status: Cell::new(Status::Ok),
+        });
+        let parts = paths.into_iter().map(|path| {
+            let mut part = sync(Answer::Whole(Rc::clone(&whole)), path);
+            part.marks.clone_from(&marks);
+            self.requests.slots.insert(part)
+        });
+        let slots: Vec<_> = parts.collect();
+        drop(whole);
+        for slot in slots {
+            self.advance(slot);
         }
     }
 
-    fn begin_sync(&mut self, mut request: Box<Request>) {
-        let slot = self.requests.reserve();
-        let step = self.step(slot, &mut request);
-        self.after(slot, request, step);
-    }
-
-    /// Finds a request's data. Returns the parts that it is to be done in, none if it is to be done as it is; `None` if it cannot
-    /// be moved.
+    /// Finds a request's data, if it can be moved.
     fn locate(
         &mut self,
-        request: &mut Request,
-        chain: &Chain,
+        view: &Rc<View>,
+        work: &Work,
+        extent: Extent,
+        segments: &[Segment],
         is_begun: bool,
-    ) -> Option<Vec<(Extent, Lies)>> {
-        let (&extent, direction, segments) = match &request.work {
-            Work::Read(extent) => (extent, Direction::IntoDevice, &chain.writable),
-            Work::Write(extent) => (extent, Direction::OutOfDevice, &chain.readable),
-            _ => return Some(Vec::new()),
-        };
-        let alignment = self.disk.alignment();
-        if let Some(alignment) = alignment
+    ) -> Option<GuestSlices<Rc<View>>> {
+        if let Some(alignment) = self.disk.alignment()
             && (extent.offset | extent.bytes) & (alignment.offset - 1) != 0
         {
             log::debug!("Disk {}: less than a block", self.disk.serial());
             return None;
         }
-        if extent.bytes == 0 {
-            return Some(Vec::new());
-        }
-        let mut vectors = self.requests.vectors();
-        let view = request.rings.view();
-        let found = data::locate(
-            &self.disk,
-            view,
-            direction,
-            segments,
-            is_begun,
-            &mut vectors,
-        );
-        request.copies = !data::can_be_transferred(&vectors, alignment);
-        request.vectors = vectors;
-        request.opened = found.ok()?;
-        let Some(steering) = &mut self.steering else {
-            return Some(Vec::new());
+        let direction = match work {
+            Work::Read => Direction::IntoDevice,
+            _ => Direction::OutOfDevice,
+        };
+        let segments = if extent.bytes == 0 { &[] } else { segments };
+        let list = self.requests.list();
+        data::locate(&self.disk, view, direction, segments, is_begun, list).ok()
+    }
+
+    /// Where a request's data lies, and the parts that it is to be done in, if there are several.
+    fn span(&mut self, segments: &[Segment], from_device: bool) -> (NumaSpan, Option<Parts>) {
+        let Some(steering) = self.steering.as_mut().filter(|_| !segments.is_empty()) else {
+            return (NumaSpan::Single(Node(0)), None);
         };
         let map = steering.map();
         if let Some(node) = steering::single_node(map, segments) {
-            request.lies = Lies::On(node);
-            return Some(Vec::new());
+            return (NumaSpan::Single(node), None);
         }
         let around = self.disk.around();
-        let splits = self.handing.is_some() && around.steers && request.opened.is_none();
-        let least = if splits { around.split } else { u64::MAX / 4 };
+        if self.offload.is_none() || !around.steers || from_device {
+            return (steering::span(map, segments), None);
+        }
+        let alignment = self.disk.alignment();
         let align = alignment.map_or(SECTOR, |alignment| alignment.offset.max(SECTOR));
-        let mut parts = steering::cut(map, segments, align, least);
-        if parts.len() > 1 {
-            count(&self.disk.counters().split, 1);
-            return Some(one_after_the_other(extent, parts));
+        let mut parts = steering::cut(map, segments, align, around.split);
+        match parts.pop() {
+            Some(only) if parts.is_empty() => (only.span, None),
+            Some(last) => {
+                parts.push(last);
+                (NumaSpan::Single(Node(0)), Some(parts))
+            }
+            None => (NumaSpan::Single(Node(0)), None),
         }
-        if let Some(part) = parts.pop() {
-            request.lies = part.lies;
-        }
-        Some(Vec::new())
     }
 
     /// Answers GET_ID. Returns the bytes written.
@@ -296,23 +386,6 @@ impl Engine {
         });
         if failed { 0 } else { 20 }
     }
-}
-
-/// Parts of an extent, which follow each other.
-fn one_after_the_other(extent: Extent, parts: Vec<Part>) -> Vec<(Extent, Lies)> {
-    let mut rest = extent;
-    let extents = parts.into_iter().map(|Part { bytes, lies }| {
-        let part = Extent {
-            offset: rest.offset,
-            bytes: bytes.min(rest.bytes),
-        };
-        rest = Extent {
-            offset: rest.offset + part.bytes,
-            bytes: rest.bytes - part.bytes,
-        };
-        (part, lies)
-    });
-    extents.collect()
 }
 
 /// Takes a request's header from the front of what it has to be read.
@@ -336,14 +409,15 @@ fn read_front(
     Ok(taken.then_some(header))
 }
 
-/// Reads all segments, which have as many bytes.
-fn read_all(view: &View, segments: &[Segment], bytes: &mut [u8]) -> Result<(), AddressSpaceError> {
-    let mut rest = bytes;
+/// Reads all segments: few bytes.
+fn read_all(view: &View, segments: &[Segment]) -> Result<Vec<u8>, AddressSpaceError> {
+    let mut bytes = vec![0; usize::try_from(total(segments)).unwrap_or(0)];
+    let mut rest = &mut bytes[..];
     for segment in segments {
         let length = usize::try_from(segment.bytes).unwrap_or(usize::MAX);
         let (part, after) = rest.split_at_mut(length.min(rest.len()));
         view.read(segment.address, part)?;
         rest = after;
     }
-    Ok(())
+    Ok(bytes)
 }

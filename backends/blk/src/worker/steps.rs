@@ -1,355 +1,218 @@
-//! The steps of a request: each is one operation of the ring, or over at once.
+//! How requests go on, and how they end.
 
-use super::data;
-use super::engine::Engine;
-use super::requests::{Clearing, Request, Work};
+use super::QueueWorker;
+use super::requests::{Answer, Request, Whole};
+use super::virtqueue::Completion;
 use crate::bits::Status;
 use crate::counters::count;
-use crate::request::{Extent, Range};
-use farlane_file_io::bounce::Bounce;
-use farlane_file_io::ring::{Durable, Fallocate};
-use farlane_file_io::syncs::UnderWay;
-use farlane_file_io::vectors::{skip, transfer_now};
+use crate::paths::bit;
+use crate::per_node::steering::NumaSpan;
+use crate::request::Request as Kind;
+use farlane_block::engine::{Failure, Slot, Stage, Step, Trouble, Work};
+use farlane_daemon::warn_limited;
 use std::io;
+use std::rc::Rc;
 
-/// Most bytes that one request has in a buffer of ours.
-const COPY_BYTES: u64 = 1 << 20;
-/// Most requests that have such a buffer; others wait.
-pub const MAX_COPIES: usize = 16;
+/// Most requests that have a copy of their data; others wait.
+const MAX_COPIES: usize = 16;
 
-#[repr(C, align(4096))]
-struct Zeroes([u8; 1 << 16]);
-static ZEROES: Zeroes = Zeroes([0; 1 << 16]);
-/// Vectors of zeroes in one operation.
-const ZEROES_AT_ONCE: usize = 16;
-
-/// Where a request is after a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// The ring will tell.
-    Pending,
-    /// It waits for others to end.
-    Waiting,
-    /// It waits for a path.
-    Stranded,
-    /// It has ended.
-    Done(Status),
-}
-
-impl Engine {
+impl QueueWorker {
     /// Does what comes next.
-    pub(super) fn step(&mut self, slot: usize, request: &mut Request) -> io::Result<Step> {
-        match &request.work {
-            Work::Read(extent) => {
-                let extent = *extent;
-                self.step_data(slot, request, extent, None)
+    pub(super) fn advance(&mut self, slot: Slot) {
+        let Some(request) = self.requests.slots.get_mut(slot) else {
+            return;
+        };
+        if request.operation.memory().copies() && !request.is_copying {
+            if self.requests.copying >= MAX_COPIES {
+                self.requests.awaiting_copy.push_back(slot);
+                return;
             }
-            Work::Write(extent) => {
-                let extent = *extent;
-                self.step_data(slot, request, extent, Some(self.durable()))
-            }
-            Work::Flush => self.step_sync(slot, request),
-            Work::Discard(_) | Work::Zero(_) => self.step_ranges(slot, request),
-        }
-    }
-
-    fn step_data(
-        &mut self,
-        slot: usize,
-        request: &mut Request,
-        extent: Extent,
-        write: Option<Durable>,
-    ) -> io::Result<Step> {
-        let syncs_after = write == Some(Durable(true)) && self.syncs_after(request);
-        if request.done >= extent.bytes {
-            if syncs_after {
-                return self.step_sync(slot, request);
-            }
-            // The device may have dropped what it had cached when another one's flush failed, before its own succeeded.
-            if request.is_durable && self.disk.failed_syncs() != request.failed_syncs {
-                let lost = io::Error::from_raw_os_error(libc::EIO);
-                return Ok(Step::Done(self.failed(&lost)));
-            }
-            return Ok(Step::Done(Status::Ok));
-        }
-        if request.done == 0 {
-            request.failed_syncs = self.disk.failed_syncs();
-        }
-        let write = write.map(|durable| Durable(durable.0 && !syncs_after));
-        request.is_durable = write == Some(Durable(true));
-        let offset = extent.offset + request.done;
-        if request.copies && !request.is_copying {
-            if self.copying >= MAX_COPIES {
-                self.waiting.push_back(slot);
-                return Ok(Step::Waiting);
-            }
-            self.copying += 1;
+            self.requests.copying += 1;
             request.is_copying = true;
             count(&self.disk.counters().copied, 1);
         }
-        if request.limb.is_some() {
-            if self.hand(slot, request, write, offset) {
-                return Ok(Step::Pending);
+        if request.is_remote && !request.operation.is_moved() {
+            if let Some(offload) = &mut self.offload
+                && offload.hand_over(&self.disk, &self.files, request, slot)
+            {
+                return;
             }
             // It cannot now: the worker does it itself.
-            request.limb = None;
-            request.by = self.home;
+            request.is_remote = false;
+            request.executing_node = self.home;
         }
-        if self.disk.in_memory() && !request.copies {
-            // What is in memory is never opened again.
-            let storage = self.ring.storage(request.path);
-            let storage = storage.ok_or(io::ErrorKind::NotFound)?;
-            // SAFETY: the vectors name memory that the request keeps mapped.
-            let moved = unsafe { transfer_now(&storage.file, write, &mut request.vectors, offset) };
-            return Ok(Step::Done(match moved {
-                Ok(()) => Status::Ok,
-                Err(e) => self.failed(&e),
-            }));
-        }
-        let file = self.ring.file(request.path)?;
-        if !request.copies {
-            // SAFETY: as above; the request is kept in its slot until its completion is taken.
-            unsafe {
-                self.ring
-                    .transfer(file, write, &request.vectors, offset, slot)
-            }?;
-            return Ok(Step::Pending);
-        }
-        let part = (extent.bytes - request.done).min(COPY_BYTES);
-        let bytes = usize::try_from(part).map_err(io::Error::other)?;
-        let mut bounce = match request.bounce.take() {
-            Some(bounce) if bounce.len() == bytes => bounce,
-            _ => Bounce::new(bytes),
-        };
-        if write.is_some() {
-            // SAFETY: the vectors name memory that the request keeps mapped; the copy is ours.
-            unsafe { data::copy(&request.vectors, &mut bounce, false) };
-        }
-        request.own_vectors.clear();
-        request.own_vectors.push(libc::iovec {
-            iov_base: bounce.as_mut_ptr().cast(),
-            iov_len: bytes,
-        });
-        request.bounce = Some(bounce);
-        // SAFETY: the copy belongs to the request, which is kept in its slot until its completion
-        // is taken.
-        unsafe {
-            self.ring
-                .transfer(file, write, &request.own_vectors, offset, slot)
-        }?;
-        Ok(Step::Pending)
+        let step = request.operation.advance(&mut self.files, slot);
+        self.after(slot, step);
     }
 
-    /// An operation of the ring has ended with `result`: a number of bytes, or an error.
-    pub(super) fn stepped(
-        &mut self,
-        slot: usize,
-        request: &mut Request,
-        result: i32,
-    ) -> io::Result<Step> {
-        if request.repeats.again(result, request.syncing) {
-            return self.step(slot, request);
+    fn after(&mut self, slot: Slot, step: Step) {
+        match step {
+            Step::Pending => (),
+            Step::Unsettled => self.requests.unsettled.push_back(slot),
+            Step::Done => self.end(slot, Status::Ok),
+            Step::Trouble(Trouble::Elsewhere(errno)) => self.redo(slot, errno),
+            Step::Trouble(Trouble::Failed(failure)) => {
+                let status = self.status_of(slot, failure);
+                self.end(slot, status);
+            }
         }
-        let Ok(moved) = u64::try_from(result) else {
-            return self.refused(slot, request, -result);
+    }
+
+    /// What a failure is answered with.
+    fn status_of(&mut self, slot: Slot, failure: Failure) -> Status {
+        let request = self.requests.slots.get_mut(slot);
+        let discards = request.is_some_and(
+            |request| matches!(request.operation.work(), Work::Clear(clear) if clear.discards()),
+        );
+        let is_unsupported = matches!(
+            failure.errno,
+            libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV
+        );
+        if discards && is_unsupported && failure.stage == Stage::Data {
+            return Status::Unsupp;
+        }
+        let other = self.disk.can_sync().err();
+        match other.filter(|_| failure.stage == Stage::OtherSync) {
+            Some(error) => self.failed(&error),
+            None => self.failed(&failure.error()),
+        }
+    }
+
+    /// What was under way for a request has ended with `result`: a number of bytes, or a negative
+    /// error number.
+    pub(super) fn ended(&mut self, slot: Slot, result: i32) {
+        let Some(request) = self.requests.slots.get_mut(slot) else {
+            return;
         };
-        let has_data = matches!(request.work, Work::Read(_) | Work::Write(_));
-        let writes = !matches!(request.work, Work::Read(_) | Work::Flush) && !request.syncing;
-        if writes
-            && (moved > 0 || !has_data)
-            && self.paths.several()
-            && let Some(path) = self.paths.get(request.path)
-        {
-            path.wrote();
-        }
-        let is_cut = match (&request.work, request.clearing) {
-            (Work::Flush, _) => false,
-            (Work::Read(_) | Work::Write(_), _) | (_, Some(Clearing::Writing)) => moved == 0,
-            // Of blocks that are not there any more `fallocate` says nothing: it zeroes what is left, and succeeds.
-            (Work::Zero(_), _) => self.is_beyond(request),
-            (Work::Discard(_), _) => false,
-        };
-        if request.syncing || !is_cut {
-            self.succeeded(request);
-        }
-        if request.syncing {
-            request.beside = request.sync.take().map(UnderWay::end);
-            return self.step(slot, request);
-        }
-        if is_cut {
-            return self.cut(slot, request);
-        }
-        match &request.work {
-            Work::Read(_) | Work::Write(_) => {
-                let bytes = usize::try_from(moved).map_err(io::Error::other)?;
-                if matches!(request.work, Work::Read(_))
-                    && let Some(bounce) = &mut request.bounce
+        match request.operation.ended(&mut self.files, result) {
+            Ok(()) => {
+                // Where it had failed before, that was the paths' fault.
+                if let Some(failure) = &request.failure
+                    && result >= 0
+                    && !matches!(request.operation.work(), Work::Sync)
                 {
-                    let length = bytes.min(bounce.len());
-                    // SAFETY: the vectors name memory that the request keeps mapped, and that was
-                    // found to be writable; the copy is ours.
-                    unsafe { data::copy(&request.vectors, &mut bounce[..length], true) };
+                    let tried = failure.tried & !bit(request.operation.file());
+                    self.files.paths.confirm(tried);
                 }
-                skip(&mut request.vectors, bytes);
-                request.done += moved;
+                self.advance(slot);
             }
-            Work::Flush => (),
-            Work::Discard(_) | Work::Zero(_) => {
-                if request.clearing == Some(Clearing::Writing) {
-                    request.done += moved;
-                } else {
-                    request.done = u64::MAX;
-                }
-            }
+            Err(trouble) => self.after(slot, Step::Trouble(trouble)),
         }
-        self.step(slot, request)
     }
 
-    /// Not all of the blocks are there.
-    fn cut(&mut self, slot: usize, request: &mut Request) -> io::Result<Step> {
-        if self.can_redo(request, libc::ENODEV) {
-            // A device that has been pulled has no blocks.
-            return self.redo(slot, request, libc::ENODEV);
+    /// Looks at all requests that wait for syncs of others. Returns whether one does not any more.
+    pub(super) fn look_at_unsettled(&mut self) -> bool {
+        let waiting = self.requests.unsettled.len();
+        for _ in 0..waiting {
+            if let Some(slot) = self.requests.unsettled.pop_front() {
+                self.advance(slot);
+            }
         }
-        // The disk has become smaller.
-        Ok(Step::Done(
-            self.failed(&io::ErrorKind::UnexpectedEof.into()),
-        ))
+        self.requests.unsettled.len() < waiting
     }
 
-    fn refused(&mut self, slot: usize, request: &mut Request, errno: i32) -> io::Result<Step> {
-        let clears = matches!(request.work, Work::Discard(_) | Work::Zero(_)) && !request.syncing;
-        let of_path = match errno {
-            // Blocks that a pulled device does not have are also said not to be valid.
-            libc::EINVAL if clears && self.is_beyond(request) => libc::ENODEV,
-            errno => errno,
+    /// Ends a request, or a part of one.
+    pub(super) fn end(&mut self, slot: Slot, status: Status) {
+        let Some(mut request) = self.requests.slots.remove(slot) else {
+            return;
         };
-        if self.can_redo(request, of_path) {
-            return self.redo(slot, request, of_path);
+        if request.is_copying {
+            self.requests.copying -= 1;
         }
-        // Blocks that the disk has no more were not written, and nothing else is lost by that.
-        let is_gone = self.paths.fails_over() && self.is_gone(request);
-        if self.is_of_a_sync(request, errno) && !is_gone {
-            self.disk.sync_has_failed(errno);
-        }
-        // Those that wait for it find that.
-        request.sync = None;
-        let unsupported = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV);
-        match &request.work {
-            Work::Discard(_) if !request.syncing => {
-                let command = request.clearing == Some(Clearing::Discarding);
-                // Of blocks that are none of the device EINVAL is said again.
-                if command && (unsupported || errno == libc::EINVAL) {
-                    request.clearing = Some(Clearing::By(Fallocate::PunchHole));
-                    return self.step(slot, request);
-                }
-                let status = match unsupported {
-                    true => Status::Unsupp,
-                    false => self.failed(&io::Error::from_raw_os_error(errno)),
-                };
-                Ok(Step::Done(status))
+        let mut tunnelled = 0;
+        if status == Status::Ok {
+            if let Some(guest) = request.operation.memory().guest_mut() {
+                tunnelled = guest.landed();
             }
-            Work::Zero(_) if unsupported && !request.syncing => match request.clearing {
-                // What cannot be given back can be zeroed all the same.
-                Some(Clearing::By(Fallocate::PunchHole)) => {
-                    request.clearing = Some(self.zeroing());
-                    self.step(slot, request)
+            self.count_moved(&request);
+        }
+        let Request {
+            answer, operation, ..
+        } = request;
+        if let Some(list) = operation.into_memory().into_list() {
+            self.requests.give_list(list);
+        }
+        match answer {
+            Answer::Driver(completion) => self.complete(completion, status, tunnelled),
+            Answer::Whole(whole) => {
+                if status != Status::Ok {
+                    whole.status.set(status);
                 }
-                Some(Clearing::By(Fallocate::ZeroRange)) => {
-                    if errno != libc::ENODEV {
-                        self.disk.cannot_zero();
-                    }
-                    request.clearing = Some(Clearing::Writing);
-                    self.step(slot, request)
+                // The last part has the request for itself.
+                if let Some(Whole { completion, status }) = Rc::into_inner(whole) {
+                    self.complete(completion, status.get(), 0);
                 }
-                Some(Clearing::Writing | Clearing::Discarding) | None => Ok(Step::Done(
-                    self.failed(&io::Error::from_raw_os_error(errno)),
-                )),
-            },
-            _ => Ok(Step::Done(
-                self.failed(&io::Error::from_raw_os_error(errno)),
-            )),
+            }
+        }
+        // Whoever waited for room has it now.
+        while self.requests.copying < MAX_COPIES
+            && let Some(next) = self.requests.awaiting_copy.pop_front()
+        {
+            self.advance(next);
         }
     }
 
-    fn is_device(&self, path: usize) -> bool {
-        let storage = self.ring.storage(path);
-        storage.is_some_and(|storage| storage.is_device)
-    }
-
-    /// How a range is zeroed that need not be given back.
-    fn zeroing(&self) -> Clearing {
-        if self.disk.can_zero() {
-            Clearing::By(Fallocate::ZeroRange)
-        } else {
-            Clearing::Writing
+    /// Counts what a request, or a part of one, has moved; of a sync, what it has made durable.
+    fn count_moved(&self, request: &Request) {
+        let operation = &request.operation;
+        let path = operation.file();
+        match operation.work() {
+            Work::Sync if self.files.paths.several() => {
+                self.files.paths.synced(path, &request.marks);
+            }
+            Work::Read | Work::Write(_) => {
+                let bytes = operation.extent().bytes;
+                self.count_locality(&request.span, request.executing_node, path, bytes);
+            }
+            Work::Sync | Work::Clear(_) => (),
         }
     }
 
-    fn step_ranges(&mut self, slot: usize, request: &mut Request) -> io::Result<Step> {
-        loop {
-            let (range, discards) = match &request.work {
-                Work::Discard(ranges) => (ranges.get(request.range), true),
-                Work::Zero(ranges) => (ranges.get(request.range), false),
-                _ => (None, false),
-            };
-            let Some(&Range { extent, unmap }) = range else {
-                if !self.durable().0 {
-                    return Ok(Step::Done(Status::Ok));
+    /// Counts bytes that a node has moved over a path.
+    pub(super) fn count_locality(&self, span: &NumaSpan, node: usize, path: usize, bytes: u64) {
+        let Some(limb) = self.disk.around().limbs.all().get(node) else {
+            return;
+        };
+        let locality = self.disk.locality();
+        match span {
+            NumaSpan::Single(data) => locality.add(*data, limb.node(), path, bytes),
+            NumaSpan::Split(all) => {
+                for (data, bytes) in all {
+                    locality.add(*data, limb.node(), path, *bytes);
                 }
-                return self.step_sync(slot, request);
-            };
-            if request.done >= extent.bytes {
-                request.range += 1;
-                request.done = 0;
-                request.clearing = None;
-                continue;
             }
-            let clearing = match request.clearing {
-                Some(clearing) => clearing,
-                None if discards && self.is_device(request.path) => Clearing::Discarding,
-                None if discards || unmap => Clearing::By(Fallocate::PunchHole),
-                None => self.zeroing(),
-            };
-            request.clearing = Some(clearing);
-            let offset = extent.offset + request.done;
-            let left = extent.bytes - request.done;
-            let file = self.ring.file(request.path)?;
-            match clearing {
-                Clearing::Discarding => {
-                    self.ring.discard(file, offset, left, slot)?;
-                    return Ok(Step::Pending);
-                }
-                // It may have all of them again when it has been cut.
-                Clearing::By(_) if !discards && self.is_beyond(request) => {
-                    return self.cut(slot, request);
-                }
-                Clearing::By(how) => {
-                    self.ring.fallocate(file, how, offset, left, slot)?;
-                    return Ok(Step::Pending);
-                }
-                Clearing::Writing => (),
-            }
-            let chunk = ZEROES.0.len();
-            let mut left = usize::try_from(left)
-                .unwrap_or(usize::MAX)
-                .min(chunk * ZEROES_AT_ONCE);
-            request.own_vectors.clear();
-            while left > 0 {
-                request.own_vectors.push(libc::iovec {
-                    iov_base: ZEROES.0.as_ptr().cast_mut().cast(),
-                    iov_len: left.min(chunk),
-                });
-                left -= left.min(chunk);
-            }
-            let write = Some(Durable(false));
-            // SAFETY: the zeroes are static and only read; the request, with its vectors, is kept in
-            // its slot until its completion is taken.
-            unsafe {
-                self.ring
-                    .transfer(file, write, &request.own_vectors, offset, slot)
-            }?;
-            return Ok(Step::Pending);
         }
+    }
+
+    /// Counts a request of the driver that has ended, and answers it.
+    pub(super) fn complete(&mut self, completion: Completion, status: Status, tunnelled: u64) {
+        let counters = self.disk.counters();
+        let mut written = 0;
+        match completion.kind {
+            _ if status != Status::Ok => count(&counters.errors, 1),
+            Kind::Read(extent) => {
+                count(&counters.reads, 1);
+                count(&counters.bytes_read, extent.bytes);
+                count(&counters.bytes_tunnelled_in, tunnelled);
+                written = u32::try_from(extent.bytes).unwrap_or(u32::MAX - 1);
+            }
+            Kind::Write(extent) => {
+                count(&counters.writes, 1);
+                count(&counters.bytes_written, extent.bytes);
+                count(&counters.bytes_tunnelled_out, tunnelled);
+            }
+            Kind::Flush => count(&counters.flushes, 1),
+            Kind::Discard => count(&counters.discards, 1),
+            Kind::WriteZeroes => count(&counters.write_zeroes, 1),
+            Kind::GetId => (),
+        }
+        self.queue.answer(completion, status, written);
+    }
+
+    /// An operation has failed.
+    pub(super) fn failed(&self, error: &io::Error) -> Status {
+        let serial = self.disk.serial();
+        warn_limited!(self.disk.limit(), "Disk {serial}: {error}");
+        Status::IoErr
     }
 }

@@ -57,7 +57,8 @@ impl Loop {
         assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
     }
 
-    /// Has almost no blocks from now on; how few is another number for each, as two paths that agree are a smaller disk.
+    /// Has almost no blocks from now on; how few is another number for each, as two paths that
+    /// agree are a smaller disk.
     pub fn pull(&self, sectors: u64) {
         self.limit(sectors * 512);
     }

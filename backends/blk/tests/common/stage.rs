@@ -4,7 +4,7 @@ use super::Daemon;
 use super::loops::Loop;
 use super::machine::{start, start_over};
 use super::vmm::{DATA, Vm};
-use farlane_volatile_disk::{Caches, LOAD_BYTES, PowerLoss, VolatileDisk};
+use farlane_support::volatile_disk::{Caches, LOAD_BYTES, PowerLoss, VolatileDisk};
 use vhost::vhost_user::message::VhostUserConfigFlags;
 use vhost::vhost_user::{Frontend, VhostUserFrontend as _};
 
@@ -103,7 +103,8 @@ impl Stage {
     }
 }
 
-/// Has the disk do without a write cache, as a driver does that negotiated `VIRTIO_BLK_F_CONFIG_WCE` (virtio 1.3, 5.2.6.2).
+/// Has the disk do without a write cache, as a driver does that negotiated
+/// `VIRTIO_BLK_F_CONFIG_WCE` (virtio 1.3, 5.2.6.2).
 pub fn write_through(frontend: &mut Frontend) {
     let flags = VhostUserConfigFlags::empty();
     frontend.set_config(32, flags, &[0]).unwrap();
@@ -111,7 +112,8 @@ pub fn write_through(frontend: &mut Frontend) {
     assert_eq!(config, [0]);
 }
 
-/// The data of a discard or write-zeroes request (virtio 1.3, 5.2.6: `struct virtio_blk_discard_write_zeroes`).
+/// The data of a discard or write-zeroes request (virtio 1.3, 5.2.6: `struct
+/// virtio_blk_discard_write_zeroes`).
 pub fn put_range(vm: &Vm, at: u64, sector: u64, sectors: u64) {
     let mut range = [0; 16];
     range[..8].copy_from_slice(&sector.to_le_bytes());

@@ -33,8 +33,9 @@ pub const DATA: u64 = 0x10_0000;
 pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 
-/// VIRTIO_F_VERSION_1, VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_RING_F_INDIRECT_DESC, and of the disk (virtio 1.3, 5.2.3):
-/// VIRTIO_BLK_F_CONFIG_WCE, without which its write cache cannot be switched, and VIRTIO_BLK_F_FLUSH.
+/// VIRTIO_F_VERSION_1, VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_RING_F_INDIRECT_DESC, and of the disk
+/// (virtio 1.3, 5.2.3): VIRTIO_BLK_F_CONFIG_WCE, without which its write cache cannot be switched,
+/// and VIRTIO_BLK_F_FLUSH.
 const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 28 | CONFIG_WCE | FEATURE_FLUSH;
 pub const CONFIG_WCE: u64 = 1 << 11;
 pub const FEATURE_FLUSH: u64 = 1 << 9;
@@ -145,8 +146,8 @@ impl Vm {
         frontend.set_vring_enable(0, true).unwrap();
     }
 
-    /// All of it, as QEMU does it at the beginning and when a backend has come back: a queue goes on
-    /// where its used ring is.
+    /// All of it, as QEMU does it at the beginning and when a backend has come back: a queue goes
+    /// on where its used ring is.
     pub fn boot(&mut self, socket: &Path) -> Frontend {
         let mut frontend = self.connect(socket);
         self.share(&frontend);
@@ -278,7 +279,8 @@ pub fn open_channel(frontend: &mut Frontend) -> UnixStream {
 }
 
 impl Vm {
-    /// Writes into the memory that tracks requests that this one is under way: vhost-user's layout for split queues.
+    /// Writes into the memory that tracks requests that this one is under way: vhost-user's layout
+    /// for split queues.
     pub fn mark_inflight(&self, head: u16, counter: u64) {
         let (_, file) = self.inflight.as_ref().unwrap();
         let entry = 16 + u64::from(head) * 16;

@@ -2,11 +2,10 @@
 
 use super::request::{Mac, Mode};
 
-/// Addresses of a table that are kept. A driver that gives more gets all frames of that kind; that is what `Best effort` means
-/// (5.1.6.5.2), and what other devices do.
+/// Addresses of a table that are kept. A driver that gives more gets all frames of that kind; that
+/// is what `Best effort` means (5.1.6.5.2), and what other devices do.
 pub const MAX_ADDRESSES: usize = 64;
 
-/// VLANs.
 const VLANS: usize = 4096;
 
 /// What a guest wants to receive. Cloned when it changes, and read by every worker.
@@ -21,7 +20,6 @@ pub struct Filter {
     no_broadcast: bool,
     /// Further ones of its own; `None`: more than are kept.
     unicast: Option<Vec<Mac>>,
-    /// Of groups.
     multicast: Option<Vec<Mac>>,
     /// A bit a VLAN of IEEE 802.1Q; `None`: all.
     vlans: Option<Box<[u64; VLANS / 64]>>,
@@ -29,7 +27,6 @@ pub struct Filter {
 
 impl Filter {
     /// A guest that has said nothing: it gets everything.
-    #[must_use]
     pub fn new(mac: Mac) -> Self {
         Self {
             mac,
@@ -46,13 +43,11 @@ impl Filter {
     }
 
     /// Whether the guest wants all frames.
-    #[must_use]
     pub fn admits_all(&self) -> bool {
         self.promiscuous
     }
 
     /// Whether the guest wants a frame. What is too short for an Ethernet header it does not.
-    #[must_use]
     pub fn admits(&self, frame: &[u8]) -> bool {
         let Some(header) = frame.first_chunk::<14>() else {
             return false;
@@ -60,7 +55,8 @@ impl Filter {
         if self.promiscuous {
             return true;
         }
-        // Tags of IEEE 802.1Q. A driver says nothing of those of 802.1ad (Linux: `NETIF_F_HW_VLAN_CTAG_FILTER`).
+        // Tags of IEEE 802.1Q. A driver says nothing of those of 802.1ad (Linux:
+        // `NETIF_F_HW_VLAN_CTAG_FILTER`).
         if let Some(vlans) = &self.vlans
             && [header[12], header[13]] == [0x81, 0x00]
         {
@@ -92,18 +88,14 @@ impl Filter {
         }
     }
 
-    /// The interface's address.
-    #[must_use]
     pub fn mac(&self) -> Mac {
         self.mac
     }
 
-    /// Sets it.
     pub fn set_mac(&mut self, mac: Mac) {
         self.mac = mac;
     }
 
-    /// Switches a mode.
     pub fn set_mode(&mut self, mode: Mode, on: bool) {
         *match mode {
             Mode::Promiscuous => &mut self.promiscuous,
@@ -115,7 +107,6 @@ impl Filter {
         } = on;
     }
 
-    /// Sets the tables.
     pub fn set_tables(&mut self, unicast: &[Mac], multicast: &[Mac]) {
         let keep = |list: &[Mac]| (list.len() <= MAX_ADDRESSES).then(|| list.to_vec());
         self.unicast = keep(unicast);

@@ -1,10 +1,10 @@
 //! The control queue (virtio 1.2, 5.1.6.5).
 //!
 //! * [`request`]: bytes into typed commands.
-//! * [`filter`]: which frames the guest wants.
+//! * `filter`: which frames the guest wants.
 //! * [`Control`]: what the commands do.
 
-pub mod filter;
+pub(crate) mod filter;
 pub mod request;
 
 use crate::bits::feature;
@@ -97,11 +97,8 @@ impl Control {
         &self.filter
     }
 
-    /// Does a command. `request`: private memory, everything that the device reads of the buffer. The answer is
-    /// [`request::OK`] or, with an error, [`request::ERR`], and nothing has changed.
-    ///
-    /// # Errors
-    /// See [`ControlError`].
+    /// Does a command. `request`: private memory, everything that the device reads of the buffer.
+    /// The answer is [`request::OK`] or, with an error, [`request::ERR`], and nothing has changed.
     pub fn execute(&mut self, request: &[u8]) -> Result<Effect, ControlError> {
         let command = Command::parse(request)?;
         self.negotiated(needs(&command))?;
@@ -159,7 +156,8 @@ impl Control {
         }
     }
 
-    /// The table may name any receive queue of the device (5.1.6.5.6.1: it is the driver that has to enable them).
+    /// The table may name any receive queue of the device (5.1.6.5.6.1: it is the driver that has
+    /// to enable them).
     fn scaling(&self, scaling: &Scaling) -> Result<(), ControlError> {
         let strange = scaling.types & !hash_type::ALL;
         if strange != 0 {

@@ -7,7 +7,8 @@ use thiserror::Error;
 /// A hardware address.
 pub type Mac = [u8; 6];
 
-/// Bytes of the longest command that is looked at, without the byte of the answer: a table of more than 1,300 addresses.
+/// Bytes of the longest command that is looked at, without the byte of the answer: a table of more
+/// than 1,300 addresses.
 pub const MAX_COMMAND_BYTES: usize = 8192;
 
 /// Entries of an indirection table at most, a power of two (`rss_max_indirection_table_length`).
@@ -134,9 +135,6 @@ pub enum Command<'a> {
 
 impl<'a> Command<'a> {
     /// Reads a command. `bytes`: private memory, everything that the device reads of the buffer.
-    ///
-    /// # Errors
-    /// See [`RequestError`].
     pub fn parse(bytes: &'a [u8]) -> Result<Self, RequestError> {
         if bytes.len() > MAX_COMMAND_BYTES {
             return Err(RequestError::Size(bytes.len()));

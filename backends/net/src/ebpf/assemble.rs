@@ -1,5 +1,5 @@
-//! An assembler for the few instructions that the programs here are made of (Linux: Documentation/bpf/standardization,
-//! RFC 9669).
+//! An assembler for the few instructions that the programs here are made of (Linux:
+//! Documentation/bpf/standardization, RFC 9669).
 
 use std::collections::HashMap;
 
@@ -11,19 +11,12 @@ pub struct Reg(u8);
 pub const R0: Reg = Reg(0);
 /// First argument; of a program, its context.
 pub const R1: Reg = Reg(1);
-/// Second argument.
 pub const R2: Reg = Reg(2);
-/// Third argument.
 pub const R3: Reg = Reg(3);
-/// Fourth argument.
 pub const R4: Reg = Reg(4);
-/// Kept by calls.
 pub const R6: Reg = Reg(6);
-/// Kept by calls.
 pub const R7: Reg = Reg(7);
-/// Kept by calls.
 pub const R8: Reg = Reg(8);
-/// Kept by calls.
 pub const R9: Reg = Reg(9);
 /// End of the stack, read-only.
 pub const FRAME: Reg = Reg(10);
@@ -55,21 +48,14 @@ impl Width {
 /// An operation of 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Addition.
     Add,
-    /// Bitwise and.
     And,
-    /// To the left.
     ShiftLeft,
     /// To the right, zeroes come in.
     ShiftRight,
-    /// Exclusive or.
     Xor,
-    /// Product.
     Multiply,
-    /// Remainder.
     Modulo,
-    /// Copy.
     Move,
 }
 
@@ -91,11 +77,9 @@ impl Operation {
 /// When a jump is taken; the immediate is compared as 64 bits with its sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// Equal.
     Equal,
-    /// Not equal.
     NotEqual,
-    /// Less, without sign.
+    /// Less, both without sign.
     Less,
 }
 
@@ -116,13 +100,28 @@ pub type Instruction = [u8; 8];
 #[derive(Debug, Default)]
 pub struct Assembler {
     instructions: Vec<Instruction>,
-    labels: HashMap<&'static str, usize>,
-    jumps: Vec<(usize, &'static str)>,
+    labels: HashMap<Label, usize>,
+    jumps: Vec<(usize, Label)>,
+}
+
+/// A place in a program, by a name and a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Label(&'static str, u8);
+
+impl From<&'static str> for Label {
+    fn from(name: &'static str) -> Self {
+        Self(name, 0)
+    }
+}
+
+impl From<(&'static str, u8)> for Label {
+    fn from((name, number): (&'static str, u8)) -> Self {
+        // Zero is that of a name alone.
+        Self(name, number + 1)
+    }
 }
 
 impl Assembler {
-    /// An empty program.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -184,8 +183,14 @@ impl Assembler {
     }
 
     /// Jumps when a register compares so with a value.
-    pub fn jump_when(&mut self, when: When, reg: Reg, value: i32, to: &'static str) -> &mut Self {
-        self.jumps.push((self.instructions.len(), to));
+    pub fn jump_when(
+        &mut self,
+        when: When,
+        reg: Reg,
+        value: i32,
+        to: impl Into<Label>,
+    ) -> &mut Self {
+        self.jumps.push((self.instructions.len(), to.into()));
         self.push(when.code(), reg, R0, 0, value)
     }
 
@@ -195,21 +200,20 @@ impl Assembler {
         when: When,
         reg: Reg,
         with: Reg,
-        to: &'static str,
+        to: impl Into<Label>,
     ) -> &mut Self {
-        self.jumps.push((self.instructions.len(), to));
+        self.jumps.push((self.instructions.len(), to.into()));
         self.push(when.code() | 0x08, reg, with, 0, 0)
     }
 
-    /// Jumps.
-    pub fn jump(&mut self, to: &'static str) -> &mut Self {
-        self.jumps.push((self.instructions.len(), to));
+    pub fn jump(&mut self, to: impl Into<Label>) -> &mut Self {
+        self.jumps.push((self.instructions.len(), to.into()));
         self.push(0x05, R0, R0, 0, 0)
     }
 
     /// Here jumps to `name` arrive.
-    pub fn label(&mut self, name: &'static str) -> &mut Self {
-        self.labels.insert(name, self.instructions.len());
+    pub fn label(&mut self, name: impl Into<Label>) -> &mut Self {
+        self.labels.insert(name.into(), self.instructions.len());
         self
     }
 
@@ -219,7 +223,6 @@ impl Assembler {
     }
 
     /// The instructions; `None`: a jump leads nowhere, or too far.
-    #[must_use]
     pub fn finish(mut self) -> Option<Vec<Instruction>> {
         for (at, name) in &self.jumps {
             let to = i64::try_from(*self.labels.get(name)?).ok()?;

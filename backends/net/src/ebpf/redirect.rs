@@ -1,6 +1,7 @@
 //! The program that gives the frames of a NIC's queues to AF_XDP sockets.
 //!
-//! Frames of a queue that has a socket go there; those of the others go on to the host's network stack.
+//! Frames of a queue that has a socket go there; those of the others go on to the host's network
+//! stack.
 
 use super::assemble::{Assembler, Operation, R1, R2, R3, Width};
 use super::system::{BpfError, Map, MapKind, ProgramKind, attach_xdp, load};
@@ -36,7 +37,8 @@ impl Redirect {
     /// Loads the program, and attaches it to the interface of this number.
     ///
     /// # Errors
-    /// [`BpfError`]: there is another program, the driver cannot, this process may not (it takes `CAP_NET_ADMIN` and `CAP_BPF`).
+    /// [`BpfError`]: there is another program, the driver cannot, this process may not (it takes
+    /// `CAP_NET_ADMIN` and `CAP_BPF`).
     pub fn new(interface: u32, queues: u16, attachment: Attachment) -> Result<Self, BpfError> {
         let sockets = Map::new(MapKind::Sockets, queues.max(1).into(), "farlane_sockets")?;
         let mut program = Assembler::new();
@@ -67,9 +69,6 @@ impl Redirect {
     }
 
     /// Frames of this queue go to this socket from now on.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn set(&self, queue: u16, socket: BorrowedFd<'_>) -> io::Result<()> {
         self.sockets.set(
             &u32::from(queue).to_ne_bytes(),
@@ -78,9 +77,6 @@ impl Redirect {
     }
 
     /// To the host's network stack again.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn clear(&self, queue: u16) -> io::Result<()> {
         self.sockets
             .remove(&u32::from(queue).to_ne_bytes())

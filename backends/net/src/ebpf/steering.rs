@@ -1,14 +1,19 @@
 //! The program that tells a tap which of its queues gets a frame (`TUNSETSTEERINGEBPF`).
 //!
-//! It looks at VLANs, addresses, protocol and ports as [`flow::parse`](mod@crate::flow::parse) does, which sees frames with the tags that
-//! the kernel still has aside here, and looks the flow up in a map. A flow that is not there, or is steered to a queue that is not in use, goes to one by a keyed hash. So a frame's
-//! queue changes only when the map or the number of queues does; a tap without a program goes by the queue on which the flow's other direction was sent last, at once.
+//! It looks at VLANs, addresses, protocol and ports as [`flow::parse`](mod@crate::flow::parse)
+//! does, which sees frames with the tags that the kernel still has aside here, and looks the flow
+//! up in a map. A flow that is not there, or is steered to a queue that is not in use, goes to one
+//! by a keyed hash. So a frame's queue changes only when the map or the number of queues does; a
+//! tap without a program goes by the queue on which the flow's other direction was sent last, at
+//! once.
 
 use super::assemble::{
-    Assembler, FRAME, Instruction, Operation, R0, R1, R2, R3, R4, R6, R7, R8, R9, Reg, When, Width,
+    Assembler, FRAME, Instruction, Label, Operation, R0, R1, R2, R3, R4, R6, R7, R8, R9, Reg, When,
+    Width,
 };
 use super::system::{BpfError, Map, MapKind, ProgramKind, load};
 use crate::flow::FlowKey;
+use crate::port::host_interface::call_with_number;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 
@@ -25,7 +30,8 @@ const KEY_BYTES: usize = 48;
 const MAP_LOOKUP: i32 = 1;
 const LOAD_BYTES: i32 = 26;
 
-/// Where the key lies on the stack, and in it the ports, the protocol and the VLANs; and what is read of the packet.
+/// Where the key lies on the stack, and in it the ports, the protocol and the VLANs; and what is
+/// read of the packet.
 const KEY: i16 = -48;
 const PORTS: i16 = KEY + 32;
 const PROTOCOL: i16 = KEY + 36;
@@ -50,7 +56,8 @@ impl TapSteering {
     /// Loads the program, for so many queues.
     ///
     /// # Errors
-    /// [`BpfError`]: the system has none of it, or does not let this process (it takes `CAP_BPF`, or `CAP_SYS_ADMIN`).
+    /// [`BpfError`]: the system has none of it, or does not let this process (it takes `CAP_BPF`,
+    /// or `CAP_SYS_ADMIN`).
     pub fn new(queues: u16) -> Result<Self, BpfError> {
         let flows = Map::new(MapKind::Hash, MAX_FLOWS, "farlane_flows")?;
         let number = Map::new(MapKind::Array, 1, "farlane_queues")?;
@@ -82,27 +89,20 @@ impl TapSteering {
         Ok(steering)
     }
 
-    /// Only the first so many queues are in use from now on: flows that are unknown, or steered to another one, go there.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// Only the first so many queues are in use from now on: flows that are unknown, or steered to
+    /// another one, go there.
     pub fn set_queues(&self, queues: u16) -> io::Result<()> {
         self.queues
             .set(&[0; 4], &u32::from(queues.max(1)).to_ne_bytes())
     }
 
-    /// Has a tap use the program, through any of its queues. The tap keeps it, and the map, as long as it lives.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// Has a tap use the program, through any of its queues. The tap keeps it, and the map, as long
+    /// as it lives.
     pub fn attach(&self, tap: BorrowedFd<'_>) -> io::Result<()> {
-        set_program(tap, self.program.as_raw_fd())
+        call_with_number(tap, TUNSETSTEERINGEBPF, self.program.as_raw_fd())
     }
 
     /// Frames of this flow come from this queue from now on, or from one by their hash (`None`).
-    ///
-    /// # Errors
-    /// What the system says: there are [`MAX_FLOWS`].
     pub fn steer(&self, flow: &FlowKey, queue: Option<u16>) -> io::Result<()> {
         match queue {
             Some(queue) => self.flows.set(&key(flow), &u32::from(queue).to_ne_bytes()),
@@ -111,29 +111,14 @@ impl TapSteering {
     }
 
     /// No flow is steered any more. Nobody steers one meanwhile.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn forget(&self) -> io::Result<()> {
         self.flows.clear()
     }
 }
 
 /// Has a tap choose its queues by itself again.
-///
-/// # Errors
-/// What the system says.
 pub fn detach(tap: BorrowedFd<'_>) -> io::Result<()> {
-    set_program(tap, -1)
-}
-
-fn set_program(tap: BorrowedFd<'_>, program: libc::c_int) -> io::Result<()> {
-    // SAFETY: the request reads a number at the address, which lives throughout the call.
-    let result = unsafe { libc::ioctl(tap.as_raw_fd(), TUNSETSTEERINGEBPF, &raw const program) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    call_with_number(tap, TUNSETSTEERINGEBPF, -1)
 }
 
 /// A flow as the program looks it up.
@@ -159,14 +144,15 @@ fn half(bytes: [u8; 2]) -> i32 {
     u16::from_ne_bytes(bytes).into()
 }
 
-/// `bpf_skb_load_bytes` of a packet, from a register's offset and some more, onto the stack; else to `otherwise`.
+/// `bpf_skb_load_bytes` of a packet, from a register's offset and some more, onto the stack; else
+/// to `otherwise`.
 fn read(
     program: &mut Assembler,
     from: Reg,
     more: i32,
     to: i16,
     bytes: i32,
-    otherwise: &'static str,
+    otherwise: impl Into<Label>,
 ) {
     program
         .with(Operation::Move, R1, R6)
@@ -215,7 +201,8 @@ fn program(flows: i32, queues: i32, seed: u64) -> Option<Vec<Instruction>> {
     program.finish()
 }
 
-/// VLANs of up to two tags into the key; then R7 is where the network layer's header begins, and R8 its type.
+/// VLANs of up to two tags into the key; then R7 is where the network layer's header begins, and R8
+/// its type.
 fn tags(p: &mut Assembler) {
     p.by(Operation::Move, R7, 0);
     read(p, R7, 12, SCRATCH, 2, "first");
@@ -249,7 +236,8 @@ fn tags(p: &mut Assembler) {
     p.label("no tag");
 }
 
-/// Addresses and protocol of IPv4 into the key; to "ports" with R7 at the next header, with a fragment to "look up".
+/// Addresses and protocol of IPv4 into the key; to "ports" with R7 at the next header, with a
+/// fragment to "look up".
 fn ipv4(p: &mut Assembler) {
     read(p, R7, 0, SCRATCH, 20, "first");
     // Mapped: the last two bytes before the address are ones.
@@ -274,66 +262,9 @@ fn ipv4(p: &mut Assembler) {
         .jump("ports");
 }
 
-/// Labels for each of the extension headers that are followed, of which there are as many as [`flow::parse`](mod@crate::flow::parse)
-/// follows.
-const EXTENSIONS: [[&str; 5]; 8] = [
-    [
-        "header 0",
-        "extension 0",
-        "shifted 0",
-        "fragment 0",
-        "next 0",
-    ],
-    [
-        "header 1",
-        "extension 1",
-        "shifted 1",
-        "fragment 1",
-        "next 1",
-    ],
-    [
-        "header 2",
-        "extension 2",
-        "shifted 2",
-        "fragment 2",
-        "next 2",
-    ],
-    [
-        "header 3",
-        "extension 3",
-        "shifted 3",
-        "fragment 3",
-        "next 3",
-    ],
-    [
-        "header 4",
-        "extension 4",
-        "shifted 4",
-        "fragment 4",
-        "next 4",
-    ],
-    [
-        "header 5",
-        "extension 5",
-        "shifted 5",
-        "fragment 5",
-        "next 5",
-    ],
-    [
-        "header 6",
-        "extension 6",
-        "shifted 6",
-        "fragment 6",
-        "next 6",
-    ],
-    [
-        "header 7",
-        "extension 7",
-        "shifted 7",
-        "fragment 7",
-        "next 7",
-    ],
-];
+/// Extension headers that are followed: as many as
+/// [`flow::parse`](mod@crate::flow::parse) follows.
+const EXTENSION_HEADERS: u8 = 8;
 
 /// The same of IPv6, behind its extension headers.
 fn ipv6(p: &mut Assembler) {
@@ -349,7 +280,9 @@ fn ipv6(p: &mut Assembler) {
     p.load(Width::Byte, R8, FRAME, SCRATCH + 6)
         .store(Width::Byte, FRAME, PROTOCOL, R8)
         .by(Operation::Add, R7, 40);
-    for [header, extension, shifted, fragment, next] in EXTENSIONS {
+    for number in 0..EXTENSION_HEADERS {
+        let [header, extension, shifted, fragment, next] =
+            ["header", "extension", "shifted", "fragment", "next"].map(|name| (name, number));
         // R8: what this header is.
         p.label(header);
         for kind in [0, 43, 60, 135, 139, 140] {

@@ -1,6 +1,7 @@
 //! `bpf(2)`: maps, programs, links.
 
 use super::assemble::Instruction;
+use crate::bits::{index, low32, wide};
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use thiserror::Error;
@@ -12,20 +13,15 @@ pub enum BpfError {
     /// The system does not do it, or does not let this process.
     #[error("Cannot {what}")]
     System {
-        /// What was tried.
         what: &'static str,
-        /// Why not.
         #[source]
         source: io::Error,
     },
     /// The kernel's verifier refuses the program.
     #[error("The verifier refuses {what}: {log}")]
     Refused {
-        /// Which program.
         what: &'static str,
-        /// Its last words.
         log: String,
-        /// Why not.
         #[source]
         source: io::Error,
     },
@@ -37,9 +33,7 @@ pub enum BpfError {
 /// Kinds of maps (`enum bpf_map_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapKind {
-    /// By key.
     Hash,
-    /// By number.
     Array,
     /// AF_XDP sockets by number.
     Sockets,
@@ -50,7 +44,6 @@ pub enum MapKind {
 pub enum ProgramKind {
     /// Looks at a packet and returns a number.
     SocketFilter,
-    /// Sees frames first.
     Xdp,
 }
 
@@ -67,7 +60,7 @@ const NO_PREALLOCATION: u32 = 1;
 /// `BPF_XDP`.
 const ATTACH_XDP: u32 = 37;
 /// Bytes of the verifier's words that are kept.
-const LOG_BYTES: usize = 64 << 10;
+const LOG_BYTES: u32 = 64 << 10;
 
 #[derive(FromZeros, IntoBytes, Immutable)]
 #[repr(C)]
@@ -119,7 +112,8 @@ struct LinkCreate {
 /// The addresses in `attributes` are of memory that the command may read or write.
 unsafe fn bpf<T: IntoBytes + Immutable>(command: libc::c_int, attributes: &T) -> io::Result<RawFd> {
     let bytes = attributes.as_bytes();
-    // SAFETY: the kernel reads as many bytes as it is told there are, and the caller vouches for the addresses in them.
+    // SAFETY: the kernel reads as many bytes as it is told there are, and the caller vouches for
+    // the addresses in them.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, bytes.as_ptr(), bytes.len()) };
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -135,11 +129,11 @@ fn owned(fd: RawFd) -> OwnedFd {
 
 /// A descriptor as commands take it.
 fn number(fd: BorrowedFd<'_>) -> u32 {
-    u32::try_from(fd.as_raw_fd()).unwrap_or(u32::MAX)
+    fd.as_raw_fd().cast_unsigned()
 }
 
 fn address<T>(of: *const T) -> u64 {
-    u64::try_from(of.expose_provenance()).unwrap_or(0)
+    wide(of.expose_provenance())
 }
 
 /// A name as the kernel shows it.
@@ -157,11 +151,8 @@ pub struct Map<const K: usize, const V: usize>(OwnedFd);
 
 impl<const K: usize, const V: usize> Map<K, V> {
     /// Makes a map for so many entries.
-    ///
-    /// # Errors
-    /// [`BpfError::System`].
     pub fn new(kind: MapKind, entries: u32, called: &str) -> Result<Self, BpfError> {
-        let bytes = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let bytes = |n| low32(wide(n));
         let attributes = MapCreate {
             kind: match kind {
                 MapKind::Hash => 1,
@@ -188,7 +179,6 @@ impl<const K: usize, const V: usize> Map<K, V> {
     }
 
     /// Its descriptor, for programs.
-    #[must_use]
     pub fn descriptor(&self) -> RawFd {
         self.0.as_raw_fd()
     }
@@ -203,19 +193,12 @@ impl<const K: usize, const V: usize> Map<K, V> {
         }
     }
 
-    /// Sets an entry.
-    ///
-    /// # Errors
-    /// What the system says: the map is full.
     pub fn set(&self, key: &[u8; K], value: &[u8; V]) -> io::Result<()> {
         // SAFETY: key and value are as long as the map was told, and are only read.
         unsafe { bpf(MAP_UPDATE, &self.element(key, Some(value))) }.map(drop)
     }
 
     /// Removes an entry. Returns whether there was one.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn remove(&self, key: &[u8; K]) -> io::Result<bool> {
         // SAFETY: the key is as long as the map was told, and is only read.
         match unsafe { bpf(MAP_DELETE, &self.element(key, None)) } {
@@ -226,13 +209,11 @@ impl<const K: usize, const V: usize> Map<K, V> {
     }
 
     /// Removes all entries. Nobody else changes the map meanwhile.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn clear(&self) -> io::Result<()> {
         let mut found = self.next_key(None)?;
         while let Some(key) = found {
-            // Asked for first: what comes after a key that is not there any more is the first of all, searched from the beginning.
+            // Asked for first: what comes after a key that is not there any more is the first of
+            // all, searched from the beginning.
             found = self.next_key(Some(&key))?;
             self.remove(&key)?;
         }
@@ -249,7 +230,8 @@ impl<const K: usize, const V: usize> Map<K, V> {
             value: address(next.as_mut_ptr().cast_const()),
             flags: 0,
         };
-        // SAFETY: both keys are as long as the map was told; the one is read, the other written, and nothing else refers to it.
+        // SAFETY: both keys are as long as the map was told; the one is read, the other written,
+        // and nothing else refers to it.
         match unsafe { bpf(MAP_NEXT_KEY, &attributes) } {
             Ok(_) => Ok(Some(next)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -272,7 +254,7 @@ pub fn load(
             ProgramKind::SocketFilter => 1,
             ProgramKind::Xdp => 6,
         },
-        instructions: u32::try_from(code.len()).unwrap_or(u32::MAX),
+        instructions: u32::try_from(code.len()).map_err(|_| BpfError::Assembly(called))?,
         code: address(code.as_ptr()),
         licence: address(c"Dual BSD/GPL".as_ptr()),
         log_level: 0,
@@ -294,9 +276,9 @@ pub fn load(
             source: first,
         });
     }
-    let mut log = vec![0_u8; LOG_BYTES];
+    let mut log = vec![0_u8; index(LOG_BYTES)];
     attributes.log_level = 1;
-    attributes.log_bytes = u32::try_from(log.len()).unwrap_or(0);
+    attributes.log_bytes = LOG_BYTES;
     attributes.log = address(log.as_mut_ptr());
     // SAFETY: as above; the log is written within its length.
     match unsafe { bpf(PROGRAM_LOAD, &attributes) } {
@@ -314,11 +296,8 @@ pub fn load(
     }
 }
 
-/// Attaches a program to an interface; it is detached when the descriptor is closed, by the kernel if need be. `flags`:
-/// `XDP_FLAGS_*`.
-///
-/// # Errors
-/// What the system says: there is another program.
+/// Attaches a program to an interface; it is detached when the descriptor is closed, by the kernel
+/// if need be. `flags`: `XDP_FLAGS_*`.
 pub fn attach_xdp(program: BorrowedFd<'_>, interface: u32, flags: u32) -> io::Result<OwnedFd> {
     let attributes = LinkCreate {
         program: number(program),

@@ -1,7 +1,9 @@
-//! Hashes of flows: a keyed one for the table and for placement, and Toeplitz, by which a driver may ask for placement.
+//! Hashes of flows: a keyed one for the table and for placement, and Toeplitz, by which a driver
+//! may ask for placement.
 
 use super::key::FlowKey;
 use super::parse::protocol;
+use crate::bits::low32;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hasher as _, RandomState};
 
 /// A hash with a random key, so that nobody can make flows collide.
@@ -142,7 +144,8 @@ impl Scaling {
     }
 }
 
-/// The Toeplitz hash: for each bit that is set, the 32 bits of the key that begin there, added without carry.
+/// The Toeplitz hash: for each bit that is set, the 32 bits of the key that begin there, added
+/// without carry.
 #[must_use]
 pub fn toeplitz(key: &[u8; TOEPLITZ_KEY_BYTES], input: &[u8]) -> u32 {
     let mut window = u64::from_be_bytes([
@@ -158,7 +161,7 @@ pub fn toeplitz(key: &[u8; TOEPLITZ_KEY_BYTES], input: &[u8]) -> u32 {
         }
         window |= u64::from(key.get(index + 8).copied().unwrap_or(0));
     }
-    u32::try_from(hash & u64::from(u32::MAX)).unwrap_or(0)
+    low32(hash)
 }
 
 #[cfg(test)]

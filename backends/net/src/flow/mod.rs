@@ -2,22 +2,25 @@
 //!
 //! * [`parse`](mod@parse): headers of frames.
 //! * [`table`]: the flow table, what the workers ask.
-//! * [`votes`]: where a flow's process runs, told from what the guest sends.
-//! * [`course`]: how a flow's frames stay in order while it moves.
-//! * [`shard`]: a bounded store of flows.
-//! * `wishes`: what a port is asked for.
+//! * [`Route`]: where a frame goes next.
+//! * `follow`: where a flow's process runs, told from what the guest sends.
+//! * `order`: how a flow's frames stay in order while it moves.
+//! * `shard`: a bounded store of flows.
+//! * `hints`: steering hints, which a port is asked to follow.
 //! * [`hash`]: keyed hashes, and Toeplitz.
 
-pub mod course;
+mod follow;
 pub mod hash;
+mod hints;
 mod key;
+pub(crate) mod order;
 pub mod parse;
-pub mod shard;
+mod route;
+pub(crate) mod shard;
 pub mod table;
-pub mod votes;
-mod wishes;
 
-pub use course::Span;
 pub use key::FlowKey;
+pub use order::Span;
 pub use parse::{PARSE_BYTES, Parsed, Signal, parse};
-pub use table::{FlowTable, Placement, Route, Settings, Task, Ticket};
+pub use route::{Route, Ticket};
+pub use table::{FlowTable, Placement, Settings};

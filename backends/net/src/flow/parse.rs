@@ -1,10 +1,11 @@
-//! Headers of frames, as far as a flow table looks: Ethernet with VLAN tags, IPv4, IPv6 with extension headers, TCP, UDP,
-//! SCTP, ICMP.
+//! Headers of frames, as far as a flow table looks: Ethernet with VLAN tags, IPv4, IPv6 with
+//! extension headers, TCP, UDP, SCTP, ICMP.
 //!
-//! The parser is total: whatever the bytes say, it reads none outside of them, and what it does not understand has no flow.
-//! *Fragments* are named by addresses and protocol alone, all of a datagram alike, the first too, although it has ports:
-//! so the fragments of a datagram stay together. *ICMP echo* is named by its identifier in place of both ports, which is
-//! the same in both directions: every `ping` is a flow of its own.
+//! The parser is total: whatever the bytes say, it reads none outside of them, and what it does not
+//! understand has no flow. *Fragments* are named by addresses and protocol alone, all of a datagram
+//! alike, the first too, although it has ports: so the fragments of a datagram stay together. *ICMP
+//! echo* is named by its identifier in place of both ports, which is the same in both directions:
+//! every `ping` is a flow of its own.
 
 use super::key::FlowKey;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -117,7 +118,8 @@ struct Ip {
     protocol: u8,
     /// Where the next header begins.
     next: usize,
-    /// Where the packet ends as it says, from the beginning of the frame; `None`: it does not (a large segment).
+    /// Where the packet ends as it says, from the beginning of the frame; `None`: it does not (a
+    /// large segment).
     end: Option<usize>,
     fragment: bool,
 }
@@ -162,7 +164,8 @@ fn ipv6(frame: &[u8], at: usize) -> Option<Ip> {
     };
     for _ in 0..EXTENSION_HEADERS {
         let bytes = match ip.protocol {
-            // Hop-by-hop, routing, destination options, mobility, HIP, shim6: length in eights, the first not counted.
+            // Hop-by-hop, routing, destination options, mobility, HIP, shim6: length in eights, the
+            // first not counted.
             0 | 43 | 60 | 135 | 139 | 140 => 8 + 8 * usize::from(*frame.get(ip.next + 1)?),
             // Authentication: length in fours, two not counted.
             51 => 8 + 4 * usize::from(*frame.get(ip.next + 1)?),

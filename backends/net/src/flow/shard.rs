@@ -1,15 +1,17 @@
 //! A bounded store of flows that a flood does not empty.
 //!
-//! All memory is bounded at the beginning: a slab of entries, and chains of a hash index in it. An entry begins in *probation*; one
-//! whose both directions have been seen several times is *protected*. Room is made in probation only, its oldest first, with a
-//! second chance for those that were seen since. So strangers push out strangers.
+//! All memory is bounded at the beginning: a slab of entries, and chains of a hash index in it. An
+//! entry begins in *probation*; one whose both directions have been seen several times is
+//! *protected*. Room is made in probation only, its oldest first, with a second chance for those
+//! that were seen since. So unestablished flows evict only each other.
 //!
-//! When the protected are too many, one goes back into probation: of the oldest few the one whose *source* has the most; and a source
-//! that has more than any of those gets no more. So one peer that opens many connections pushes out its own.
+//! When the protected are too many, one goes back into probation: of the oldest few the one whose
+//! *source* has the most; and a source that has more than any of those gets no more. So one peer
+//! that opens many connections evicts its own.
 
 use super::key::FlowKey;
+use crate::bits::index;
 
-/// No entry.
 const NONE: u32 = u32::MAX;
 
 /// Oldest entries that are looked at to make room.
@@ -25,12 +27,20 @@ pub struct Slot {
     generation: u32,
 }
 
+#[cfg(test)]
+impl Slot {
+    /// The first entry of a new store.
+    pub const FIRST: Self = Self {
+        index: 0,
+        generation: 0,
+    };
+}
+
 struct Entry<T> {
     key: FlowKey,
     value: T,
     hash: u32,
     generation: u32,
-    /// In the index.
     chain: u32,
     older: u32,
     newer: u32,
@@ -72,8 +82,7 @@ pub struct Shard<T> {
 
 /// A flow that is put into the store.
 #[derive(Clone, Copy, Debug)]
-pub struct Named {
-    /// Its key.
+pub struct NewFlow {
     pub key: FlowKey,
     /// Hash of the key.
     pub hash: u32,
@@ -84,7 +93,6 @@ pub struct Named {
 /// What became of a promotion.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Promotion {
-    /// It is protected.
     Done,
     /// In the place of this one.
     Instead(Slot),
@@ -94,7 +102,6 @@ pub enum Promotion {
 
 impl<T> Shard<T> {
     /// A store for so many flows, at least two.
-    #[must_use]
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.clamp(2, 1 << 30);
         Self {
@@ -111,25 +118,16 @@ impl<T> Shard<T> {
     }
 
     /// Flows in the store.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.probation.len + self.protected.len
     }
 
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Those that are protected.
-    #[must_use]
     pub fn protected(&self) -> usize {
         self.protected.len
     }
 
     /// The entry of a flow.
-    #[must_use]
     pub fn find(&self, key: &FlowKey, hash: u32) -> Option<Slot> {
         let mut chain = self.chain(hash);
         chain
@@ -142,7 +140,7 @@ impl<T> Shard<T> {
 
     /// The entries that a flow with this hash can be among, as they are looked at.
     fn chain(&self, hash: u32) -> impl Iterator<Item = (u32, &Entry<T>)> {
-        let mut at = self.heads.get(self.bucket(hash)).copied().unwrap_or(NONE);
+        let mut at = self.heads[self.bucket(hash)];
         std::iter::from_fn(move || {
             let (index, entry) = (at, self.entry(at)?);
             at = entry.chain;
@@ -173,21 +171,21 @@ impl<T> Shard<T> {
     }
 
     /// Whether it is protected.
-    #[must_use]
     pub fn is_protected(&self, slot: Slot) -> bool {
         self.of(slot).is_some_and(|entry| entry.protected)
     }
 
-    /// Puts a flow in, into probation. `spare`: whether an entry, last seen at this time, may be forgotten; `gone`: one was. `None`: no room now.
+    /// Puts a flow in, into probation. `spare`: whether an entry, last seen at this time, may be
+    /// forgotten; `gone`: one was. `None`: no room now.
     pub fn insert(
         &mut self,
-        named: Named,
+        named: NewFlow,
         value: T,
         now_us: u64,
         spare: impl Fn(&T, u64) -> bool,
         gone: impl FnMut(&FlowKey, &T),
     ) -> Option<Slot> {
-        let Named { key, hash, source } = named;
+        let NewFlow { key, hash, source } = named;
         let index = self.room(spare, gone)?;
         let bucket = self.bucket(hash);
         let head = self.heads.get_mut(bucket)?;
@@ -215,7 +213,6 @@ impl<T> Shard<T> {
         Some(Slot { index, generation })
     }
 
-    /// Protects an entry.
     pub fn promote(&mut self, slot: Slot) -> Promotion {
         let Some(source) = self
             .of(slot)
@@ -267,9 +264,8 @@ impl<T> Shard<T> {
         }
     }
 
-    /// Forgets all.
     pub fn clear(&mut self, mut gone: impl FnMut(&FlowKey, &T)) {
-        for index in 0..u32::try_from(self.entries.len()).unwrap_or(NONE) {
+        for index in (0..).take(self.entries.len()) {
             if let Some(entry) = self.entry(index).filter(|entry| entry.used) {
                 gone(&entry.key, &entry.value);
                 self.remove(index);
@@ -304,7 +300,8 @@ impl<T> Shard<T> {
         None
     }
 
-    /// Of the oldest protected entries the one whose source has the most; those seen since get a second chance.
+    /// Of the oldest protected entries the one whose source has the most; those seen since get a
+    /// second chance.
     fn richest(&mut self) -> Option<u32> {
         let mut found: Option<(u16, u32)> = None;
         for _ in 0..ATTEMPTS.min(self.protected.len) {
@@ -422,11 +419,11 @@ impl<T> Shard<T> {
     }
 
     fn count(&self, source: u8) -> u16 {
-        self.sources.get(usize::from(source)).copied().unwrap_or(0)
+        self.sources[usize::from(source)]
     }
 
     fn bucket(&self, hash: u32) -> usize {
-        usize::try_from(hash).unwrap_or(0) & (self.heads.len() - 1)
+        index(hash) & (self.heads.len() - 1)
     }
 
     fn slot(&self, index: u32) -> Option<Slot> {

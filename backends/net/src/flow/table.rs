@@ -1,44 +1,45 @@
 //! The flow table: which worker gets a frame next (IOctoRFS, ioctopus-asplos20, 3.3 and 4.2).
 //!
-//! * [`settings`]: what it is made with; [`task`]: what it tells workers.
+//! * [`settings`]: what it is made with.
 //! * `known`: which flows it knows; `rules`: what the port is asked for.
 
 mod known;
 mod rules;
 pub mod settings;
-pub mod task;
 
-use super::course::{Course, Dropped, Moment, Patience, Span, Step};
 use super::hash::{KeyedHash, Scaling};
+use super::hints::SteeringHints;
 use super::key::FlowKey;
+use super::order::{FlowOrder, HoldLimits, Moment, Span};
 use super::parse::{Parsed, Signal};
+use super::route::{Route, Ticket};
 use super::shard::Shard;
-use super::wishes::Wishes;
-use known::{Flow, Part};
+use crate::bits::{low16, low32};
+use farlane_sys::sync::{lock, read, write};
+use known::{Flow, TablePart};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, RwLock};
 
-pub use known::Census;
+pub use known::FlowCounts;
 pub use settings::{Placement, Settings};
-pub use task::{Route, Task, Ticket};
 
 /// Parts of the table, each with a lock of its own.
 const SHARDS: usize = 64;
 
-/// No queue.
-const NONE: u16 = u16::MAX;
+/// A step of a flow's order.
+type Step = fn(&mut FlowOrder, Moment, Ticket, &HoldLimits, &dyn Fn(u16) -> u64) -> Route;
 
 /// The table, shared by all workers.
 pub struct FlowTable {
     settings: Settings,
-    shards: Box<[Mutex<Part>]>,
+    shards: Box<[Mutex<TablePart>]>,
     hash: KeyedHash,
     active: AtomicU16,
     consumed: Box<[AtomicU64]>,
     /// Only while a driver has configured it; `scaled` says so without the lock.
     scaling: RwLock<Option<Scaling>>,
     scaled: AtomicBool,
-    wishes: Wishes,
+    hints: SteeringHints,
     /// Queues of the port that flows can be steered to.
     port_queues: AtomicU16,
     moves: AtomicU64,
@@ -60,7 +61,9 @@ impl FlowTable {
     pub fn with_hash(settings: Settings, hash: KeyedHash) -> Self {
         let each = settings.capacity.div_ceil(SHARDS);
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::new(Part::new(each))).collect(),
+            shards: (0..SHARDS)
+                .map(|_| Mutex::new(TablePart::new(each)))
+                .collect(),
             hash,
             active: AtomicU16::new(settings.queues.max(1)),
             consumed: (0..settings.queues.max(1))
@@ -68,7 +71,7 @@ impl FlowTable {
                 .collect(),
             scaling: RwLock::new(None),
             scaled: AtomicBool::new(false),
-            wishes: Wishes::default(),
+            hints: SteeringHints::default(),
             port_queues: AtomicU16::new(settings.queues),
             moves: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
@@ -86,37 +89,41 @@ impl FlowTable {
         );
     }
 
-    /// The driver wants frames placed by its own rule (virtio 1.2, 5.1.6.5.6), or no longer. While it does, nothing is learned.
+    /// The driver wants frames placed by its own rule (virtio 1.2, 5.1.6.5.6), or no longer. While
+    /// it does, nothing is learned.
     pub fn set_scaling(&self, scaling: Option<Scaling>) {
-        let mut place = self.scaling.write().unwrap_or_else(PoisonError::into_inner);
+        let mut place = write(&self.scaling);
         self.scaled.store(scaling.is_some(), Ordering::Release);
         *place = scaling;
     }
 
-    /// The driver has consumed so many of the used elements of a receive queue, counted from its beginning, without wrapping.
+    /// The driver has consumed so many of the used elements of a receive queue, counted from its
+    /// beginning, without wrapping.
     pub fn set_consumed(&self, queue: u16, position: u64) {
         if let Some(place) = self.consumed.get(usize::from(queue)) {
             place.fetch_max(position, Ordering::AcqRel);
         }
     }
 
-    /// Queues begin anew (the device was reset): all flows are forgotten, and what the port was asked for, too; positions begin at zero.
+    /// Queues begin anew (the device was reset): all flows are forgotten, and what the port was
+    /// asked for, too; positions begin at zero.
     pub fn reset(&self) {
         for shard in &self.shards {
             lock(shard).flows.clear(|_, _| self.count_forgotten());
         }
-        self.wishes.clear();
+        self.hints.clear();
         for place in &self.consumed {
             place.store(0, Ordering::Release);
         }
         self.set_scaling(None);
     }
 
-    /// A frame that a worker has read from its port queue. `next`: where in its receive queue the frame would be.
+    /// A frame that a worker has read from its port queue. `next`: where in its receive queue the
+    /// frame would be.
     pub fn received(&self, worker: u16, frame: &Parsed, next: Span, now_us: u64) -> Route {
         let active = self.active.load(Ordering::Acquire);
         let Some(key) = frame.flow else {
-            return self.stray(worker, 0, active);
+            return untracked(worker, 0, active);
         };
         let hash = self.hash.flow(&key);
         let (number, within) = split(hash);
@@ -139,10 +146,10 @@ impl FlowTable {
                 };
                 let Some(slot) = known else {
                     // Every frame of the flow goes this way, as long as it is not known.
-                    if let Some(seen) = part.stranger(within) {
+                    if let Some(seen) = part.unknown_seen_mut(within) {
                         *seen = now_us.max(1);
                     }
-                    return self.stray(worker, worker % active, active);
+                    return untracked(worker, worker % active, active);
                 };
                 slot
             }
@@ -154,72 +161,55 @@ impl FlowTable {
         if promote {
             Self::promote(shard, slot);
         }
-        let end = frame.sequence.map(|sequence| sequence.end);
         let ticket = Ticket {
             shard: number,
             slot,
-            end,
+            end: frame.sequence.map(|sequence| sequence.end),
             from: worker,
         };
-        self.step(shard, ticket, at, |course, patience, consumed| {
-            course.received(at, end, patience, consumed)
-        })
+        self.step(shard, ticket, at, FlowOrder::received)
     }
 
-    /// A frame that came with [`Task::Sequence`], once the worker has seen its own port queue empty. It may have to wait for buffers: when
-    /// it is in the worker's own queue, that is told as of one that was forwarded.
+    /// A frame that came by [`Route::Sequence`], once the worker has seen its own port queue
+    /// empty. It may have to wait for buffers: when it is in the worker's own queue, that is told
+    /// as of one that was forwarded.
     pub fn sequenced(&self, worker: u16, ticket: Ticket, now_us: u64) -> Route {
-        let mut shard = self.shard(ticket.shard);
-        let at = Moment {
-            worker,
-            next: None,
-            now: now_us,
-        };
-        self.step(
-            &mut shard.flows,
-            ticket,
-            at,
-            |course, patience, consumed| {
-                course.sequenced(at, ticket.from, ticket.end, patience, consumed)
-            },
-        )
+        self.ask_again(worker, ticket, now_us, FlowOrder::sequenced)
     }
 
-    /// The oldest frame of a flow that the worker holds: may it go? As [`sequenced`](Self::sequenced).
+    /// The oldest frame of a flow that the worker holds: may it go? As
+    /// [`sequenced`](Self::sequenced).
     pub fn retry(&self, worker: u16, ticket: Ticket, now_us: u64) -> Route {
+        self.ask_again(worker, ticket, now_us, FlowOrder::retried)
+    }
+
+    fn ask_again(&self, worker: u16, ticket: Ticket, now_us: u64, take: Step) -> Route {
         let mut shard = self.shard(ticket.shard);
         let at = Moment {
             worker,
             next: None,
             now: now_us,
         };
-        self.step(
-            &mut shard.flows,
-            ticket,
-            at,
-            |course, patience, consumed| course.retried(at, ticket.end, patience, consumed),
-        )
+        self.step(&mut shard.flows, ticket, at, take)
     }
 
-    /// A frame that came with [`Task::Deliver`] is in the worker's queue and ends at this position, or was thrown away.
+    /// A frame that came by [`Route::Forward`] is in the worker's queue and ends at this position,
+    /// or was thrown away.
     pub fn delivered(&self, ticket: Ticket, position: u64) {
         let mut shard = self.shard(ticket.shard);
         if let Some((_, flow)) = shard.flows.peek(ticket.slot) {
-            flow.course.delivered(position);
+            flow.order.delivered(position);
         }
     }
 
-    /// A frame with a task was thrown away.
-    pub fn dropped(&self, task: Task) {
-        let (ticket, how) = match task {
-            Task::Stray => return,
-            Task::Deliver(ticket) => (ticket, Dropped::Forwarded),
-            Task::Sequence(ticket) => (ticket, Dropped::Sequenced),
-            Task::Held(ticket) => (ticket, Dropped::Held),
+    /// A frame was thrown away on this route.
+    pub fn dropped(&self, route: &Route) {
+        let Some(ticket) = route.ticket() else {
+            return;
         };
         let mut shard = self.shard(ticket.shard);
         if let Some((_, flow)) = shard.flows.peek(ticket.slot) {
-            flow.course.dropped(how);
+            flow.order.dropped(route);
         }
     }
 
@@ -252,19 +242,19 @@ impl FlowTable {
         };
         let promote = flow.has_gone(frame.signal);
         if let Some(number) = frame.sequence.and_then(|sequence| sequence.acknowledges) {
-            flow.course.acknowledged(number);
+            flow.order.acknowledged(number);
         }
         if !scaled {
-            let pace = &self.settings.pace;
-            let home = flow.course.target();
+            let follow = &self.settings.follow;
+            let home = flow.order.target();
             let vote = if frame.signal == Signal::Open {
                 // A connection begins: nothing of it has come.
                 (home != queue).then_some(queue)
             } else {
-                flow.votes.count(home, queue, frame.signal, now_us, pace)
+                flow.votes.count(home, queue, frame.signal, now_us, follow)
             };
             if let Some(queue) = vote {
-                flow.course.aim(queue);
+                flow.order.aim(queue);
                 self.moves.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -273,52 +263,35 @@ impl FlowTable {
         }
     }
 
-    /// Takes a step of a flow's course, and asks the port for what would spare the next one.
-    fn step(
-        &self,
-        shard: &mut Shard<Flow>,
-        ticket: Ticket,
-        at: Moment,
-        take: impl FnOnce(&mut Course, &Patience, &dyn Fn(u16) -> u64) -> Step,
-    ) -> Route {
+    /// Takes a step of a flow's order, and asks the port for what would spare the next one.
+    fn step(&self, shard: &mut Shard<Flow>, ticket: Ticket, at: Moment, take: Step) -> Route {
         let active = self.active.load(Ordering::Acquire);
         let established = shard.is_protected(ticket.slot);
         let Some((key, flow)) = shard.get(ticket.slot, at.now) else {
-            return self.stray(at.worker, 0, active);
+            return untracked(at.worker, 0, active);
         };
-        if self.scaled.load(Ordering::Acquire) {
-            flow.course
-                .aim(self.scaled_queue(key).unwrap_or(0) % active);
-        } else if flow.course.target() >= active {
-            flow.course.aim(flow.course.target() % active);
+        if let Some(queue) = self.scaled_queue(key) {
+            flow.order.aim(queue % active);
+        } else if flow.order.target() >= active {
+            flow.order.aim(flow.order.target() % active);
         }
         if at.worker < active
             && flow
-                .course
+                .order
                 .sequencer()
                 .is_some_and(|sequencer| sequencer >= active)
         {
-            flow.course.release();
+            flow.order.release();
         }
         let consumed = |queue: u16| self.consumed(queue, active);
-        let step = take(&mut flow.course, &self.settings.patience, &consumed);
+        let limits = &self.settings.limits;
+        let route = take(&mut flow.order, at, ticket, limits, &consumed);
         if established {
-            self.wish(key, flow, active, at.now);
+            self.hint(key, flow, active, at.now);
         } else {
             self.take_back(key, flow);
         }
-        match step {
-            Step::Deliver => Route::Deliver,
-            Step::Forward(to) => Route::Forward {
-                to,
-                task: Task::Deliver(ticket),
-            },
-            Step::Sequence(to) => Route::Forward {
-                to,
-                task: Task::Sequence(ticket),
-            },
-            Step::Hold(on) => Route::Hold { ticket, on },
-        }
+        route
     }
 
     fn consumed(&self, queue: u16, active: u16) -> u64 {
@@ -331,17 +304,6 @@ impl FlowTable {
             .map_or(u64::MAX, |place| place.load(Ordering::Acquire))
     }
 
-    fn stray(&self, worker: u16, to: u16, active: u16) -> Route {
-        if worker < active {
-            Route::Deliver
-        } else {
-            Route::Forward {
-                to,
-                task: Task::Stray,
-            }
-        }
-    }
-
     /// The queue of a flow of which the guest has sent nothing.
     fn place(&self, key: &FlowKey, hash: u64, worker: u16, active: u16) -> u16 {
         if let Some(queue) = self.scaled_queue(key) {
@@ -349,7 +311,7 @@ impl FlowTable {
         }
         match self.settings.placement {
             Placement::Arrival if worker < active => worker,
-            _ => u16::try_from((hash >> 32) % u64::from(active)).unwrap_or(0),
+            _ => low16((hash >> 32) % u64::from(active)),
         }
     }
 
@@ -357,26 +319,28 @@ impl FlowTable {
         if !self.scaled.load(Ordering::Acquire) {
             return None;
         }
-        self.scaling
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
+        read(&self.scaling)
             .as_ref()
             .map(|scaling| scaling.queue(key))
     }
 
-    fn shard(&self, number: u16) -> MutexGuard<'_, Part> {
+    fn shard(&self, number: u16) -> MutexGuard<'_, TablePart> {
         lock(&self.shards[usize::from(number) % SHARDS])
+    }
+}
+
+/// The route of a frame of no tracked flow: to queue `to` where the worker's own is not in use.
+fn untracked(worker: u16, to: u16, active: u16) -> Route {
+    if worker < active {
+        Route::Deliver
+    } else {
+        Route::Forward { to, flow: None }
     }
 }
 
 /// The shard of a hash, and the part of it that is used there.
 fn split(hash: u64) -> (u16, u32) {
-    let [a, b, c, d, e, ..] = hash.to_le_bytes();
-    (u16::from(e) % 64, u32::from_le_bytes([a, b, c, d]))
-}
-
-fn lock(shard: &Mutex<Part>) -> MutexGuard<'_, Part> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
+    (low16(hash >> 32) % 64, low32(hash))
 }
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
-//! What a NIC would do to a frame, in software: complete a checksum, cut a large segment. For ports that cannot.
+//! What a NIC would do to a frame, in software: complete a checksum, cut a large segment. For ports
+//! that cannot.
 //!
-//! A guest's header says where checksums are and how to cut. It may lie: here only the kind of segmentation and the size of the
-//! payload are taken from it; where headers begin and end is what the frame itself says, and it is checked to be a whole, unfragmented
-//! packet of that kind. A frame is private memory.
+//! A guest's header says where checksums are and how to cut. It may lie: here only the kind of
+//! segmentation and the size of the payload are taken from it; where headers begin and end is what
+//! the frame itself says, and it is checked to be a whole, unfragmented packet of that kind. A
+//! frame is private memory.
 
-use crate::bits::{FrameHeader, gso, header_flag};
+use crate::bits::{FrameHeader, gso, header_flag, low16, low32};
 use crate::flow::parse::{self, protocol};
 use thiserror::Error;
 
@@ -59,16 +61,16 @@ pub fn sum(bytes: &[u8], initial: u32) -> u32 {
     while total >> 16 != 0 {
         total = (total & 0xffff) + (total >> 16);
     }
-    u32::try_from(total).unwrap_or(0)
+    low32(total)
 }
 
 /// The checksum of a folded sum.
 fn complement(sum: u32) -> u16 {
-    !u16::try_from(sum & 0xffff).unwrap_or(0)
+    !low16(sum.into())
 }
 
-/// Completes the checksum of a frame (virtio 1.2, 5.1.6.2.2): the sum from `start` to the end, over a field that has that of the
-/// pseudo-header, is put `offset` bytes behind `start`.
+/// Completes the checksum of a frame (virtio 1.2, 5.1.6.2.2): the sum from `start` to the end, over
+/// a field that has that of the pseudo-header, is put `offset` bytes behind `start`.
 ///
 /// # Errors
 /// [`OffloadError::Checksum`].
@@ -108,9 +110,6 @@ pub enum Outgoing<'a> {
 }
 
 /// Does what a frame's header asks for. `most`: bytes of the longest frame of the port.
-///
-/// # Errors
-/// See [`OffloadError`].
 pub fn prepare<'a>(
     frame: &'a mut [u8],
     header: &FrameHeader,
@@ -151,6 +150,17 @@ pub struct Segments<'a> {
     count: u16,
 }
 
+/// Where the packet behind the header at `network` ends. One that says how long it is may be
+/// followed by padding; one that is too long to say so is not.
+fn packet_end(frame: &[u8], network: usize, is_v4: bool) -> usize {
+    let at = network + if is_v4 { 2 } else { 4 };
+    let said = frame.get(at..).and_then(|bytes| bytes.first_chunk());
+    match said.map_or(0, |bytes| usize::from(u16::from_be_bytes(*bytes))) {
+        0 => frame.len(),
+        said => network + said + if is_v4 { 0 } else { 40 },
+    }
+}
+
 impl<'a> Segments<'a> {
     fn new(frame: &'a [u8], header: &FrameHeader, most: usize) -> Result<Self, OffloadError> {
         let kind = OffloadError::Kind(header.gso_type);
@@ -187,16 +197,7 @@ impl<'a> Segments<'a> {
                 bytes: frame.len(),
             });
         }
-        // A packet that says how long it is may be followed by padding; one that is too long to say so is not.
-        let at = parsed.network + if is_v4 { 2 } else { 4 };
-        let said = frame
-            .get(at..)
-            .and_then(|bytes| bytes.first_chunk())
-            .map_or(0, |bytes| usize::from(u16::from_be_bytes(*bytes)));
-        let end = match said {
-            0 => frame.len(),
-            said => parsed.network + said + if is_v4 { 0 } else { 40 },
-        };
+        let end = packet_end(frame, parsed.network, is_v4);
         let frame = frame.get(..end).filter(|frame| frame.len() >= payload);
         let frame = frame.ok_or(OffloadError::Length {
             said: end,
@@ -234,7 +235,8 @@ impl<'a> Segments<'a> {
         false
     }
 
-    /// Puts the next segment, with checksums, into `into`, which has room for the longest frame. Its bytes; `None`: there are no more.
+    /// Puts the next segment, with checksums, into `into`, which has room for the longest frame.
+    /// Its bytes; `None`: there are no more.
     pub fn next_into(&mut self, into: &mut [u8]) -> Option<usize> {
         if usize::from(self.count) >= self.len() {
             return None;
@@ -287,7 +289,8 @@ impl<'a> Segments<'a> {
             header.get_mut(4..8)?.copy_from_slice(&number.to_be_bytes());
             let flags = header.get_mut(13)?;
             if !last {
-                // FIN and PSH belong to the last (RFC 9293 does not say so of PSH, every NIC does it).
+                // FIN and PSH belong to the last (RFC 9293 does not say so of PSH, every NIC does
+                // it).
                 *flags &= !0x09;
             }
             if self.count > 0 {

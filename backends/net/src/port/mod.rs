@@ -1,9 +1,12 @@
 //! Where frames come from and go to on the host: a tap, or queues of a NIC.
 
+pub(crate) mod host_interface;
 pub mod tap;
-pub mod xdp;
+pub(crate) mod xdp;
 
+use crate::bits::FrameHeader;
 use crate::flow::FlowKey;
+use farlane_zero_copy::slices::GuestRuns;
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -18,6 +21,16 @@ pub struct Offloads {
     pub tso6: bool,
     /// Also with ECN.
     pub ecn: bool,
+}
+
+impl Offloads {
+    /// All of them.
+    pub const ALL: Self = Self {
+        checksum: true,
+        tso4: true,
+        tso6: true,
+        ecn: true,
+    };
 }
 
 /// A port with one or more queues.
@@ -43,9 +56,6 @@ pub trait Port: Send + Sync {
     fn link_is_up(&self) -> bool;
 
     /// The guest takes frames with these offloads from now on.
-    ///
-    /// # Errors
-    /// What the system says.
     fn set_guest_offloads(&self, offloads: Offloads) -> io::Result<()>;
 
     /// The host's own address of the interface, where it has one.
@@ -54,13 +64,10 @@ pub trait Port: Send + Sync {
     }
 
     /// Opens a queue, for one thread at a time. Frames that came before may wait in it.
-    ///
-    /// # Errors
-    /// What the system says.
     fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>>;
 
-    /// Frames that wait in a queue, from which nobody receives, are thrown away, where [opening](Self::open) it does not do that. Returns how
-    /// many.
+    /// Frames that wait in a queue, from which nobody receives, are thrown away, where
+    /// [opening](Self::open) it does not do that. Returns how many.
     fn discard(&self, _queue: u16) -> u64 {
         0
     }
@@ -68,21 +75,31 @@ pub trait Port: Send + Sync {
     /// Frames come from the first so many queues from now on.
     fn spread(&self, _queues: u16) {}
 
-    /// From now on frames of this flow, as they are received, come from this queue, or from any again (`None`). A hint: frames
-    /// that wait in another queue stay there. `false`: the port cannot, frames come from any queue.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// From now on frames of this flow, as they are received, come from this queue, or from any
+    /// again (`None`). A hint: frames that wait in another queue stay there. `false`: the port
+    /// cannot, frames come from any queue.
     fn steer(&self, flow: &FlowKey, queue: Option<u16>) -> io::Result<bool>;
 
-    /// Whoever has steered flows is gone: their frames come from any queue again. Nobody steers one meanwhile.
+    /// Whoever has steered flows is gone: their frames come from any queue again. Nobody steers one
+    /// meanwhile.
     fn forget_flows(&self) {}
 
     /// The backend ends: what outlives it on the host is as if it had not been there.
     fn give_back(&self) {}
 }
 
-/// A queue of a port. Frames have a [`FrameHeader`](crate::bits::FrameHeader) of 12 bytes before them.
+/// Where a received frame goes, part by part.
+#[derive(Debug)]
+pub struct FrameRoom<'a> {
+    /// Its virtio header.
+    pub header: &'a mut FrameHeader,
+    /// Then guest memory.
+    pub guest: GuestRuns<'a>,
+    /// Then memory of the backend.
+    pub own: &'a mut [u8],
+}
+
+/// A queue of a port.
 pub trait PortQueue: Send {
     /// Readable when frames wait; writable when there is room.
     fn fd(&self) -> BorrowedFd<'_>;
@@ -92,28 +109,18 @@ pub trait PortQueue: Send {
         true
     }
 
-    /// Takes a frame; returns its bytes with the header, or `None` if none waits. What does not fit is lost.
-    ///
-    /// # Errors
-    /// What the system says.
-    ///
-    /// # Safety
-    /// The memory of the vectors is valid and writable; others may write it meanwhile.
-    unsafe fn receive(&mut self, into: &[libc::iovec]) -> io::Result<Option<usize>>;
+    /// Takes a frame; returns its bytes with the header, or `None` if none waits. What does not fit
+    /// is lost.
+    fn receive(&mut self, into: FrameRoom<'_>) -> io::Result<Option<usize>>;
 
-    /// Sends a frame. `false`: there is no room now.
+    /// Sends a frame: its header, guest memory, and memory of the backend. `false`: there is no
+    /// room now.
     ///
     /// # Errors
-    /// The frame is refused, or what the system says.
-    ///
-    /// # Safety
-    /// The memory of the vectors is valid; others may write it meanwhile.
-    unsafe fn send(&mut self, from: &[libc::iovec]) -> io::Result<bool>;
+    /// The port refuses the frame, or fails.
+    fn send(&mut self, header: &FrameHeader, guest: GuestRuns<'_>, own: &[u8]) -> io::Result<bool>;
 
     /// All that was sent goes out.
-    ///
-    /// # Errors
-    /// What the system says.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -1,17 +1,20 @@
 //! A tap interface of the host: one queue of it for each queue pair.
 
-use super::{Offloads, Port, PortQueue};
-use crate::bits::HEADER_BYTES;
+use super::host_interface::{HostInterface, InterfaceRequest, call_by_value, call_with_number};
+use super::{FrameRoom, Offloads, Port, PortQueue};
+use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::ebpf::{TapSteering, steering};
 use crate::flow::FlowKey;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
+use farlane_zero_copy::slices::GuestRuns;
 use rustix::fs::{Mode, OFlags};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use thiserror::Error;
+use zerocopy::IntoBytes as _;
 
 /// What taps are made with.
 const DEVICE: &str = "/dev/net/tun";
@@ -39,6 +42,9 @@ const HEADER: i32 = 0x4000;
 const SEVERAL_QUEUES: i32 = 0x0100;
 const PERSISTENT: i32 = 0x0800;
 const DETACH: i32 = 0x0400;
+/// Bytes of the header before a frame, for `TUNSETVNETHDRSZ`.
+const HEADER_SIZE: i32 = 12;
+const _: () = assert!(HEADER_SIZE.unsigned_abs() as usize == HEADER_BYTES);
 /// Most queues of a tap (`MAX_TAP_QUEUES`).
 pub const MAX_QUEUES: u16 = 256;
 /// Frames of a queue that are thrown away, at most: more than a tap keeps.
@@ -63,94 +69,36 @@ pub enum TapError {
     },
 }
 
-/// `struct ifreq` with the member that is used.
-#[repr(C)]
-struct Request {
-    name: [u8; libc::IFNAMSIZ],
-    /// Flags or a number in the first bytes, or an address.
-    value: [u8; 24],
-}
-
-impl Request {
-    fn new(name: &str) -> Option<Self> {
-        let mut request = Self {
-            name: [0; libc::IFNAMSIZ],
-            value: [0; 24],
-        };
-        // The last byte stays zero.
-        let fits = !name.is_empty() && name.len() < libc::IFNAMSIZ;
-        let plain = name
-            .bytes()
-            .all(|b| b.is_ascii_graphic() && !b"/%:\"\\".contains(&b));
-        if !fits || !plain {
-            return None;
-        }
-        request
-            .name
-            .get_mut(..name.len())?
-            .copy_from_slice(name.as_bytes());
-        Some(request)
-    }
-
-    fn with_flags(mut self, flags: i32) -> Self {
-        let [low, high, ..] = flags.to_ne_bytes();
-        self.value[..2].copy_from_slice(&[low, high]);
-        self
-    }
-
-    fn flags(&self) -> i32 {
-        i32::from(u16::from_ne_bytes([self.value[0], self.value[1]]))
-    }
-
-    fn number(&self) -> i32 {
-        let [a, b, c, d, ..] = self.value;
-        i32::from_ne_bytes([a, b, c, d])
-    }
-}
-
-fn system_call(
-    fd: BorrowedFd<'_>,
-    request: libc::c_ulong,
-    argument: libc::c_ulong,
-) -> io::Result<()> {
-    // SAFETY: the callers give each request the argument that it takes: a number, or the address of a structure of its type
-    // that lives throughout the call.
-    if unsafe { libc::ioctl(fd.as_raw_fd(), request, argument) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
-/// The address of something, as an argument of `ioctl`.
-fn address<T>(of: &mut T) -> libc::c_ulong {
-    let address = std::ptr::from_mut(of).expose_provenance();
-    libc::c_ulong::try_from(address).unwrap_or_default()
+/// Whether a tap can have this name: what the kernel takes, and no placeholder or quote.
+fn is_name(name: &str) -> bool {
+    let is_plain = |b: u8| b.is_ascii_graphic() && !b"/%:\"\\".contains(&b);
+    !name.is_empty() && name.len() < libc::IFNAMSIZ && name.bytes().all(is_plain)
 }
 
 /// A tap.
 #[derive(Debug)]
 pub struct Tap {
-    name: String,
+    interface: HostInterface,
     queues: Vec<Arc<OwnedFd>>,
-    /// Asks for the interface's state.
-    socket: OwnedFd,
+    count: u16,
     mtu: u16,
     hardware: [u8; 6],
     in_use: Vec<Arc<AtomicBool>>,
-    /// Says which frame comes from which queue. Without it frames come from the first queue only: by itself the kernel moves flows
-    /// to the queue that last sent something of them, at once, so that what waits in another queue is overtaken.
+    /// Says which frame comes from which queue. Without it frames come from the first queue only:
+    /// by itself the kernel moves flows to the queue that last sent something of them, at once, so
+    /// that what waits in another queue is overtaken.
     steering: Option<TapSteering>,
     /// Its log lines that a VMM can cause.
     limit: LogLimit,
 }
 
 impl Tap {
-    /// Opens a tap with this many queues: one that is there, or a new one, which goes when this does and is up.
-    ///
-    /// # Errors
-    /// See [`TapError`].
+    /// Opens a tap with this many queues: one that is there, or a new one, which goes when this
+    /// does and is up.
     pub fn open(name: &str, queues: u16, mtu: Option<u16>) -> Result<Self, TapError> {
-        let request = || Request::new(name).ok_or_else(|| TapError::Name(name.to_owned()));
+        if !is_name(name) {
+            return Err(TapError::Name(name.to_owned()));
+        }
         let failed = |what| {
             move |source: io::Error| TapError::System {
                 name: name.to_owned(),
@@ -158,77 +106,35 @@ impl Tap {
                 source,
             }
         };
-        let mut opened: Vec<Arc<OwnedFd>> = Vec::new();
         // A tap that was made for one queue takes no further flag.
         let mut several = queues > 1;
-        while opened.len() < usize::from(queues) {
-            let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let fd = rustix::fs::open(DEVICE, flags, Mode::empty())
-                .map_err(|e| failed("open /dev/net/tun for it")(e.into()))?;
-            let base = TAP | NO_PACKET_INFORMATION | HEADER;
-            let with = |several| if several { base | SEVERAL_QUEUES } else { base };
-            let mut one = request()?.with_flags(with(several));
-            let mut result = system_call(fd.as_fd(), TUNSETIFF, address(&mut one));
-            if queues == 1
-                && result
-                    .as_ref()
-                    .is_err_and(|e| e.kind() == io::ErrorKind::InvalidInput)
-            {
-                several = true;
-                one = request()?.with_flags(with(several));
-                result = system_call(fd.as_fd(), TUNSETIFF, address(&mut one));
-            }
-            let what = if queues > 1 {
-                "take several queues of it (is it a tap, made with multi_queue, and nobody else's?)"
-            } else {
-                "take a queue of it (is it a tap, and nobody else's?)"
-            };
-            result.map_err(failed(what))?;
-            let mut header = i32::try_from(HEADER_BYTES).unwrap_or(0);
-            system_call(fd.as_fd(), TUNSETVNETHDRSZ, address(&mut header))
-                .map_err(failed("set its header's size"))?;
-            opened.push(Arc::new(fd));
-        }
+        let opened = (0..queues).map(|_| open_queue(name, &mut several, queues));
+        let opened: Vec<_> = opened
+            .collect::<Result<_, _>>()
+            .map_err(|(what, e)| failed(what)(e))?;
         let socket = rustix::net::socket_with(
             rustix::net::AddressFamily::INET,
             rustix::net::SocketType::DGRAM,
             rustix::net::SocketFlags::CLOEXEC,
             None,
-        )
-        .map_err(|e| failed("ask for its state")(e.into()))?;
-        let ask = |number: libc::Ioctl, what| -> Result<Request, TapError> {
-            let mut answer = request()?;
-            system_call(socket.as_fd(), number_of(number), address(&mut answer))
-                .map_err(failed(what))?;
-            Ok(answer)
-        };
+        );
+        let socket = socket.map_err(|e| failed("ask for its state")(e.into()))?;
+        let interface = HostInterface::new(name, socket);
         if let Some(mtu) = mtu {
-            let mut wish = request()?;
-            wish.value[..4].copy_from_slice(&i32::from(mtu).to_ne_bytes());
-            system_call(
-                socket.as_fd(),
-                number_of(libc::SIOCSIFMTU),
-                address(&mut wish),
-            )
-            .map_err(failed("set its MTU"))?;
+            interface.set_mtu(mtu).map_err(failed("set its MTU"))?;
         }
-        let asked = ask(libc::SIOCGIFMTU, "ask for its MTU")?;
-        let mtu = u16::try_from(asked.number()).unwrap_or(u16::MAX);
-        let asked = ask(libc::SIOCGIFHWADDR, "ask for its address")?;
-        let mut hardware = [0; 6];
-        hardware.copy_from_slice(&asked.value[2..8]);
         let mut tap = Self {
-            name: name.to_owned(),
-            socket,
-            mtu,
-            hardware,
+            mtu: interface.mtu().map_err(failed("ask for its MTU"))?,
+            hardware: interface.address().map_err(failed("ask for its address"))?,
+            interface,
             in_use: opened.iter().map(|_| Arc::default()).collect(),
             queues: opened,
+            count: queues,
             steering: None,
             limit: LogLimit::new(),
         };
         if !tap.is_persistent().map_err(failed("ask for its flags"))? {
-            tap.bring_up().map_err(failed("bring it up"))?;
+            tap.interface.bring_up().map_err(failed("bring it up"))?;
         }
         if queues > 1 {
             tap.steering = tap.steered();
@@ -239,45 +145,25 @@ impl Tap {
         Ok(tap)
     }
 
-    fn request(&self) -> io::Result<Request> {
-        Request::new(&self.name).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    fn first(&self) -> io::Result<BorrowedFd<'_>> {
+        let first = self.queues.first().ok_or(io::ErrorKind::NotFound)?;
+        Ok(first.as_fd())
     }
 
     fn is_persistent(&self) -> io::Result<bool> {
-        let mut answer = self.request()?;
-        let first = self.queues.first().ok_or(io::ErrorKind::NotFound)?;
-        system_call(first.as_fd(), TUNGETIFF, address(&mut answer))?;
+        let mut answer = InterfaceRequest::new(self.interface.name())?;
+        answer.call(self.first()?, TUNGETIFF)?;
         Ok(answer.flags() & PERSISTENT != 0)
-    }
-
-    fn flags(&self) -> io::Result<i32> {
-        let mut answer = self.request()?;
-        system_call(
-            self.socket.as_fd(),
-            number_of(libc::SIOCGIFFLAGS),
-            address(&mut answer),
-        )?;
-        Ok(answer.flags())
-    }
-
-    fn bring_up(&self) -> io::Result<()> {
-        let mut wish = self.request()?.with_flags(self.flags()? | libc::IFF_UP);
-        system_call(
-            self.socket.as_fd(),
-            number_of(libc::SIOCSIFFLAGS),
-            address(&mut wish),
-        )
     }
 
     /// A program that says which frame comes from which queue, where the kernel lets us have one.
     fn steered(&self) -> Option<TapSteering> {
-        let first = self.queues.first()?;
         let attached = TapSteering::new(self.queues())
             .map_err(io::Error::other)
-            .and_then(|steering| steering.attach(first.as_fd()).map(|()| steering));
+            .and_then(|steering| steering.attach(self.first()?).map(|()| steering));
         attached
             .inspect_err(|e| {
-                let (name, why) = (&self.name, farlane_zero_copy::chain(e));
+                let (name, why) = (self.interface.name(), farlane_sys::chain(e));
                 log::info!("Tap {name}: frames come from its first queue only: {why}");
             })
             .ok()
@@ -285,44 +171,58 @@ impl Tap {
 
     /// Frames come from the first queue only.
     fn keep_one(&self) -> io::Result<()> {
-        self.queues
-            .iter()
-            .skip(1)
-            .try_for_each(|queue| switch(queue, DETACH))
+        let mut others = self.queues.iter().skip(1);
+        others.try_for_each(|queue| {
+            let mut request = InterfaceRequest::UNNAMED.with_flags(DETACH);
+            request.call(queue.as_fd(), TUNSETQUEUE)
+        })
     }
 }
 
-/// Numbers of requests have a type of their own on some systems.
-fn number_of(request: libc::Ioctl) -> libc::c_ulong {
-    request
-}
-
-/// Takes a queue in or out.
-fn switch(queue: &OwnedFd, flag: i32) -> io::Result<()> {
-    let mut request = Request {
-        name: [0; libc::IFNAMSIZ],
-        value: [0; 24],
+/// Opens a queue of a tap of `queues`. `several`: whether it is one of `multi_queue`, which is
+/// found out with the first. An error says what failed.
+fn open_queue(
+    name: &str,
+    several: &mut bool,
+    queues: u16,
+) -> Result<Arc<OwnedFd>, (&'static str, io::Error)> {
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(DEVICE, flags, Mode::empty())
+        .map_err(|e| ("open /dev/net/tun for it", e.into()))?;
+    let attach = |several| {
+        let base = TAP | NO_PACKET_INFORMATION | HEADER;
+        let flags = if several { base | SEVERAL_QUEUES } else { base };
+        let mut request = InterfaceRequest::new(name)?.with_flags(flags);
+        request.call(fd.as_fd(), TUNSETIFF)
+    };
+    let mut result = attach(*several);
+    let is_invalid = |e: &io::Error| e.kind() == io::ErrorKind::InvalidInput;
+    if queues == 1 && result.as_ref().is_err_and(is_invalid) {
+        *several = true;
+        result = attach(true);
     }
-    .with_flags(flag);
-    system_call(queue.as_fd(), TUNSETQUEUE, address(&mut request))
+    let what = if queues > 1 {
+        "take several queues of it (is it a tap, made with multi_queue, and nobody else's?)"
+    } else {
+        "take a queue of it (is it a tap, and nobody else's?)"
+    };
+    result.map_err(|e| (what, e))?;
+    call_with_number(fd.as_fd(), TUNSETVNETHDRSZ, HEADER_SIZE)
+        .map_err(|e| ("set its header's size", e))?;
+    Ok(Arc::new(fd))
 }
 
 impl Port for Tap {
     fn name(&self) -> String {
-        self.name.clone()
+        self.interface.name().to_owned()
     }
 
     fn queues(&self) -> u16 {
-        u16::try_from(self.queues.len()).unwrap_or(MAX_QUEUES)
+        self.count
     }
 
     fn offloads(&self) -> Offloads {
-        Offloads {
-            checksum: true,
-            tso4: true,
-            tso6: true,
-            ecn: true,
-        }
+        Offloads::ALL
     }
 
     fn mtu(&self) -> u16 {
@@ -334,8 +234,11 @@ impl Port for Tap {
     }
 
     fn link_is_up(&self) -> bool {
-        // A carrier is there as long as somebody holds a queue; what changes is whether the interface is up.
-        self.flags().is_ok_and(|flags| flags & libc::IFF_UP != 0)
+        // A carrier is there as long as somebody holds a queue; what changes is whether the
+        // interface is up.
+        self.interface
+            .flags()
+            .is_ok_and(|flags| flags & libc::IFF_UP != 0)
     }
 
     fn set_guest_offloads(&self, offloads: Offloads) -> io::Result<()> {
@@ -356,8 +259,7 @@ impl Port for Tap {
                 bits |= if wish { bit } else { 0 };
             }
         }
-        let first = self.queues.first().ok_or(io::ErrorKind::NotFound)?;
-        system_call(first.as_fd(), TUNSETOFFLOAD, bits)
+        call_by_value(self.first()?, TUNSETOFFLOAD, bits)
     }
 
     fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>> {
@@ -376,6 +278,7 @@ impl Port for Tap {
             fd: Arc::clone(fd),
             in_use: Arc::clone(in_use),
             receives,
+            vectors: Vectors::default(),
         }))
     }
 
@@ -384,7 +287,8 @@ impl Port for Tap {
         let Some(fd) = queue.and_then(|queue| self.queues.get(usize::from(queue))) else {
             return 0;
         };
-        // Where there is no room for its header a frame is thrown away, too, but with an error, as if there were none.
+        // Where there is no room for its header a frame is thrown away, too, but with an error, as
+        // if there were none.
         let mut header = [0; HEADER_BYTES];
         let mut count = 0;
         while count < STALE && rustix::io::read(&**fd, &mut header).is_ok() {
@@ -408,7 +312,7 @@ impl Port for Tap {
             warn_limited!(
                 self.limit,
                 "Tap {}: {queues} queues are not set: {e}",
-                self.name
+                self.interface.name()
             );
         }
     }
@@ -420,13 +324,14 @@ impl Port for Tap {
         }
     }
 
-    /// A tap that stays would keep the program, and whoever opens it next would have frames in the queues of our choice.
+    /// A tap that stays would keep the program, and whoever opens it next would have frames in the
+    /// queues of our choice.
     fn give_back(&self) {
         if self.steering.is_some()
-            && let Some(first) = self.queues.first()
-            && let Err(e) = steering::detach(first.as_fd())
+            && let Ok(first) = self.first()
+            && let Err(e) = steering::detach(first)
         {
-            log::warn!("Tap {}: its program stays: {e}", self.name);
+            log::warn!("Tap {}: its program stays: {e}", self.interface.name());
         }
     }
 
@@ -437,7 +342,7 @@ impl Port for Tap {
             warn_limited!(
                 self.limit,
                 "Tap {}: flows are still steered: {e}",
-                self.name
+                self.interface.name()
             );
         }
     }
@@ -456,6 +361,7 @@ struct TapQueue {
     in_use: Arc<AtomicBool>,
     /// Or it only sends.
     receives: bool,
+    vectors: Vectors,
 }
 
 impl Drop for TapQueue {
@@ -464,8 +370,33 @@ impl Drop for TapQueue {
     }
 }
 
-fn length(vectors: &[libc::iovec]) -> libc::c_int {
-    libc::c_int::try_from(vectors.len()).unwrap_or(libc::c_int::MAX)
+/// Vectors of one system call at a time.
+#[derive(Debug, Default)]
+struct Vectors(Vec<libc::iovec>);
+
+// SAFETY: what the vectors name is borrowed by whoever sets them, for one system call; between
+// two calls they are not looked at.
+unsafe impl Send for Vectors {}
+
+impl Vectors {
+    /// A header, guest memory and memory of the backend. Returns how many there are.
+    fn set(
+        &mut self,
+        header: *mut u8,
+        guest: GuestRuns<'_>,
+        own: (*mut u8, usize),
+    ) -> io::Result<libc::c_int> {
+        let vector = |(base, bytes): (*mut u8, usize)| libc::iovec {
+            iov_base: base.cast(),
+            iov_len: bytes,
+        };
+        self.0.clear();
+        self.0.push(vector((header, HEADER_BYTES)));
+        self.0.extend(guest.vectors());
+        self.0.extend((own.1 > 0).then(|| vector(own)));
+        let count = libc::c_int::try_from(self.0.len());
+        count.map_err(|_| io::ErrorKind::InvalidInput.into())
+    }
 }
 
 impl PortQueue for TapQueue {
@@ -477,21 +408,28 @@ impl PortQueue for TapQueue {
         self.receives
     }
 
-    unsafe fn receive(&mut self, into: &[libc::iovec]) -> io::Result<Option<usize>> {
+    fn receive(&mut self, into: FrameRoom<'_>) -> io::Result<Option<usize>> {
         if !self.receives {
             return Ok(None);
         }
-        // SAFETY: the caller vouches for the memory of the vectors.
-        let got = unsafe { libc::readv(self.fd.as_raw_fd(), into.as_ptr(), length(into)) };
+        let own = (into.own.as_mut_ptr(), into.own.len());
+        let header = into.header.as_mut_bytes().as_mut_ptr();
+        let count = self.vectors.set(header, into.guest, own)?;
+        // SAFETY: header and memory of ours are borrowed for writing, and the guest's memory stays
+        // mapped as long as its runs are borrowed; where it is not writable the kernel refuses.
+        let got = unsafe { libc::readv(self.fd.as_raw_fd(), self.vectors.0.as_ptr(), count) };
         match usize::try_from(got) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(_) => nothing(io::Error::last_os_error()).map(|()| None),
         }
     }
 
-    unsafe fn send(&mut self, from: &[libc::iovec]) -> io::Result<bool> {
-        // SAFETY: the caller vouches for the memory of the vectors.
-        let sent = unsafe { libc::writev(self.fd.as_raw_fd(), from.as_ptr(), length(from)) };
+    fn send(&mut self, header: &FrameHeader, guest: GuestRuns<'_>, own: &[u8]) -> io::Result<bool> {
+        let header = header.as_bytes().as_ptr().cast_mut();
+        let own = (own.as_ptr().cast_mut(), own.len());
+        let count = self.vectors.set(header, guest, own)?;
+        // SAFETY: as in `receive`; the kernel only reads.
+        let sent = unsafe { libc::writev(self.fd.as_raw_fd(), self.vectors.0.as_ptr(), count) };
         if sent >= 0 {
             return Ok(true);
         }
@@ -513,9 +451,9 @@ mod tests {
 
     #[test]
     fn names_are_checked() {
-        assert!(Request::new("tap0").is_some());
+        assert!(is_name("tap0"));
         for name in ["", "a-name-that-is-too-long", "a b", "tap%d", "../x"] {
-            assert!(Request::new(name).is_none(), "{name}");
+            assert!(!is_name(name), "{name}");
         }
     }
 }

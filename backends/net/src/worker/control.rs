@@ -1,18 +1,19 @@
 //! The thread that serves a control queue.
 
-use super::Broken;
-use super::end::End;
+use super::QueueError;
+use super::virtqueue::Virtqueue;
+use crate::bits::narrow;
 use crate::control::request::{ERR, MAX_COMMAND_BYTES, OK};
 use crate::counters::count;
 use crate::guest::Guest;
 use crate::interface::Interface;
-use farlane_daemon::mailbox::{self, Receiver, Sender};
 use farlane_daemon::warn_limited;
-use farlane_vhost::chain::Chain;
-use farlane_vhost::segment::total;
-use farlane_vhost::session::Setup;
-use farlane_vhost::vring::Rings;
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
+use farlane_vhost_user::chain::Chain;
+use farlane_vhost_user::segment::total;
+use farlane_vhost_user::session::Setup;
+use farlane_vhost_user::vring::Rings;
+use farlane_worker::mailbox::{self, Receiver, Sender};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::sync::Arc;
@@ -39,9 +40,6 @@ struct Stop;
 
 impl ControlWorker {
     /// Starts to serve a control queue.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn start(setup: Setup, guest: Arc<Guest>, interface: Arc<Interface>) -> io::Result<Self> {
         let (stop, mut stopped) = mailbox::new(1)?;
         if setup.next_available == 0 {
@@ -51,8 +49,8 @@ impl ControlWorker {
         let thread = std::thread::Builder::new()
             .name("control".to_owned())
             .spawn(move || {
-                Engine {
-                    end: End::new(setup),
+                ControlQueue {
+                    queue: Virtqueue::new(setup),
                     guest,
                     interface,
                     chain: Chain::default(),
@@ -64,7 +62,6 @@ impl ControlWorker {
     }
 
     /// Stops to; returns where the next one begins.
-    #[must_use]
     pub fn stop(self) -> u16 {
         // There is room for it, and nobody has sent it before.
         let _ = self.stop.send(Stop);
@@ -75,21 +72,21 @@ impl ControlWorker {
     }
 }
 
-struct Engine {
-    end: End,
+struct ControlQueue {
+    queue: Virtqueue,
     guest: Arc<Guest>,
     interface: Arc<Interface>,
     chain: Chain,
     request: Vec<u8>,
 }
 
-impl Engine {
+impl ControlQueue {
     fn run(&mut self, stop: &mut Receiver<Stop>) -> u16 {
-        if let Err(e) = self.end.begin() {
+        if let Err(e) = self.queue.begin() {
             self.breaks(&e);
         }
         while !stop.has() {
-            let worked = if self.end.broken {
+            let worked = if self.queue.broken {
                 false
             } else {
                 self.serve().unwrap_or_else(|e| {
@@ -101,11 +98,11 @@ impl Engine {
                 self.sleep(stop);
             }
         }
-        self.end.progress.next_available
+        self.queue.progress.next_available
     }
 
-    fn breaks(&mut self, why: &Broken) {
-        if self.end.breaks() {
+    fn breaks(&mut self, why: &QueueError) {
+        if self.queue.breaks() {
             count(&self.interface.counters.broken_queues, 1);
             let name = &self.interface.name;
             warn_limited!(
@@ -117,28 +114,28 @@ impl Engine {
     }
 
     /// Does commands. Returns whether there were any.
-    fn serve(&mut self) -> Result<bool, Broken> {
-        let rings = self.end.rings()?;
+    fn serve(&mut self) -> Result<bool, QueueError> {
+        let rings = self.queue.rings()?;
         let mut worked = false;
         for _ in 0..AT_ONCE {
-            let Some(head) = self.end.progress.take(&rings)? else {
+            let Some(head) = self.queue.progress.take(&rings)? else {
                 break;
             };
             worked = true;
             self.chain.follow(&rings, head)?;
             let written = self.answer(&rings)?;
-            self.end.progress.put(&rings, head, written);
+            self.queue.progress.put(&rings, head, written);
         }
-        if self.end.show()? {
+        if self.queue.show()? {
             count(&self.interface.counters.interrupts, 1);
         }
         Ok(worked)
     }
 
     /// Does the command of a chain. Returns the bytes written.
-    fn answer(&mut self, rings: &Rings) -> Result<u32, Broken> {
+    fn answer(&mut self, rings: &Rings) -> Result<u32, QueueError> {
         let Some(ack) = self.chain.writable.first() else {
-            return Err(Broken::Buffer { pieces: 0, room: 0 });
+            return Err(QueueError::Buffer { runs: 0, room: 0 });
         };
         let bytes = total(&self.chain.readable);
         let fits = usize::try_from(bytes).is_ok_and(|bytes| bytes <= MAX_COMMAND_BYTES);
@@ -146,7 +143,7 @@ impl Engine {
             self.request.clear();
             for segment in &self.chain.readable {
                 let at = self.request.len();
-                let length = usize::try_from(segment.bytes).unwrap_or(0);
+                let length = narrow(segment.bytes);
                 self.request.resize(at + length, 0);
                 let part = self.request.get_mut(at..).unwrap_or_default();
                 rings.view().read(segment.address, part)?;
@@ -168,27 +165,27 @@ impl Engine {
     }
 
     fn sleep(&mut self, stop: &mut Receiver<Stop>) {
-        let takes = !self.end.broken;
+        let takes = !self.queue.broken;
         if takes {
-            match self.end.arm(0) {
+            match self.queue.arm(0) {
                 Ok(false) => (),
                 Ok(true) => return,
                 Err(e) => return self.breaks(&e.into()),
             }
         }
         if stop.announce() {
-            self.end.forget();
+            self.queue.forget();
             let mut fds = vec![PollFd::from_borrowed_fd(stop.fd(), PollFlags::IN)];
-            let kick = self.end.kick().filter(|_| takes);
+            let kick = self.queue.kick().filter(|_| takes);
             fds.extend(kick.map(|kick| PollFd::from_borrowed_fd(kick, PollFlags::IN)));
             let never_tells = takes && kick.is_none();
             let _ = poll(&mut fds, never_tells.then_some(&LOOK));
         }
         stop.awake();
-        if self.end.take_kick() {
+        if self.queue.take_kick() {
             count(&self.interface.counters.kicks, 1);
         }
-        if takes && let Err(e) = self.end.disarm() {
+        if takes && let Err(e) = self.queue.disarm() {
             self.breaks(&e.into());
         }
     }

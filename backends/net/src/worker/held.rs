@@ -1,35 +1,20 @@
-//! Frames whose flow is moving: they are kept, in order, until the queue that it leaves has drained.
+//! Frames whose flow is moving: they are kept, in order, until the queue that it leaves has
+//! drained.
 //!
-//! How long a frame is held is the flow table's to say ([`Patience`](crate::flow::course::Patience)); how many there are at most, and
-//! how large, is said here.
+//! How long a frame is held is the flow table's to say
+//! ([`HoldLimits`](crate::flow::order::HoldLimits)).
 
-use super::mail::Handed;
-use crate::flow::Ticket;
+use super::frame::{Backlog, Frame};
 use crate::flow::shard::Slot;
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 
-/// Frames that are held, at most, and their bytes.
-const MOST: usize = 1024;
-const MOST_BYTES: usize = 4 << 20;
-
-/// A frame that is held.
-#[derive(Debug)]
-pub(super) struct HeldFrame {
-    /// Its flow.
-    pub ticket: Ticket,
-    /// The queue that has to drain.
-    pub on: u16,
-    pub frame: Handed,
-}
-
-/// All of a worker.
+/// The held frames of a worker: each has a route of [`Route::Hold`](crate::flow::Route::Hold).
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    frames: VecDeque<HeldFrame>,
-    bytes: usize,
+    frames: Backlog,
     /// How many of them are still to be looked at, and the flows of which one was that stays.
     ahead: usize,
-    stay: HashSet<(u16, Slot)>,
+    stay: HashSet<Option<(u16, Slot)>>,
 }
 
 impl Held {
@@ -39,18 +24,17 @@ impl Held {
         self.stay.clear();
     }
 
-    /// The next one that may go, if any: the oldest of its flow, or one whose elders have gone. Pushed again, it stays. So a frame whose
-    /// time comes while the frames are looked at does not overtake one that was looked at before.
-    pub fn next(&mut self) -> Option<HeldFrame> {
+    /// The next one that may go, if any: the oldest of its flow, or one whose elders have gone.
+    /// Pushed again, it stays. So a frame whose time comes while the frames are looked at does not
+    /// overtake one that was looked at before.
+    pub fn next(&mut self) -> Option<Frame> {
         while self.ahead > 0 {
             self.ahead -= 1;
-            let frame = self.frames.pop_front()?;
-            if self.stay.contains(&frame.ticket.flow()) {
-                self.frames.push_back(frame);
-                continue;
+            let frame = self.frames.pop()?;
+            if !self.stay.contains(&flow_of(&frame)) {
+                return Some(frame);
             }
-            self.bytes -= frame.frame.bytes.len();
-            return Some(frame);
+            self.frames.put_back(frame);
         }
         None
     }
@@ -59,24 +43,18 @@ impl Held {
     ///
     /// # Errors
     /// There is no room: it comes back.
-    pub fn push(&mut self, frame: HeldFrame) -> Result<(), HeldFrame> {
-        let bytes = self.bytes + frame.frame.bytes.len();
-        if self.frames.len() >= MOST || bytes > MOST_BYTES {
-            return Err(frame);
-        }
-        self.bytes = bytes;
+    pub fn push(&mut self, frame: Frame) -> Result<(), Frame> {
+        let flow = flow_of(&frame);
+        self.frames.push(frame)?;
         if self.ahead > 0 {
-            self.stay.insert(frame.ticket.flow());
+            self.stay.insert(flow);
         }
-        self.frames.push_back(frame);
         Ok(())
     }
 
     /// The oldest, which is held no longer.
-    pub fn pop(&mut self) -> Option<HeldFrame> {
-        let frame = self.frames.pop_front()?;
-        self.bytes -= frame.frame.bytes.len();
-        Some(frame)
+    pub fn pop(&mut self) -> Option<Frame> {
+        self.frames.pop()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -84,63 +62,29 @@ impl Held {
     }
 }
 
+fn flow_of(frame: &Frame) -> Option<(u16, Slot)> {
+    frame.route.ticket().map(|ticket| ticket.flow())
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::frame::{MAX_BYTES, MAX_FRAMES};
     use super::*;
     use crate::bits::FrameHeader;
-    use crate::flow::{FlowKey, FlowTable, Parsed, Placement, Route, Settings, Signal, Span, Task};
-    use std::net::Ipv4Addr;
+    use crate::flow::{Route, Ticket};
     use zerocopy::FromZeros as _;
 
-    /// A flow that somebody knows.
-    fn ticket(table: &FlowTable, port: u16) -> Ticket {
-        let flow = FlowKey {
-            source: Ipv4Addr::LOCALHOST.into(),
-            destination: Ipv4Addr::LOCALHOST.into(),
-            source_port: port,
-            destination_port: port,
-            protocol: 17,
-            vlans: [0; 2],
-        };
-        let parsed = Parsed {
-            flow: Some(flow),
-            signal: Signal::Datagram,
-            sequence: None,
-            ether_type: 0x0800,
-            network: 14,
-            transport: None,
-        };
-        table.transmitted(1, &parsed, 0);
-        match table.received(0, &parsed, Span { begin: 0, end: 1 }, 0) {
-            Route::Forward {
-                task: Task::Deliver(ticket),
-                ..
-            } => ticket,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn frame(ticket: Ticket, bytes: usize) -> HeldFrame {
-        let frame = Handed {
+    fn frame(flow: Ticket, bytes: usize) -> Frame {
+        Frame {
             header: FrameHeader::new_zeroed(),
             bytes: vec![0; bytes].into(),
-            task: Task::Stray,
-        };
-        HeldFrame {
-            ticket,
-            on: 0,
-            frame,
+            route: Route::Hold { on: 0, flow },
         }
-    }
-
-    fn table() -> FlowTable {
-        FlowTable::new(Settings::usual(2, Placement::Arrival))
     }
 
     #[test]
     fn a_frame_whose_elder_stays_stays_too_whatever_would_be_said_of_it() {
-        let table = table();
-        let [one, other] = [1, 2].map(|port| ticket(&table, port));
+        let [one, other] = [1, 2].map(Ticket::of_shard);
         let mut held = Held::default();
         let is_empty = |held: &mut Held| {
             held.look_through();
@@ -151,11 +95,12 @@ mod tests {
         for (ticket, number) in [(one, 1), (other, 2), (one, 3), (other, 4), (one, 5)] {
             held.push(frame(ticket, number)).unwrap();
         }
-        // The first frame of the one flow stays, all of the other go; then all go. New ones come meanwhile.
+        // The first frame of the one flow stays, all of the other go; then all go. New ones come
+        // meanwhile.
         let mut went = Vec::new();
         held.look_through();
         while let Some(frame) = held.next() {
-            let number = frame.frame.bytes.len();
+            let number = frame.bytes.len();
             if number == 1 {
                 held.push(frame).unwrap();
             } else {
@@ -165,28 +110,28 @@ mod tests {
         assert_eq!(went, [2, 4]);
         held.push(frame(one, 6)).unwrap();
         held.look_through();
-        went.extend(std::iter::from_fn(|| held.next()).map(|held| held.frame.bytes.len()));
+        went.extend(std::iter::from_fn(|| held.next()).map(|held| held.bytes.len()));
         assert_eq!(went, [2, 4, 1, 3, 5, 6]);
-        assert!(is_empty(&mut held) && held.bytes == 0);
+        assert!(is_empty(&mut held) && held.is_empty());
     }
 
     #[test]
     fn neither_frames_nor_bytes_that_are_held_grow_without_bound() {
-        let ticket = ticket(&table(), 1);
+        let ticket = Ticket::of_shard(1);
         let mut held = Held::default();
         let mut fill = |bytes: usize| {
-            let count = (0..=2 * MOST)
+            let count = (0..=2 * MAX_FRAMES)
                 .take_while(|_| held.push(frame(ticket, bytes)).is_ok())
                 .count();
             assert_eq!(held.frames.len(), count);
             let taken = std::iter::from_fn(|| held.pop());
-            let lengths: usize = taken.map(|held| held.frame.bytes.len()).sum();
+            let lengths: usize = taken.map(|held| held.bytes.len()).sum();
             assert_eq!(lengths, count * bytes);
             assert!(held.is_empty());
             count
         };
-        assert_eq!(fill(60), MOST);
-        assert_eq!(fill(1 << 16), MOST_BYTES >> 16);
-        assert_eq!(fill(60), MOST);
+        assert_eq!(fill(60), MAX_FRAMES);
+        assert_eq!(fill(1 << 16), MAX_BYTES >> 16);
+        assert_eq!(fill(60), MAX_FRAMES);
     }
 }

@@ -1,8 +1,9 @@
 //! On which node a queue pair is at home: where the bytes of its frames lie.
 //!
-//! A guest's driver allocates a ring wherever it happens to run, but buffers on the node of the processor that the queue belongs
-//! to, and what it sends lies where the sender runs. So the bytes of a pair's frames tell, not its rings, and only after a while:
-//! the first buffers are all of the processor that has started the interface.
+//! A guest's driver allocates a ring wherever it happens to run, but buffers on the node of the
+//! processor that the queue belongs to, and what it sends lies where the sender runs. So the bytes
+//! of a pair's frames tell, not its rings, and only after a while: the first buffers are all of the
+//! processor that has started the interface.
 
 use farlane_zero_copy::topology::Node;
 
@@ -10,8 +11,8 @@ use farlane_zero_copy::topology::Node;
 const WINDOW_US: u64 = 5_000;
 /// Bytes of a window, at least.
 const WINDOW_BYTES: u64 = 16 << 10;
-/// Windows in a row that have to agree: a program that migrates sends for a while from where it was before, and what is received with the
-/// same pair lies where it always did.
+/// Windows in a row that have to agree: a program that migrates sends for a while from where it was
+/// before, and what is received with the same pair lies where it always did.
 const AGREE: u32 = 8;
 
 /// Counts where bytes lie.
@@ -32,7 +33,8 @@ impl Homing {
         }
     }
 
-    /// Where the pair is to go that is at home on `home`, if anywhere: two thirds of the bytes lie there, for some windows.
+    /// Where the pair is to go that is at home on `home`, if anywhere: two thirds of the bytes lie
+    /// there, for some windows.
     pub fn decide(&mut self, home: Node, now_us: u64) -> Option<Node> {
         if now_us.saturating_sub(self.since_us) < WINDOW_US {
             return None;

@@ -1,21 +1,20 @@
-//! What the worker of a queue pair is sent: the front-end's commands, and frames that other workers have read.
+//! What the worker of a queue pair is sent: the front-end's commands, and frames that other workers
+//! have read.
 //!
-//! All of it comes through one mailbox ([`farlane_daemon::mailbox`]), which wakes a worker that sleeps.
+//! All of it comes through one mailbox ([`farlane_worker::mailbox`]), which wakes a worker that
+//! sleeps.
 
-use super::Terms;
+use super::Framing;
+use super::frame::{Frame, MAX_BYTES, MAX_FRAMES};
 use super::pair::Side;
-use crate::bits::FrameHeader;
-use crate::flow::Task;
-use farlane_daemon::mailbox::{self, Receiver, Sender};
-use farlane_vhost::session::Setup;
+use farlane_sys::sync::lock;
+use farlane_vhost_user::session::Setup;
+use farlane_worker::mailbox::{self, Receiver, Sender};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
-/// Frames that wait to be taken, at most, and their bytes.
-pub(super) const FRAMES: usize = 1024;
-pub(super) const FRAME_BYTES: usize = 4 << 20;
 /// Commands for which there is room besides: a front-end gives them one after the other.
 const COMMANDS: usize = 16;
 
@@ -23,29 +22,18 @@ const COMMANDS: usize = 16;
 #[derive(Debug)]
 pub enum Command {
     /// Serve a queue.
-    Begin(Side, Box<Setup>, Terms),
+    Begin(Side, Box<Setup>, Framing),
     /// Stop to, and say where the next one begins.
     End(Side, mpsc::Sender<u16>),
     /// The worker is not needed any more.
     Leave,
 }
 
-/// A frame that another worker took.
-#[derive(Debug)]
-pub struct Handed {
-    /// Its header.
-    pub header: FrameHeader,
-    /// The frame.
-    pub bytes: Box<[u8]>,
-    /// What the flow table wants to be done with it.
-    pub task: Task,
-}
-
 /// Either.
 #[derive(Debug)]
 pub(crate) enum Mail {
     Command(Command),
-    Frame(Handed),
+    Frame(Frame),
 }
 
 /// The mailbox of a pair, whose worker may change.
@@ -65,7 +53,7 @@ impl Mailbox {
     /// # Errors
     /// Too many open files.
     pub fn new() -> io::Result<Self> {
-        let (sender, receiver) = mailbox::new(FRAMES + COMMANDS)?;
+        let (sender, receiver) = mailbox::new(MAX_FRAMES + COMMANDS)?;
         Ok(Self {
             sender,
             frames: AtomicUsize::new(0),
@@ -78,11 +66,11 @@ impl Mailbox {
     ///
     /// # Errors
     /// Too many wait: the frame comes back.
-    pub fn hand_over(&self, frame: Handed) -> Result<(), Handed> {
+    pub fn hand_over(&self, frame: Frame) -> Result<(), Frame> {
         let bytes = frame.bytes.len();
         let frames = self.frames.fetch_add(1, Ordering::Relaxed);
         let waiting = self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let refused = if frames >= FRAMES || waiting.saturating_add(bytes) > FRAME_BYTES {
+        let refused = if frames >= MAX_FRAMES || waiting.saturating_add(bytes) > MAX_BYTES {
             Mail::Frame(frame)
         } else {
             match self.sender.send(Mail::Frame(frame)) {
@@ -127,7 +115,7 @@ impl Mailbox {
     }
 
     fn place(&self) -> MutexGuard<'_, Option<Receiver<Mail>>> {
-        self.receiver.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.receiver)
     }
 }
 
@@ -148,7 +136,8 @@ impl Inbox {
         Some(mail)
     }
 
-    /// The worker will sleep. `false`: there is mail, it is not to. Either way [`awake`](Self::awake) follows.
+    /// The worker will sleep. `false`: there is mail, it is not to. Either way
+    /// [`awake`](Self::awake) follows.
     pub fn announce(&mut self) -> bool {
         self.receiver.announce()
     }
@@ -172,13 +161,15 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bits::FrameHeader;
+    use crate::flow::Route;
     use zerocopy::FromZeros as _;
 
-    fn frame(bytes: usize) -> Handed {
-        Handed {
+    fn frame(bytes: usize) -> Frame {
+        Frame {
             header: FrameHeader::new_zeroed(),
             bytes: vec![0; bytes].into(),
-            task: Task::Stray,
+            route: Route::Deliver,
         }
     }
 
@@ -194,21 +185,21 @@ mod tests {
     #[test]
     fn frames_are_bounded_by_number_and_bytes_and_come_in_order() {
         let mailbox = Arc::new(Mailbox::new().unwrap());
-        for bytes in 1..=FRAMES {
+        for bytes in 1..=MAX_FRAMES {
             mailbox.hand_over(frame(bytes)).unwrap();
         }
         assert_eq!(mailbox.hand_over(frame(7)).unwrap_err().bytes.len(), 7);
         // A command finds room, and comes when it was sent.
         mailbox.tell(Command::Leave).unwrap();
         let mut inbox = mailbox.open().unwrap();
-        let all: Vec<_> = (1..=FRAMES).chain([0]).collect();
+        let all: Vec<_> = (1..=MAX_FRAMES).chain([0]).collect();
         assert_eq!(lengths(&mut inbox), all);
-        mailbox.hand_over(frame(FRAME_BYTES - 100)).unwrap();
+        mailbox.hand_over(frame(MAX_BYTES - 100)).unwrap();
         assert!(mailbox.hand_over(frame(101)).is_err());
         mailbox.hand_over(frame(100)).unwrap();
         assert!(mailbox.hand_over(frame(1)).is_err());
-        assert_eq!(lengths(&mut inbox), [FRAME_BYTES - 100, 100]);
-        mailbox.hand_over(frame(FRAME_BYTES)).unwrap();
+        assert_eq!(lengths(&mut inbox), [MAX_BYTES - 100, 100]);
+        mailbox.hand_over(frame(MAX_BYTES)).unwrap();
     }
 
     #[test]

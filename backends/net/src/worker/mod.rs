@@ -1,12 +1,14 @@
-//! A queue pair in use: a thread of the node that its memory lies on, which moves frames between port and guest.
+//! A queue pair in use: a thread of the node that its memory lies on, which moves frames between
+//! port and guest.
 //!
-//! A turn takes a bounded number of frames each way, shows the driver all that it used in one step, and tells it at most once a
-//! queue. Without work it polls for a short while, giving way, and then sleeps until a driver, the port or another worker has
-//! something.
+//! A turn takes a bounded number of frames each way, shows the driver all that it used in one step,
+//! and tells it at most once a queue. Without work it polls for a short while, giving way, and then
+//! sleeps until a driver, the port or another worker has something.
 
 mod buffers;
+mod context;
 mod control;
-mod end;
+mod frame;
 mod held;
 mod homing;
 mod mail;
@@ -14,25 +16,25 @@ mod pair;
 mod receive;
 mod sequence;
 mod transmit;
+mod virtqueue;
 
-use crate::control::filter::Filter;
 use crate::counters::count;
-use crate::flow::FlowTable;
-use crate::guest::Guest;
 use crate::interface::Interface;
 use crate::port::{Offloads, PortQueue};
-use buffers::Places;
-use end::End;
+use context::{Context, Tally};
 use farlane_daemon::limb::Limb;
 use farlane_daemon::warn_limited;
-use farlane_file_io::idle::{Idle, Rest};
-use farlane_vhost::chain::ChainError;
-use farlane_vhost::vring::RingError;
-use farlane_zero_copy::placement::Placement;
+use farlane_sys::chain;
+use farlane_vhost_user::chain::ChainError;
+use farlane_vhost_user::vring::RingError;
+use farlane_worker::idle::{Idle, Rest};
+use farlane_worker::{policy, thread};
+use farlane_zero_copy::AddressSpaceError;
+use farlane_zero_copy::slices::ReadOnly;
 use farlane_zero_copy::topology::Node;
-use farlane_zero_copy::{AddressSpaceError, chain, timeslice};
+use frame::MAX_FRAMES;
 use homing::Homing;
-use mail::{FRAMES, Inbox, Mail};
+use mail::{Inbox, Mail};
 use receive::Receive;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
@@ -41,15 +43,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use transmit::Transmit;
+use virtqueue::Virtqueue;
 
 pub use control::ControlWorker;
-pub use mail::{Command, Handed, Mailbox};
+pub use frame::Frame;
+pub use mail::Command;
 pub use pair::{Pair, Side, Worker};
 
 /// Most frames that are moved one way in one turn.
 const AT_ONCE: usize = 64;
 /// Most mail that is taken in one turn: all frames that wait.
-const TAKEN_AT_ONCE: usize = FRAMES;
+const TAKEN_AT_ONCE: usize = MAX_FRAMES;
 /// Turns in which a transmit queue is emptied when it stops: as many frames as it has entries.
 const LAST_TURNS: usize = 1024 / AT_ONCE;
 /// How often a queue is looked at whose driver never tells.
@@ -63,18 +67,16 @@ const LOOK_AT_HELD: Timespec = Timespec {
     tv_nsec: 300_000,
 };
 /// How often a port's queue is tried that has failed.
-const LOOK_AT_AILING: Timespec = Timespec {
+const LOOK_AT_FAILED_PORT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
 };
 /// Pause between two ticks of the flow table, in microseconds.
 const TICK_US: u64 = 1000;
-/// A worker shares its CPU in slices as short as this.
-const SLICE: Duration = Duration::from_micros(100);
 
 /// What a driver has accepted, as far as frames show it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Terms {
+pub struct Framing {
     /// Bytes of the header before a frame: 12, or 10 for a legacy device without mergeable buffers.
     pub header_bytes: usize,
     /// A received frame may take several buffers.
@@ -85,282 +87,248 @@ pub struct Terms {
 
 /// Why a queue cannot go on.
 #[derive(Debug, Error)]
-enum Broken {
+enum QueueError {
     #[error(transparent)]
     Ring(#[from] RingError),
     #[error(transparent)]
     Chain(#[from] ChainError),
     #[error(transparent)]
     Memory(#[from] AddressSpaceError),
-    #[error("A receive buffer of {room} bytes in {pieces} pieces")]
-    Buffer { pieces: usize, room: usize },
+    #[error("A receive buffer of {room} bytes in {runs} runs of memory")]
+    Buffer { runs: usize, room: usize },
+    #[error("A receive buffer is not writable")]
+    ReadOnly,
 }
 
-/// What a worker is made of.
-pub(super) struct Parts {
-    pub interface: Arc<Interface>,
-    pub pair: Arc<Pair>,
-    pub inbox: Inbox,
-    pub pairs: Arc<[Arc<Pair>]>,
-    pub guest: Arc<Guest>,
-    pub table: Option<Arc<FlowTable>>,
-    pub limb: Limb,
-    pub placement: Arc<Placement>,
-    pub port: Box<dyn PortQueue>,
-}
-
-/// The worker's side of a queue pair.
-struct Engine {
-    interface: Arc<Interface>,
-    pair: Arc<Pair>,
+/// The worker of a queue pair.
+struct PairWorker {
+    context: Context,
     inbox: Inbox,
-    /// Frames of others that were taken in this turn.
-    handed: VecDeque<Handed>,
-    /// All of them, by number.
-    pairs: Arc<[Arc<Pair>]>,
-    guest: Arc<Guest>,
-    /// What it has set, and as of which change.
-    filter: Option<Arc<Filter>>,
-    takes: Offloads,
-    changes: u64,
-    /// None where there is one pair only.
-    table: Option<Arc<FlowTable>>,
+    /// Frames of others that were taken out of the inbox in this turn.
+    forwarded: VecDeque<Frame>,
     limb: Limb,
-    placement: Arc<Placement>,
-    generation: u64,
-    places: Places,
     port: Box<dyn PortQueue>,
     receive: Option<Receive>,
     transmit: Option<Transmit>,
     idle: Idle,
-    /// The port's queue has failed: it is left alone for a while.
-    ailing: bool,
     /// None where the machine has one node.
     homing: Option<Homing>,
-    /// Microseconds since it began, as of this turn.
-    now_us: u64,
     last_tick_us: u64,
 }
 
-/// What a turn came to.
-#[derive(Clone, Copy, Debug, Default)]
-struct Turn {
-    worked: bool,
-}
-
-pub(super) fn work(parts: Parts) {
-    // Naps are meant as they are said, and a woken worker is not to wait for the end of others' time slices. What works without
-    // is slower, no more.
-    let _ = farlane_file_io::timing::set_timer_slack();
-    if let Err(e) = timeslice::request(SLICE) {
-        log::debug!("No short time slices: {e}");
+impl PairWorker {
+    fn new(context: Context, inbox: Inbox, limb: Limb, port: Box<dyn PortQueue>) -> Self {
+        let several_nodes = context.interface.limbs.all().len() > 1;
+        Self {
+            context,
+            inbox,
+            forwarded: VecDeque::new(),
+            limb,
+            port,
+            receive: None,
+            transmit: None,
+            idle: Idle::new(policy::REQUESTS),
+            homing: several_nodes.then(Homing::default),
+            last_tick_us: 0,
+        }
     }
-    let generation = parts.placement.generation();
-    let several_nodes = parts.interface.limbs.all().len() > 1;
-    let mut engine = Engine {
-        places: Places::new(parts.placement.map()),
-        interface: parts.interface,
-        pair: parts.pair,
-        inbox: parts.inbox,
-        handed: VecDeque::new(),
-        pairs: parts.pairs,
-        changes: parts.guest.changes(),
-        filter: parts.guest.filter(),
-        takes: parts.guest.takes(),
-        guest: parts.guest,
-        table: parts.table,
-        limb: parts.limb,
-        placement: parts.placement,
-        generation,
-        port: parts.port,
-        receive: None,
-        transmit: None,
-        idle: Idle::new(true),
-        ailing: false,
-        homing: several_nodes.then(Homing::default),
-        now_us: 0,
-        last_tick_us: 0,
-    };
-    engine.run();
-    engine.inbox.close();
-}
 
-impl Engine {
-    fn run(&mut self) {
-        loop {
-            for _ in 0..TAKEN_AT_ONCE {
-                let Some(mail) = self.inbox.take() else {
-                    break;
-                };
-                let command = match mail {
-                    Mail::Command(command) => command,
-                    Mail::Frame(frame) => {
-                        self.handed.push_back(frame);
-                        continue;
-                    }
-                };
-                match command {
-                    Command::Begin(Side::Receive, setup, terms) => {
-                        let place = (Arc::clone(&setup.space), setup.layout, setup.event_index);
-                        let mut end = End::new(*setup);
-                        let result = end.begin();
-                        self.pair.place(place, end.progress.next_used);
-                        self.receive = Some(Receive::new(end, terms));
-                        self.pair.set_served(true);
-                        self.after(Side::Receive, result);
-                    }
-                    Command::Begin(Side::Transmit, setup, terms) => {
-                        let mut end = End::new(*setup);
-                        let result = end.begin();
-                        self.transmit = Some(Transmit::new(end, terms));
-                        self.after(Side::Transmit, result);
-                    }
-                    Command::End(side, reply) => {
-                        // Whoever asked may have gone.
-                        let _ = reply.send(self.end(side));
-                    }
-                    Command::Leave => {
-                        // There is no receive queue: what others have sent meanwhile is lost.
-                        let _ = self.receive_frames();
-                        return;
-                    }
-                }
+    fn run(mut self) {
+        thread::prepare();
+        while self.take_mail() {
+            if self.context.places.refresh()
+                && let Some(receive) = &mut self.receive
+            {
+                receive.forget();
             }
-            self.look_at_places();
-            let changes = self.guest.changes();
-            if changes != self.changes {
-                self.changes = changes;
-                self.filter = self.guest.filter();
-                self.takes = self.guest.takes();
-            }
-            let turn = self.turn();
-            if turn.worked {
+            self.context.refresh();
+            if self.turn() {
                 self.idle.worked();
             } else {
                 self.rest();
             }
         }
+        self.inbox.close();
+    }
+
+    /// Takes what was sent. Returns whether the worker goes on.
+    fn take_mail(&mut self) -> bool {
+        for _ in 0..TAKEN_AT_ONCE {
+            let command = match self.inbox.take() {
+                None => break,
+                Some(Mail::Command(command)) => command,
+                Some(Mail::Frame(frame)) => {
+                    self.forwarded.push_back(frame);
+                    continue;
+                }
+            };
+            match command {
+                Command::Begin(Side::Receive, setup, framing) => {
+                    let place = (Arc::clone(&setup.space), setup.layout, setup.event_index);
+                    let mut queue = Virtqueue::new(*setup);
+                    let result = queue.begin();
+                    self.context.pair.place(place, queue.progress.next_used);
+                    self.receive = Some(Receive::new(queue, framing));
+                    self.context.pair.set_served(true);
+                    self.after(Side::Receive, result);
+                }
+                Command::Begin(Side::Transmit, setup, framing) => {
+                    let mut queue = Virtqueue::new(*setup);
+                    let result = queue.begin();
+                    self.transmit = Some(Transmit::new(queue, framing));
+                    self.after(Side::Transmit, result);
+                }
+                Command::End(side, reply) => {
+                    // Whoever asked may have gone.
+                    let _ = reply.send(self.end(side));
+                }
+                Command::Leave => {
+                    // There is no receive queue: what others have sent meanwhile is lost.
+                    let _ = self.receive_frames();
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Moves frames to the guest. Returns whether there were any.
+    fn receive_frames(&mut self) -> Result<bool, QueueError> {
+        let (context, mut tally) = (&self.context, Tally::default());
+        let mut result = Ok(false);
+        if let Some(receive) = &mut self.receive {
+            if !receive.queue.broken {
+                result = receive.turn(context, &mut *self.port, &mut self.forwarded, &mut tally);
+            }
+            if receive.queue.broken || result.is_err() {
+                let waiting = receive.drain();
+                waiting.for_each(|frame| context.lose(&mut tally, &frame));
+            }
+        }
+        // Some are left only where there is no queue, or none that goes on.
+        for frame in self.forwarded.drain(..) {
+            context.lose(&mut tally, &frame);
+        }
+        tally.count(&context.interface.counters);
+        result
+    }
+
+    /// Moves frames from the guest. Returns whether there were any.
+    fn transmit_frames(&mut self) -> Result<bool, QueueError> {
+        let transmit = self.transmit.as_mut();
+        transmit.map_or(Ok(false), |t| t.turn(&self.context, &mut *self.port))
     }
 
     /// Stops one side; returns where the next worker begins.
     fn end(&mut self, side: Side) -> u16 {
         match side {
             Side::Receive => {
-                self.pair.set_served(false);
+                let (context, mut tally) = (&self.context, Tally::default());
+                context.pair.set_served(false);
                 let Some(mut receive) = self.receive.take() else {
                     return 0;
                 };
-                self.pair.displace();
-                let mut lost = receive.take_all();
-                lost.extend(self.handed.drain(..).map(|frame| frame.task));
-                let dropped = u64::try_from(lost.len()).unwrap_or(0);
-                count(&self.interface.counters.rx_dropped, dropped);
-                if let Some(table) = &self.table {
-                    lost.into_iter().for_each(|task| table.dropped(task));
-                    table.set_consumed(self.pair.index, self.pair.position());
+                context.pair.displace();
+                for frame in receive.drain().chain(self.forwarded.drain(..)) {
+                    context.lose(&mut tally, &frame);
                 }
-                show(&self.interface, &mut receive.end);
-                receive.end.progress.next_available
+                tally.count(&context.interface.counters);
+                context.read_consumed(context.pair.index);
+                show(&context.interface, &mut receive.queue);
+                receive.queue.progress.next_available
             }
             Side::Transmit => {
-                // What the driver has sent before it stopped the queue goes out, as far as the port has room.
+                // What the driver has sent before it stopped the queue goes out, as far as the port
+                // has room.
                 for _ in 0..LAST_TURNS {
                     if !matches!(self.transmit_frames(), Ok(true)) {
                         break;
                     }
                 }
                 self.transmit.take().map_or(0, |mut transmit| {
-                    show(&self.interface, &mut transmit.end);
-                    transmit.end.progress.next_available
+                    show(&self.context.interface, &mut transmit.queue);
+                    transmit.queue.progress.next_available
                 })
             }
         }
     }
 
-    /// The VM's memory may have moved.
-    fn look_at_places(&mut self) {
-        let generation = self.placement.generation();
-        if generation != self.generation {
-            self.generation = generation;
-            self.places = Places::new(self.placement.map());
-            if let Some(receive) = &mut self.receive {
-                receive.forget();
-            }
-        }
-    }
-
-    fn after(&mut self, side: Side, result: Result<(), Broken>) {
+    fn after(&mut self, side: Side, result: Result<(), QueueError>) {
         let Err(why) = result else {
             return;
         };
-        let end = match side {
+        let queue = match side {
             Side::Receive => self.receive.as_mut().map(|receive| {
                 receive.forget();
-                &mut receive.end
+                &mut receive.queue
             }),
-            Side::Transmit => self.transmit.as_mut().map(|transmit| &mut transmit.end),
+            Side::Transmit => self.transmit.as_mut().map(|transmit| &mut transmit.queue),
         };
-        if let Some(end) = end
-            && end.breaks()
+        if let Some(queue) = queue
+            && queue.breaks()
         {
-            count(&self.interface.counters.broken_queues, 1);
-            let (name, index) = (&self.interface.name, end.index());
+            let interface = &self.context.interface;
+            count(&interface.counters.broken_queues, 1);
+            let (name, index) = (&interface.name, queue.index());
             warn_limited!(
-                self.interface.limit,
+                interface.limit,
                 "Interface {name}, queue {index}: {}",
                 chain(&why)
             );
         }
     }
 
-    fn turn(&mut self) -> Turn {
-        let mut turn = Turn::default();
-        if self.table.is_some() || self.homing.is_some() {
-            self.now_us = self.interface.now_us();
+    /// Moves frames both ways. Returns whether there were any.
+    fn turn(&mut self) -> bool {
+        if self.context.table.is_some() || self.homing.is_some() {
+            self.context.now_us = self.context.interface.now_us();
         }
-        if let Some(table) = &self.table {
-            if self.now_us.wrapping_sub(self.last_tick_us) >= TICK_US {
-                self.last_tick_us = self.now_us;
-                table.tick(self.now_us);
-            }
-            let port = &self.interface.port;
-            match table.steer(self.now_us, |flow, queue| port.steer(flow, queue)) {
-                Ok(more) => turn.worked |= more,
-                Err(e) => {
-                    let name = &self.interface.name;
-                    warn_limited!(self.interface.limit, "Interface {name}: cannot steer: {e}");
-                }
-            }
-        }
+        let mut worked = self.steer();
         let result = self.transmit_frames();
-        turn.worked |= matches!(result, Ok(true));
+        worked |= matches!(result, Ok(true));
         self.after(Side::Transmit, result.map(drop));
         let result = self.receive_frames();
-        turn.worked |= matches!(result, Ok(true));
+        worked |= matches!(result, Ok(true));
         self.after(Side::Receive, result.map(drop));
         self.go_home();
+        let interface = &self.context.interface;
         if let Some(transmit) = &mut self.transmit {
             if transmit.is_to_show() {
-                show(&self.interface, &mut transmit.end);
+                show(interface, &mut transmit.queue);
             }
-            if turn.worked && transmit.end.turned() {
-                transmit.end.forget();
+            if worked && transmit.queue.turned() {
+                transmit.queue.forget();
             }
         }
         if let Some(receive) = &mut self.receive {
-            show(&self.interface, &mut receive.end);
-            if turn.worked
-                && let Some(table) = &self.table
-                && let Some(position) = self.pair.consumed()
-            {
-                table.set_consumed(self.pair.index, position);
+            show(interface, &mut receive.queue);
+            if worked {
+                self.context.read_consumed(self.context.pair.index);
             }
-            if turn.worked && receive.end.turned() {
+            if receive.queue.broken || worked && receive.queue.turned() {
                 receive.forget();
-                receive.end.forget();
+                receive.queue.forget();
             }
         }
-        turn
+        worked
+    }
+
+    /// The worker's share of what the flow table has to do. Returns whether there is more now.
+    fn steer(&mut self) -> bool {
+        let (interface, now_us) = (&self.context.interface, self.context.now_us);
+        let Some(table) = &self.context.table else {
+            return false;
+        };
+        if now_us.wrapping_sub(self.last_tick_us) >= TICK_US {
+            self.last_tick_us = now_us;
+            table.tick(now_us);
+        }
+        let steered = table.steer(now_us, |flow, queue| interface.port.steer(flow, queue));
+        steered.unwrap_or_else(|e| {
+            let name = &interface.name;
+            warn_limited!(interface.limit, "Interface {name}: cannot steer: {e}");
+            false
+        })
     }
 
     /// Follows the pair's memory to another node.
@@ -377,82 +345,90 @@ impl Engine {
         for (node, bytes) in transmitted.chain(received.into_iter().flatten()) {
             homing.moved(node, bytes);
         }
-        let limbs = &self.interface.limbs;
-        if let Some(node) = homing.decide(self.limb.node(), self.now_us)
+        let limbs = &self.context.interface.limbs;
+        if let Some(node) = homing.decide(self.limb.node(), self.context.now_us)
             && let Some(limb) = limbs.all().get(limbs.index_of(node))
         {
             limb.enter();
             self.limb = limb.clone();
-            count(&self.interface.counters.rehomed, 1);
+            self.context.node = limb.node();
+            count(&self.context.interface.counters.rehomed, 1);
         }
     }
 
     /// There was nothing to do.
     fn rest(&mut self) {
-        match self.idle.idle() {
-            Rest::Look => (),
-            // Drivers and ports tell: that costs less than looking again and again, and wakes at once.
-            Rest::Nap(_) | Rest::Sleep => match self.sleep() {
-                Ok(()) => (),
-                Err((side, why)) => self.after(side, Err(why)),
-            },
+        let limit = match self.idle.idle() {
+            Rest::Look => return,
+            Rest::Nap(limit) => Some(limit),
+            Rest::Sleep(limit) => limit,
+        };
+        if let Err((side, why)) = self.sleep(limit) {
+            self.after(side, Err(why));
         }
+        self.idle.woke();
     }
 
-    /// Waits for a driver, for the port, or for another thread.
-    fn sleep(&mut self) -> Result<(), (Side, Broken)> {
+    /// Waits for a driver, for the port, or for another thread, or until `limit` is over.
+    fn sleep(&mut self, limit: Option<Duration>) -> Result<(), (Side, QueueError)> {
         let receives = |e: RingError| (Side::Receive, e.into());
         let transmits = |e: RingError| (Side::Transmit, e.into());
         let mut wanted = PollFlags::empty();
         let mut never_tells = false;
         if let Some(transmit) = &mut self.transmit {
-            show(&self.interface, &mut transmit.end);
+            show(&self.context.interface, &mut transmit.queue);
             transmit.shown();
         }
-        if let Some(transmit) = self.transmit.as_mut().filter(|t| !t.end.broken) {
+        if let Some(transmit) = self.transmit.as_mut().filter(|t| !t.queue.broken) {
             if transmit.blocked {
                 wanted |= PollFlags::OUT;
-            } else if transmit.end.arm(0).map_err(transmits)? {
+            } else if transmit.queue.arm(0).map_err(transmits)? {
                 return Ok(());
             }
-            never_tells |= transmit.end.kick().is_none();
+            never_tells |= transmit.queue.kick().is_none();
         }
-        if let Some(receive) = self.receive.as_mut().filter(|r| !r.end.broken) {
-            if receive.starves() {
-                if receive.end.arm(receive.seen()).map_err(receives)? {
+        if let Some(receive) = self.receive.as_mut().filter(|r| !r.queue.broken) {
+            if receive.is_starved() {
+                if receive.queue.arm(receive.seen()).map_err(receives)? {
                     return Ok(());
                 }
-                never_tells |= receive.end.kick().is_none();
+                never_tells |= receive.queue.kick().is_none();
             } else if self.port.receives() {
                 wanted |= PollFlags::IN;
             }
         }
-        let holds = self.receive.as_ref().is_some_and(Receive::holds);
+        let (mut holds, mut port_failed) = (false, false);
+        if let Some(receive) = &mut self.receive {
+            holds = receive.holds();
+            port_failed = !holds && std::mem::take(&mut receive.port_failed);
+        }
         let look = if holds {
             Some(&LOOK_AT_HELD)
-        } else if std::mem::take(&mut self.ailing) {
+        } else if port_failed {
             // It would be ready for ever.
             wanted = PollFlags::empty();
-            Some(&LOOK_AT_AILING)
+            Some(&LOOK_AT_FAILED_PORT)
         } else {
             never_tells.then_some(&LOOK)
         };
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+        let look = look.into_iter().chain(&limit).min();
         if self.inbox.announce() {
             if let Some(transmit) = &mut self.transmit {
-                transmit.end.forget();
+                transmit.queue.forget();
             }
             if let Some(receive) = &mut self.receive {
                 receive.forget();
-                receive.end.forget();
+                receive.queue.forget();
             }
             self.wait(wanted, look);
         }
         self.inbox.awake();
-        if let Some(transmit) = self.transmit.as_mut().filter(|t| !t.end.broken) {
-            transmit.end.disarm().map_err(transmits)?;
+        if let Some(transmit) = self.transmit.as_mut().filter(|t| !t.queue.broken) {
+            transmit.queue.disarm().map_err(transmits)?;
         }
-        if let Some(receive) = self.receive.as_mut().filter(|r| !r.end.broken) {
-            receive.end.disarm().map_err(receives)?;
+        if let Some(receive) = self.receive.as_mut().filter(|r| !r.queue.broken) {
+            receive.queue.disarm().map_err(receives)?;
         }
         Ok(())
     }
@@ -461,12 +437,12 @@ impl Engine {
         let port = self.port.fd();
         let mut fds = Vec::with_capacity(4);
         fds.push(PollFd::from_borrowed_fd(self.inbox.fd(), PollFlags::IN));
-        let ends = [
-            self.transmit.as_ref().map(|t| &t.end),
-            self.receive.as_ref().map(|r| &r.end),
+        let queues = [
+            self.transmit.as_ref().map(|t| &t.queue),
+            self.receive.as_ref().map(|r| &r.queue),
         ];
-        for end in ends.into_iter().flatten() {
-            if let Some(kick) = end.kick() {
+        for queue in queues.into_iter().flatten() {
+            if let Some(kick) = queue.kick() {
                 fds.push(PollFd::from_borrowed_fd(kick, PollFlags::IN));
             }
         }
@@ -475,29 +451,29 @@ impl Engine {
             fds.push(PollFd::from_borrowed_fd(port, wanted));
         }
         let _ = poll(&mut fds, look);
-        for end in ends.into_iter().flatten() {
-            if end.take_kick() {
-                count(&self.interface.counters.kicks, 1);
+        for queue in queues.into_iter().flatten() {
+            if queue.take_kick() {
+                count(&self.context.interface.counters.kicks, 1);
             }
         }
     }
 }
 
 /// Shows the driver what was used.
-fn show(interface: &Interface, end: &mut End) {
-    if end.broken {
+fn show(interface: &Interface, queue: &mut Virtqueue) {
+    if queue.broken {
         return;
     }
-    match end.show() {
+    match queue.show() {
         Ok(true) => count(&interface.counters.interrupts, 1),
         Ok(false) => (),
         Err(e) => {
-            end.breaks();
+            queue.breaks();
             warn_limited!(
                 interface.limit,
                 "Interface {}, queue {}: {}",
                 interface.name,
-                end.index(),
+                queue.index(),
                 chain(&e)
             );
         }
@@ -512,11 +488,9 @@ fn note(moved: &mut Vec<(Node, u64)>, node: Node, bytes: u64) {
     }
 }
 
-/// A vector of guest memory, or of ours.
-fn vector(base: *mut u8, bytes: usize) -> libc::iovec {
-    libc::iovec {
-        iov_base: base.cast(),
-        iov_len: bytes,
+impl From<ReadOnly> for QueueError {
+    fn from(_: ReadOnly) -> Self {
+        Self::ReadOnly
     }
 }
 

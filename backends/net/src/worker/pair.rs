@@ -1,19 +1,23 @@
 //! A queue pair, as its worker and the others know it.
 
+use super::buffers::Places;
+use super::context::Context;
 use super::mail::{Command, Mailbox};
-use super::{Parts, Terms, work};
+use super::{Framing, PairWorker};
+use crate::bits::low16;
 use crate::flow::FlowTable;
 use crate::guest::Guest;
 use crate::interface::Interface;
 use farlane_daemon::limb::Limb;
-use farlane_vhost::session::Setup;
-use farlane_vhost::vring::{Layout, Rings};
+use farlane_sys::sync::lock;
+use farlane_vhost_user::session::Setup;
+use farlane_vhost_user::vring::{Layout, Rings};
 use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::Placement;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 /// One of the two queues of a pair.
@@ -25,10 +29,8 @@ pub enum Side {
     Transmit,
 }
 
-/// A queue pair.
 #[derive(Debug)]
 pub struct Pair {
-    /// Its number.
     pub index: u16,
     /// Commands for the worker, and frames that others have for its receive queue.
     pub mail: Arc<Mailbox>,
@@ -49,14 +51,14 @@ struct Gauge {
     offset: u16,
 }
 
-/// Used buffers of a ring of `size` entries that the driver has taken, at least, of which `used` were shown to it.
+/// Used buffers of a ring of `size` entries that the driver has taken, at least, of which `used`
+/// were shown to it.
 ///
-/// `available` is its own index: it has as many buffers at most as the ring has entries. `event` is the used buffer of which it
-/// wants to be told; zero while it wants to be told of none (as Linux has it), and behind `used` by no more than there are
-/// entries where it means something.
+/// `available` is its own index: it has as many buffers at most as the ring has entries. `event` is
+/// the used buffer of which it wants to be told; zero while it wants to be told of none (as Linux
+/// has it), and behind `used` by no more than there are entries where it means something.
 fn taken(used: u64, offset: u16, size: u16, available: u16, event: Option<u16>) -> u64 {
-    let [low, high, ..] = used.to_le_bytes();
-    let index = u16::from_le_bytes([low, high]).wrapping_add(offset);
+    let index = low16(used).wrapping_add(offset);
     let free = available.wrapping_sub(index).min(size);
     let mut behind = size - free;
     if let Some(event) = event.filter(|event| *event != 0) {
@@ -67,9 +69,6 @@ fn taken(used: u64, offset: u16, size: u16, available: u16, event: Option<u16>) 
 
 impl Pair {
     /// One that nobody serves.
-    ///
-    /// # Errors
-    /// Too many open files.
     pub fn new(index: u16) -> io::Result<Self> {
         Ok(Self {
             index,
@@ -89,9 +88,10 @@ impl Pair {
         self.position.fetch_add(used, Ordering::AcqRel);
     }
 
-    /// How many used buffers of its receive queue the driver has taken, at least; nothing where the queue cannot be read.
+    /// How many used buffers of its receive queue the driver has taken, at least; nothing where the
+    /// queue cannot be read.
     pub fn consumed(&self) -> Option<u64> {
-        let gauge = self.gauge.lock().unwrap_or_else(PoisonError::into_inner);
+        let gauge = lock(&self.gauge);
         let Some(gauge) = &*gauge else {
             // Nobody waits for a queue that is not served.
             return Some(self.position());
@@ -106,18 +106,17 @@ impl Pair {
     /// The receive queue is here, and `used` is its running number.
     pub(super) fn place(&self, place: (Arc<AddressSpace>, Layout, bool), used: u16) {
         let (space, layout, event_index) = place;
-        let [low, high, ..] = self.position().to_le_bytes();
         let gauge = Gauge {
             space,
             layout,
             event_index,
-            offset: used.wrapping_sub(u16::from_le_bytes([low, high])),
+            offset: used.wrapping_sub(low16(self.position())),
         };
-        *self.gauge.lock().unwrap_or_else(PoisonError::into_inner) = Some(gauge);
+        *lock(&self.gauge) = Some(gauge);
     }
 
     pub(super) fn displace(&self) {
-        *self.gauge.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.gauge) = None;
     }
 
     /// Whether its receive queue is served.
@@ -148,22 +147,22 @@ impl Worker {
         pair: &Arc<Pair>,
         limb: &Limb,
         placement: &Arc<Placement>,
-        (guest, table): (Arc<Guest>, Option<Arc<FlowTable>>),
+        guest: (Arc<Guest>, Option<Arc<FlowTable>>),
     ) -> io::Result<Self> {
         let port = interface.port.open(pair.index)?;
         let inbox = pair.mail.open().ok_or(io::ErrorKind::ResourceBusy)?;
-        let parts = Parts {
-            interface: Arc::clone(interface),
-            pair: Arc::clone(pair),
-            inbox,
-            pairs: Arc::clone(pairs),
+        let context = Context::new(
+            Arc::clone(interface),
+            Arc::clone(pairs),
+            Arc::clone(pair),
             guest,
-            table,
-            limb: limb.clone(),
-            placement: Arc::clone(placement),
-            port,
-        };
-        let thread = limb.spawn(format!("pair {}", pair.index), move || work(parts))?;
+            limb.node(),
+            Places::new(Arc::clone(placement)),
+        );
+        let node = limb.clone();
+        let thread = limb.spawn(format!("pair {}", pair.index), move || {
+            PairWorker::new(context, inbox, node, port).run();
+        })?;
         Ok(Self {
             pair: Arc::clone(pair),
             thread,
@@ -183,13 +182,12 @@ impl Worker {
     }
 
     /// Has it serve a queue.
-    pub fn begin(&self, side: Side, setup: Setup, terms: Terms) {
-        self.tell(Command::Begin(side, Box::new(setup), terms));
+    pub fn begin(&self, side: Side, setup: Setup, framing: Framing) {
+        self.tell(Command::Begin(side, Box::new(setup), framing));
     }
 
-    /// Has it stop to; returns the running number of the first buffer that was not taken. It touches neither the queue nor its
-    /// memory then.
-    #[must_use]
+    /// Has it stop to; returns the running number of the first buffer that was not taken. It
+    /// touches neither the queue nor its memory then.
     pub fn end(&self, side: Side) -> u16 {
         let (reply, answer) = channel();
         self.tell(Command::End(side, reply));
@@ -199,7 +197,6 @@ impl Worker {
         })
     }
 
-    /// Ends it.
     pub fn leave(self) {
         self.tell(Command::Leave);
         let _ = self.thread.join();
@@ -226,10 +223,7 @@ mod tests {
             // Buffers that it has taken and not given back.
             let kept = kept.min(size - waiting);
             let used = taken_before + u64::from(waiting);
-            let number = |position: u64| {
-                let [low, high, ..] = position.to_le_bytes();
-                u16::from_le_bytes([low, high]).wrapping_add(offset)
-            };
+            let number = |position| low16(position).wrapping_add(offset);
             let available = number(used).wrapping_add(size - waiting - kept);
             let event = number(taken_before);
             let said = taken(used, offset, size, available, tells.then_some(event));

@@ -1,17 +1,15 @@
-//! Frames whose order this worker decides and that another one has read: they go on after what had come to this worker's own queue of
-//! the port before them.
+//! Frames whose order this worker decides and that another one has read: they go on after what had
+//! come to this worker's own queue of the port before them.
 //!
-//! That is known when the queue was seen empty, or when as many frames were read from it as it has room for. Whatever else happens, a
-//! frame waits for a bounded time, and so many wait at most: then the oldest goes on, at worst before one that it should have followed.
+//! That is known when the queue was seen empty, or when as many frames were read from it as it has
+//! room for. Whatever else happens, a frame waits for a bounded time, and so many wait at most:
+//! then the oldest goes on, at worst before one that it should have followed.
 
-use super::mail::Handed;
+use super::frame::{Frame, MAX_BYTES, MAX_FRAMES};
 use std::collections::VecDeque;
 
-/// Frames that wait, at most, and their bytes.
-const MOST: usize = 1024;
-const MOST_BYTES: usize = 4 << 20;
-
-/// Frames that a port's queue has room for, if not more: a tap keeps 500 to 1,000, a NIC's ring 2,048.
+/// Frames that a port's queue has room for, if not more: a tap keeps 500 to 1,000, a NIC's ring
+/// 2,048.
 const PORT_FRAMES: u64 = 2048;
 
 /// Microseconds that a frame waits, at most: as long as frames are held while their flow moves.
@@ -28,7 +26,7 @@ pub(super) struct Sequence {
 
 #[derive(Debug)]
 struct Waiting {
-    frame: Handed,
+    frame: Frame,
     /// What had been read then.
     read: u64,
     since_us: u64,
@@ -36,7 +34,7 @@ struct Waiting {
 
 impl Sequence {
     /// Another one has read a frame.
-    pub fn push(&mut self, frame: Handed, now_us: u64) {
+    pub fn push(&mut self, frame: Frame, now_us: u64) {
         self.bytes += frame.bytes.len();
         self.waiting.push_back(Waiting {
             frame,
@@ -50,18 +48,19 @@ impl Sequence {
         self.read = self.read.wrapping_add(1);
     }
 
-    /// The oldest frame, if it waits no longer. `is_empty`: the port's queue was seen empty since it was pushed.
-    pub fn next(&mut self, is_empty: bool, now_us: u64) -> Option<Handed> {
+    /// The oldest frame, if it waits no longer. `is_empty`: the port's queue was seen empty since
+    /// it was pushed.
+    pub fn next(&mut self, is_empty: bool, now_us: u64) -> Option<Frame> {
         let oldest = self.waiting.front()?;
         let goes = is_empty
-            || self.waiting.len() > MOST
-            || self.bytes > MOST_BYTES
+            || self.waiting.len() > MAX_FRAMES
+            || self.bytes > MAX_BYTES
             || self.read.wrapping_sub(oldest.read) >= PORT_FRAMES
             || now_us.saturating_sub(oldest.since_us) >= LONGEST_US;
         goes.then(|| self.pop()).flatten()
     }
 
-    fn pop(&mut self) -> Option<Handed> {
+    fn pop(&mut self) -> Option<Frame> {
         let frame = self.waiting.pop_front()?.frame;
         self.bytes -= frame.bytes.len();
         Some(frame)
@@ -72,7 +71,7 @@ impl Sequence {
     }
 
     /// Takes all of them.
-    pub fn drain(&mut self) -> impl Iterator<Item = Handed> {
+    pub fn drain(&mut self) -> impl Iterator<Item = Frame> {
         std::iter::from_fn(|| self.pop())
     }
 }
@@ -81,17 +80,17 @@ impl Sequence {
 mod tests {
     use super::*;
     use crate::bits::FrameHeader;
-    use crate::flow::Task;
+    use crate::flow::Route;
     use zerocopy::FromZeros as _;
 
     /// A frame of so many bytes, the first of which is a number.
-    fn frame(number: u8, bytes: usize) -> Handed {
+    fn frame(number: u8, bytes: usize) -> Frame {
         let mut frame = vec![0; bytes];
         frame[0] = number;
-        Handed {
+        Frame {
             header: FrameHeader::new_zeroed(),
             bytes: frame.into(),
-            task: Task::Stray,
+            route: Route::Deliver,
         }
     }
 
@@ -139,15 +138,15 @@ mod tests {
     #[test]
     fn neither_frames_nor_bytes_that_wait_grow_without_bound() {
         let mut sequence = Sequence::default();
-        for _ in 0..MOST {
+        for _ in 0..MAX_FRAMES {
             sequence.push(frame(1, 60), 0);
         }
         assert_eq!(next(&mut sequence, false, 0), None);
         sequence.push(frame(2, 60), 0);
         assert_eq!(next(&mut sequence, false, 0), Some(1));
         assert_eq!(next(&mut sequence, false, 0), None);
-        assert_eq!(sequence.drain().count(), MOST);
-        for _ in 0..=MOST_BYTES / 65_536 {
+        assert_eq!(sequence.drain().count(), MAX_FRAMES);
+        for _ in 0..=MAX_BYTES / 65_536 {
             sequence.push(frame(3, 65_536), 0);
         }
         assert_eq!(next(&mut sequence, false, 0), Some(3));

@@ -1,47 +1,49 @@
 //! Frames from the guest to the port.
 
-use super::buffers::{MAX_PIECES, Piece, copy_out, most_bytes, resolve};
-use super::end::End;
-use super::{AT_ONCE, Broken, Engine, Terms, note, port_failed, vector};
-use crate::bits::{FrameHeader, HEADER_BYTES};
+use super::buffers::{MAX_BUFFER, MAX_RUNS};
+use super::context::Context;
+use super::virtqueue::Virtqueue;
+use super::{AT_ONCE, Framing, QueueError, note, port_failed};
+use crate::bits::{FrameHeader, wide};
 use crate::counters::count;
 use crate::flow::{PARSE_BYTES, parse};
-use crate::header::{MAX_FRAME, check_sent};
+use crate::header::check_sent;
+use crate::port::PortQueue;
 use farlane_daemon::warn_limited;
-use farlane_vhost::chain::Chain;
-use farlane_vhost::segment;
+use farlane_vhost_user::chain::Chain;
+use farlane_vhost_user::segment;
+use farlane_zero_copy::View;
+use farlane_zero_copy::slices::{GuestRuns, GuestSlices, SliceList};
 use farlane_zero_copy::topology::Node;
+use std::mem::take;
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
-/// Buffers whose frames are gone are shown to the driver together, when there are so many, or after so long, or before the worker
-/// sleeps: no one waits for them, and each showing may cost the guest an interrupt.
+/// Buffers whose frames are gone are shown to the driver together, when there are so many, or after
+/// so long, or before the worker sleeps: no one waits for them, and each showing may cost the guest
+/// an interrupt.
 const SHOWN_TOGETHER: u16 = 64;
 const SHOWN_AFTER: Duration = Duration::from_micros(100);
 
 /// A transmit queue in use.
 pub(super) struct Transmit {
-    pub end: End,
-    terms: Terms,
+    pub queue: Virtqueue,
+    framing: Framing,
     /// The port has no room.
     pub blocked: bool,
     /// Where bytes lie that were moved since somebody looked.
     pub moved: Vec<(Node, u64)>,
     chain: Chain,
-    pieces: Vec<Piece>,
-    vectors: Vec<libc::iovec>,
-    /// For frames in more pieces than a port takes.
+    list: SliceList,
+    /// For frames in more runs of memory than a port takes.
     scratch: Vec<u8>,
     /// Since when used buffers wait to be shown.
     hidden: Option<Instant>,
 }
 
-// SAFETY: the vectors are filled for one call at a time; what they point to stays where it is when this moves.
-unsafe impl Send for Transmit {}
-
 /// What became of a frame.
-enum Sent {
-    Yes(usize),
+enum SendOutcome {
+    Yes(u64),
     /// The port has no room now.
     Later,
     /// The port does not take it.
@@ -51,15 +53,14 @@ enum Sent {
 }
 
 impl Transmit {
-    pub fn new(end: End, terms: Terms) -> Self {
+    pub fn new(queue: Virtqueue, framing: Framing) -> Self {
         Self {
-            end,
-            terms,
+            queue,
+            framing,
             blocked: false,
             moved: Vec::new(),
             chain: Chain::default(),
-            pieces: Vec::new(),
-            vectors: Vec::new(),
+            list: SliceList::default(),
             scratch: Vec::new(),
             hidden: None,
         }
@@ -72,13 +73,13 @@ impl Transmit {
 
     /// Whether used buffers are to be shown to the driver now.
     pub fn is_to_show(&mut self) -> bool {
-        let waiting = self.end.progress.unpublished();
+        let waiting = self.queue.progress.unpublished();
         let since = match self.hidden {
             _ if waiting == 0 => None,
             Some(since) => Some(since),
             None => Some(Instant::now()),
         };
-        let many = SHOWN_TOGETHER.min(self.end.size() / 4);
+        let many = SHOWN_TOGETHER.min(self.queue.size() / 4);
         let now = waiting > 0
             && (self.blocked
                 || waiting >= many
@@ -87,81 +88,43 @@ impl Transmit {
         now
     }
 
-    /// The pieces from byte `skip` on.
-    fn pieces(&self, skip: usize) -> impl Iterator<Item = Piece> {
-        let mut skip = skip;
-        self.pieces.iter().filter_map(move |piece| {
-            let less = skip.min(piece.bytes);
-            skip -= less;
-            (less < piece.bytes).then(|| Piece {
-                base: piece.base.wrapping_add(less),
-                bytes: piece.bytes - less,
-                node: piece.node,
-            })
-        })
-    }
-}
-
-impl Engine {
     /// Moves frames from the guest. Returns whether there were any.
-    pub(super) fn transmit_frames(&mut self) -> Result<bool, Broken> {
-        let Some(mut transmit) = self.transmit.take() else {
+    pub fn turn(
+        &mut self,
+        context: &Context,
+        port: &mut dyn PortQueue,
+    ) -> Result<bool, QueueError> {
+        self.blocked = false;
+        if self.queue.broken {
             return Ok(false);
-        };
-        transmit.blocked = false;
-        let result = if transmit.end.broken {
-            Ok(false)
-        } else {
-            self.transmit_with(&mut transmit)
-        };
-        self.transmit = Some(transmit);
-        result
-    }
-
-    fn transmit_with(&mut self, transmit: &mut Transmit) -> Result<bool, Broken> {
-        let rings = transmit.end.rings()?;
-        let counters = &self.interface.counters;
+        }
+        let rings = self.queue.rings()?;
+        let counters = &context.interface.counters;
         let (mut frames, mut total) = (0, 0);
         let mut worked = false;
         for _ in 0..AT_ONCE {
-            let Some(head) = transmit.end.progress.peek(&rings, 0)? else {
+            let Some(head) = self.queue.progress.peek(&rings, 0)? else {
                 break;
             };
-            transmit.chain.follow(&rings, head)?;
-            transmit.pieces.clear();
-            let readable = &transmit.chain.readable;
-            let sent = if segment::total(readable) > most_bytes() {
-                Sent::Invalid
-            } else {
-                resolve(&rings, readable, false, &self.places, &mut transmit.pieces)?;
-                send(&self.interface, &mut *self.port, transmit, self.limb.node())
-            };
-            match sent {
-                Sent::Yes(bytes) => {
-                    if let Some(table) = &self.table {
-                        // The guest may change its frame: what is learned is of a copy.
-                        let mut prefix = [0; PARSE_BYTES];
-                        let pieces = transmit.pieces(transmit.terms.header_bytes);
-                        let length = copy_out(pieces, &mut prefix);
-                        let parsed = parse(prefix.get(..length).unwrap_or_default());
-                        table.transmitted(self.pair.index, &parsed, self.now_us);
-                    }
+            self.chain.follow(&rings, head)?;
+            match self.send(context, port, rings.view())? {
+                SendOutcome::Yes(bytes) => {
                     frames += 1;
-                    total += u64::try_from(bytes).unwrap_or(0);
+                    total += bytes;
                 }
-                Sent::Later => {
-                    transmit.blocked = true;
+                SendOutcome::Later => {
+                    self.blocked = true;
                     break;
                 }
-                Sent::Refused => count(&counters.tx_dropped, 1),
-                Sent::Invalid => count(&counters.tx_invalid, 1),
+                SendOutcome::Refused => count(&counters.tx_dropped, 1),
+                SendOutcome::Invalid => count(&counters.tx_invalid, 1),
             }
             worked = true;
-            transmit.end.progress.skip(1);
-            transmit.end.progress.put(&rings, head, 0);
+            self.queue.progress.skip(1);
+            self.queue.progress.put(&rings, head, 0);
         }
-        if worked && let Err(e) = self.port.flush() {
-            port_failed(&self.interface, "send", &e);
+        if worked && let Err(e) = port.flush() {
+            port_failed(&context.interface, "send", &e);
         }
         if frames > 0 {
             count(&counters.tx_frames, frames);
@@ -169,71 +132,82 @@ impl Engine {
         }
         Ok(worked)
     }
-}
 
-/// Sends the frame that a chain's pieces are.
-fn send(
-    interface: &crate::interface::Interface,
-    port: &mut dyn crate::port::PortQueue,
-    transmit: &mut Transmit,
-    limb: Node,
-) -> Sent {
-    let header_bytes = transmit.terms.header_bytes;
-    let total = transmit
-        .pieces
-        .iter()
-        .fold(0_usize, |sum, piece| sum.saturating_add(piece.bytes));
-    let Some(frame) = total.checked_sub(header_bytes) else {
-        return Sent::Invalid;
-    };
-    let mut header = FrameHeader::new_zeroed();
-    let bytes = header.as_mut_bytes();
-    copy_out(
-        transmit.pieces.iter().copied(),
-        bytes.get_mut(..header_bytes).unwrap_or_default(),
-    );
-    let mut header = match check_sent(header, frame, transmit.terms.sends) {
-        Ok(header) => header,
-        Err(e) => {
-            log::debug!("Interface {}: {e}", interface.name);
-            return Sent::Invalid;
+    /// Sends the frame that the chain is.
+    fn send(
+        &mut self,
+        context: &Context,
+        port: &mut dyn PortQueue,
+        view: &View,
+    ) -> Result<SendOutcome, QueueError> {
+        let bytes = usize::try_from(segment::total(&self.chain.readable));
+        let Some(bytes) = bytes.ok().filter(|bytes| *bytes <= MAX_BUFFER) else {
+            return Ok(SendOutcome::Invalid);
+        };
+        let mut memory = GuestSlices::new(view, take(&mut self.list), false);
+        for segment in &self.chain.readable {
+            memory.push(segment.address, segment.bytes)?;
         }
-    };
-    let mut vectors = std::mem::take(&mut transmit.vectors);
-    vectors.clear();
-    vectors.push(vector(std::ptr::from_mut(&mut header).cast(), HEADER_BYTES));
-    if transmit.pieces.len() <= MAX_PIECES {
-        for piece in transmit.pieces(header_bytes) {
-            vectors.push(vector(piece.base, piece.bytes));
-        }
-    } else {
-        let mut scratch = std::mem::take(&mut transmit.scratch);
-        scratch.resize(frame.min(MAX_FRAME), 0);
-        copy_out(transmit.pieces(header_bytes), &mut scratch);
-        vectors.push(vector(scratch.as_mut_ptr(), scratch.len()));
-        transmit.scratch = scratch;
+        let sent = self.send_memory(context, port, &memory, bytes);
+        self.list = memory.into_list();
+        Ok(sent)
     }
-    // SAFETY: the header is ours, as is the scratch memory; the pieces are memory of the view that the rings hold, which the
-    // caller has.
-    let result = unsafe { port.send(&vectors) };
-    transmit.vectors = vectors;
-    match result {
-        Ok(true) => {
-            for piece in &transmit.pieces {
-                let bytes = u64::try_from(piece.bytes).unwrap_or(0);
-                interface.locality.transmit.add(piece.node, limb, 0, bytes);
-                note(&mut transmit.moved, piece.node, bytes);
+
+    fn send_memory(
+        &mut self,
+        context: &Context,
+        port: &mut dyn PortQueue,
+        memory: &GuestSlices<&View>,
+        bytes: usize,
+    ) -> SendOutcome {
+        let (interface, header_bytes) = (&context.interface, self.framing.header_bytes);
+        let Some(bytes) = bytes.checked_sub(header_bytes) else {
+            return SendOutcome::Invalid;
+        };
+        let mut header = FrameHeader::new_zeroed();
+        let to = header.as_mut_bytes().get_mut(..header_bytes);
+        memory.copy_to(to.unwrap_or_default());
+        let header = match check_sent(header, bytes, self.framing.sends) {
+            Ok(header) => header,
+            Err(e) => {
+                log::debug!("Interface {}: {e}", interface.name);
+                return SendOutcome::Invalid;
             }
-            Sent::Yes(frame)
+        };
+        let guest = memory.at(header_bytes);
+        let result = if memory.vectors().len() <= MAX_RUNS {
+            port.send(&header, guest, &[])
+        } else {
+            self.scratch.resize(bytes, 0);
+            guest.copy_to(&mut self.scratch);
+            port.send(&header, GuestRuns::default(), &self.scratch)
+        };
+        match result {
+            Ok(true) => (),
+            Ok(false) => return SendOutcome::Later,
+            Err(e) => {
+                warn_limited!(
+                    interface.limit,
+                    "Interface {}: the port refuses a frame of the guest: {e}",
+                    interface.name
+                );
+                return SendOutcome::Refused;
+            }
         }
-        Ok(false) => Sent::Later,
-        Err(e) => {
-            warn_limited!(
-                interface.limit,
-                "Interface {}: a frame of the guest is not taken: {e}",
-                interface.name
-            );
-            Sent::Refused
+        for segment in &self.chain.readable {
+            context.places.cut(*segment, |node, bytes| {
+                let locality = &interface.locality.transmit;
+                locality.add(node, context.node, 0, bytes);
+                note(&mut self.moved, node, bytes);
+            });
         }
+        if let Some(table) = &context.table {
+            // The guest may change its frame: what is learned is of a copy.
+            let mut prefix = [0; PARSE_BYTES];
+            let length = guest.copy_to(&mut prefix);
+            let parsed = parse(prefix.get(..length).unwrap_or_default());
+            table.transmitted(context.pair.index, &parsed, context.now_us);
+        }
+        SendOutcome::Yes(wide(bytes))
     }
 }

@@ -3,13 +3,14 @@
 #![allow(dead_code)]
 
 use farlane_daemon::limb::Limbs;
-use farlane_net::bits::HEADER_BYTES;
+use farlane_net::bits::{FrameHeader, HEADER_BYTES};
 use farlane_net::flow::FlowKey;
 use farlane_net::interface::Interface;
-use farlane_net::port::{Offloads, Port, PortQueue};
+use farlane_net::port::{FrameRoom, Offloads, Port, PortQueue};
 use farlane_net::session::NetDevice;
-use farlane_net_driver::{Nic, Options};
-use farlane_vhost::serve::serve;
+use farlane_vhost_user::serve::serve;
+use farlane_vm_front_end::net::{Nic, Options};
+use farlane_zero_copy::slices::GuestRuns;
 use farlane_zero_copy::topology::{Described, Topology};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
@@ -94,24 +95,18 @@ impl PortQueue for FeedQueue {
         self.0.event.as_fd()
     }
 
-    unsafe fn receive(&mut self, into: &[libc::iovec]) -> io::Result<Option<usize>> {
+    fn receive(&mut self, into: FrameRoom<'_>) -> io::Result<Option<usize>> {
         let Some(frame) = self.0.next() else {
             return Ok(None);
         };
-        let bytes = [&[0; HEADER_BYTES][..], &frame].concat();
-        let mut rest = &bytes[..];
-        for room in into {
-            let (part, after) = rest.split_at(rest.len().min(room.iov_len));
-            // SAFETY: the caller vouches for the memory of the vectors; the part is no longer than this one.
-            unsafe {
-                std::ptr::copy_nonoverlapping(part.as_ptr(), room.iov_base.cast(), part.len())
-            };
-            rest = after;
-        }
-        Ok(Some(bytes.len()))
+        *into.header = FrameHeader::default();
+        let in_guest = into.guest.copy_from(&frame).unwrap();
+        let rest = &frame[in_guest..];
+        into.own[..rest.len()].copy_from_slice(rest);
+        Ok(Some(HEADER_BYTES + frame.len()))
     }
 
-    unsafe fn send(&mut self, _from: &[libc::iovec]) -> io::Result<bool> {
+    fn send(&mut self, _: &FrameHeader, _: GuestRuns<'_>, _: &[u8]) -> io::Result<bool> {
         Ok(true)
     }
 }

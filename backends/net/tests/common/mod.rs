@@ -2,8 +2,8 @@
 
 #![allow(dead_code)]
 
-use farlane_net_driver::frame::{End, udp};
-use farlane_net_driver::{Nic, Options, Received};
+use farlane_vm_front_end::net::frame::{End, udp};
+use farlane_vm_front_end::net::{Nic, Options, Received};
 use std::io::Read as _;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::net::UnixStream;
@@ -59,8 +59,8 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Starts one in a network of its own, with these queue pairs and further words. To be called once in a test: the test's
-    /// thread is in that network then.
+    /// Starts one in a network of its own, with these queue pairs and further words. To be called
+    /// once in a test: the test's thread is in that network then.
     pub fn start(queues: u16, words: &[&str]) -> Self {
         enter_own_network();
         let folder = tempfile::tempdir().unwrap();
@@ -178,8 +178,8 @@ impl Backend {
     }
 }
 
-/// The kernel takes frames for a tap a while after somebody has opened it: it works that off in the background, and a change of the
-/// interface waits for it.
+/// The kernel takes frames for a tap a while after somebody has opened it: it works that off in the
+/// background, and a change of the interface waits for it.
 pub fn wait_for_carrier() {
     wait_until(|| {
         let output = Command::new("ip")
@@ -226,8 +226,8 @@ pub fn datagram(payload: &[u8]) -> Vec<u8> {
     udp(&GUEST, &HOST, payload)
 }
 
-/// The next datagram for the guest; what else this machine sends by itself is left out. With the queue pair it came on, and
-/// its payload.
+/// The next datagram for the guest; what else this machine sends by itself is left out. With the
+/// queue pair it came on, and its payload.
 pub fn next_datagram(nic: &mut Nic) -> (usize, Received, Vec<u8>) {
     let end = Instant::now() + PATIENCE;
     loop {

@@ -138,8 +138,9 @@ impl Vm {
         vm
     }
 
-    /// Connects to the next backend after one that was killed, and says to it what Cloud Hypervisor (v53) does, in its order
-    /// (`reinitialize_vhost_user`): a queue goes on, it says, at the available index of its driver.
+    /// Connects to the next backend after one that was killed, and says to it what Cloud Hypervisor
+    /// (v53) does, in its order (`reinitialize_vhost_user`): a queue goes on, it says, at the
+    /// available index of its driver.
     pub fn reconnect_as_cloud_hypervisor(&mut self, socket: &Path) {
         let stream = UnixStream::connect(socket).unwrap();
         self.frontend = Frontend::from_stream(stream, 8);

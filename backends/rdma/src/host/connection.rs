@@ -2,13 +2,13 @@
 
 use super::events::ProcessEvents;
 use super::packet::{Incoming, receive, send};
-use super::{Sender, Shared};
+use super::{HostState, Sender};
 use farlane_abi::Errno;
 use farlane_abi::config::ABI_VERSION;
 use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, Reply};
 use farlane_daemon::{eventfd, warn_limited};
 use farlane_guest_device::control::{MAX_MAPPINGS, region_errno};
-use farlane_guest_device::request::{HostRequest, Kind, NewRegion, Place, parse_host};
+use farlane_guest_device::request::{HostRequest, Kind, NewRegion, WindowRange, parse_host};
 use farlane_rdma_remoting::{BufferMapping, Context, Doorbell, Resource, Share};
 use farlane_zero_copy::{Pool, Process, Region};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -17,15 +17,16 @@ use std::sync::Arc;
 /// Host memory that one process can have in buffers, in bytes.
 const BUFFER_BYTES: u64 = 1 << 30;
 
-/// Descriptors of strangers that wait to be closed: more are closed at once, whatever they wait for.
+/// Descriptors of strangers that wait to be closed: more are closed at once, whatever they wait
+/// for.
 const MOST_OF_STRANGERS: usize = 1024;
 
 /// What becomes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// It goes on.
+    /// The next request is awaited.
     Go,
-    /// It is over.
+    /// The connection is closed.
     Close,
 }
 
@@ -37,7 +38,7 @@ pub(crate) struct Seat {
     pub share: Share,
 }
 
-/// A connection.
+/// A connection of one process, and its context.
 pub(crate) struct Connection {
     socket: OwnedFd,
     process: Arc<Process>,
@@ -52,9 +53,9 @@ struct Open {
     context: Arc<Context>,
     events: Arc<ProcessEvents>,
     _doorbell: Doorbell,
-    /// Regions attached.
+    /// Number of attached regions.
     regions: u32,
-    /// Buffers mapped.
+    /// Number of mapped buffers.
     mappings: u32,
 }
 
@@ -86,61 +87,24 @@ impl Connection {
         [self.socket.as_fd(), self.process.pidfd()]
     }
 
-    /// Answers one request.
-    pub fn serve(&mut self, shared: &Shared) -> Next {
+    /// Receives one request, and answers it.
+    pub fn serve(&mut self, host: &HostState) -> Next {
         let (bytes, descriptors) = match receive(self.socket.as_fd()) {
             Incoming::Nothing => return Next::Go,
             Incoming::End => return Next::Close,
             Incoming::Packet { bytes, descriptors } => (bytes, descriptors),
         };
-        let at_once = |fd: &OwnedFd| eventfd::closes_at_once(fd.as_fd());
         let (result, next) = match &self.seat {
             Err(errno) => {
                 self.left = descriptors;
                 (Err(*errno), Next::Close)
             }
             Ok(seat) => {
-                let (id, count) = (seat.id, descriptors.len());
-                let mut usable = Some(descriptors);
-                if let Some(strange) = usable.take_if(|all| !all.iter().all(at_once)) {
-                    let sender = Sender::Process(self.process.pid());
-                    shared.closing.close(sender, strange, ());
-                }
-                let request = parse_host(&bytes).and_then(|request| {
-                    let matching = count == request.descriptors();
-                    if matching {
-                        Ok(request)
-                    } else {
-                        Err(Errno::EPROTO)
-                    }
-                });
-                let next = match request {
-                    Ok(HostRequest::Close) => Next::Close,
-                    // What cannot even be read is not spoken with.
-                    Err(Errno::EPROTO) => Next::Close,
-                    _ => Next::Go,
-                };
-                let result = request.and_then(|r| match usable {
-                    Some(descriptors) => self.execute(shared, id, r, descriptors),
-                    // Neither memory nor an eventfd.
-                    None => Err(Errno::EINVAL),
-                });
-                if let Err(errno) = result {
-                    warn_limited!(
-                        shared.limit,
-                        "Host process {}: {}: {errno}",
-                        self.process.pid(),
-                        request.map_or_else(
-                            |_| "a malformed request".to_owned(),
-                            |r| format!("{r:?}")
-                        )
-                    );
-                }
-                (result, next)
+                let id = seat.id;
+                self.obey(host, id, &bytes, descriptors)
             }
         };
-        shared
-            .counters
+        host.counters
             .count(result.as_ref().map(drop).map_err(|&e| e));
         let (status, answer) = match result {
             Ok(answer) => (0, answer),
@@ -158,11 +122,49 @@ impl Connection {
         }
     }
 
+    /// Carries out the request of a process that was let in.
+    fn obey(
+        &mut self,
+        host: &HostState,
+        id: u32,
+        bytes: &[u8],
+        descriptors: Vec<OwnedFd>,
+    ) -> (Result<Answer, Errno>, Next) {
+        let at_once = |fd: &OwnedFd| eventfd::closes_at_once(fd.as_fd());
+        let count = descriptors.len();
+        let mut usable = Some(descriptors);
+        if let Some(strange) = usable.take_if(|all| !all.iter().all(at_once)) {
+            let sender = Sender::Process(self.process.pid());
+            host.closing.close(sender, strange, ());
+        }
+        let request = parse_host(bytes).and_then(|request| {
+            let matching = count == request.descriptors();
+            matching.then_some(request).ok_or(Errno::EPROTO)
+        });
+        let next = match request {
+            // What cannot even be read is not spoken with.
+            Ok(HostRequest::Close) | Err(Errno::EPROTO) => Next::Close,
+            _ => Next::Go,
+        };
+        let result = request.and_then(|request| match usable {
+            Some(descriptors) => self.execute(host, id, request, descriptors),
+            // Neither memory nor an eventfd.
+            None => Err(Errno::EINVAL),
+        });
+        if let Err(errno) = result {
+            let malformed = |_| "a malformed request".to_owned();
+            let what = request.map_or_else(malformed, |request| format!("{request:?}"));
+            let pid = self.process.pid();
+            warn_limited!(host.limit, "Host process {pid}: {what}: {errno}");
+        }
+        (result, next)
+    }
+
     /// Ends the context. Returns its id, which is free, where it had one.
-    pub fn close(mut self, shared: &Shared) -> Option<u32> {
+    pub fn close(mut self, host: &HostState) -> Option<u32> {
         let id = self.seat.as_ref().ok().map(|seat| seat.id);
         if let Some(id) = id {
-            self.end(shared, id);
+            self.end(host, id);
         }
         let mut descriptors = self.left;
         descriptors.push(self.socket);
@@ -172,32 +174,32 @@ impl Connection {
         };
         let share = self.seat.ok().map(|seat| seat.share);
         if sender == Sender::Process(self.process.pid())
-            || shared.closing.of(&sender) < MOST_OF_STRANGERS
+            || host.closing.of(&sender) < MOST_OF_STRANGERS
         {
-            shared.closing.close(sender, descriptors, share);
+            host.closing.close(sender, descriptors, share);
         }
         id
     }
 
-    fn end(&mut self, shared: &Shared, id: u32) {
+    fn end(&mut self, host: &HostState, id: u32) {
         if self.open.take().is_some() {
-            let _ = shared.port.close(id);
+            let _ = host.port.close(id);
             log::debug!("Host process {} has closed its context", self.process.pid());
         }
     }
 
     fn execute(
         &mut self,
-        shared: &Shared,
+        host: &HostState,
         id: u32,
         request: HostRequest,
         mut descriptors: Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
         match request {
             HostRequest::Ping => return Ok(Answer::default()),
-            HostRequest::Open { version } => return self.open(shared, id, version, descriptors),
+            HostRequest::Open { version } => return self.open(host, id, version, descriptors),
             HostRequest::Close => {
-                self.end(shared, id);
+                self.end(host, id);
                 return Ok(Answer::default());
             }
             _ => {}
@@ -205,11 +207,11 @@ impl Connection {
         let open = self.open.as_mut().ok_or(Errno::ENOENT)?;
         match request {
             HostRequest::Attach(new) => {
-                open.attach(shared, &self.process, &new, descriptors.pop())?;
-                shared.port.settle(id)?;
+                open.attach(host, &self.process, &new, descriptors.pop())?;
+                host.port.settle(id)?;
             }
             HostRequest::Detach { region } => {
-                open.context.detach(region)?;
+                open.context.detach(region.get())?;
                 open.regions = open.regions.saturating_sub(1);
             }
             HostRequest::WindowMap(place) => {
@@ -222,7 +224,7 @@ impl Connection {
             HostRequest::BindEvent { index } => {
                 let fd = descriptors.pop().ok_or(Errno::EPROTO)?;
                 let fd = eventfd::check(fd).map_err(|_| Errno::EINVAL)?;
-                let share = shared.port.take(Resource::Descriptors, 1);
+                let share = host.port.take(Resource::Descriptors, 1);
                 let share = share.ok_or(Errno::ENOMEM)?;
                 open.events.bind(index, fd, Some(share));
             }
@@ -238,7 +240,7 @@ impl Connection {
 
     fn open(
         &mut self,
-        shared: &Shared,
+        host: &HostState,
         id: u32,
         version: u32,
         descriptors: Vec<OwnedFd>,
@@ -258,12 +260,9 @@ impl Connection {
         let (wake, bell) = (wake?, bell?);
         let events = Arc::new(ProcessEvents::default());
         events.bind(EVENT_WAKE, wake, None);
-        let doorbell = shared
-            .server
-            .add_doorbell(bell)
-            .map_err(|_| Errno::ENOMEM)?;
+        let doorbell = host.server.add_doorbell(bell).map_err(|_| Errno::ENOMEM)?;
         let pool = Pool::separate_files(BUFFER_BYTES);
-        let context = shared.port.open(id, Arc::clone(&events) as _, Some(pool))?;
+        let context = host.port.open(id, Arc::clone(&events) as _, Some(pool))?;
         self.open = Some(Open {
             context,
             events,
@@ -283,7 +282,7 @@ impl Connection {
 impl Open {
     fn attach(
         &mut self,
-        shared: &Shared,
+        host: &HostState,
         process: &Arc<Process>,
         new: &NewRegion,
         memfd: Option<OwnedFd>,
@@ -296,15 +295,15 @@ impl Open {
                 let memfd = memfd.ok_or(Errno::EPROTO)?;
                 let memory = Region::from_memfd(memfd, new.length, true);
                 let memory = memory.map_err(|e| region_errno(&e))?;
-                if let Some(limbs) = &shared.limbs {
-                    limbs.locate(&memory);
+                if let Some(nodes) = &host.nodes {
+                    nodes.locate(&memory);
                 }
-                self.context.attach_segment(new.region, memory)?;
+                self.context.attach_segment(new.region.get(), memory)?;
             }
             Kind::Pin { writable } => {
                 let memory = Region::from_process(process, new.address, new.length, writable);
                 let memory = memory.map_err(|e| region_errno(&e))?;
-                self.context.attach_pin(new.region, memory)?;
+                self.context.attach_pin(new.region.get(), memory)?;
             }
             Kind::Phony | Kind::Device { .. } => return Err(Errno::EOPNOTSUPP),
         }
@@ -312,7 +311,7 @@ impl Open {
         Ok(())
     }
 
-    fn map(&mut self, place: Place) -> Result<BufferMapping, Errno> {
+    fn map(&mut self, place: WindowRange) -> Result<BufferMapping, Errno> {
         // Each buffer is a file of its own, so that only its handle tells it from others.
         if place.buffer == 0 {
             return Err(Errno::EINVAL);
@@ -327,7 +326,7 @@ impl Open {
         Ok(buffer)
     }
 
-    fn unmap(&mut self, place: Place) -> Result<(), Errno> {
+    fn unmap(&mut self, place: WindowRange) -> Result<(), Errno> {
         self.context
             .window_unmap(place.buffer, place.offset, place.length)?;
         self.mappings = self.mappings.saturating_sub(1);

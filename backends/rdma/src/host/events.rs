@@ -1,11 +1,13 @@
 //! Events of a process of this host: each index has an eventfd of the process.
 
 use farlane_abi::control::MAX_EVENTS;
+use farlane_abi::width::to_usize;
 use farlane_daemon::eventfd;
 use farlane_rdma_remoting::{EventSink, Share};
+use farlane_sys::sync::{read, write};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The eventfds of one context.
 #[derive(Debug, Default)]
@@ -30,7 +32,7 @@ struct Descriptor {
 
 impl Bound {
     fn signal(&self, index: u32) -> bool {
-        let index = usize::try_from(index).unwrap_or(usize::MAX);
+        let index = to_usize(index.into());
         match self.descriptors.get(index) {
             Some(Some(bound)) => {
                 eventfd::signal(bound.fd.as_fd());
@@ -43,19 +45,17 @@ impl Bound {
 
 impl ProcessEvents {
     fn read(&self) -> RwLockReadGuard<'_, Bound> {
-        self.bound.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.bound)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Bound> {
-        self.bound.write().unwrap_or_else(PoisonError::into_inner)
+        write(&self.bound)
     }
 
     /// Binds `fd`, an eventfd, to `index`. It is signalled at once if the event
     /// was raised before.
     pub fn bind(&self, index: u32, fd: OwnedFd, share: Option<Share>) {
-        let Ok(at) = usize::try_from(index) else {
-            return;
-        };
+        let at = to_usize(index.into());
         let mut bound = self.write();
         if bound.descriptors.len() <= at {
             bound.descriptors.resize_with(at + 1, || None);
@@ -70,7 +70,7 @@ impl ProcessEvents {
 
     /// Unbinds `index`. Says whether it was bound.
     pub fn unbind(&self, index: u32) -> bool {
-        let at = usize::try_from(index).unwrap_or(usize::MAX);
+        let at = to_usize(index.into());
         let mut bound = self.write();
         let slot = bound.descriptors.get_mut(at);
         slot.and_then(Option::take).is_some()

@@ -8,7 +8,7 @@ mod connection;
 mod events;
 mod packet;
 
-use crate::limbs::Limbs;
+use crate::nodes::Nodes;
 use connection::{Connection, Next, Seat};
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
@@ -16,8 +16,8 @@ use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
 use farlane_guest_device::control::RequestCounters;
 use farlane_rdma_remoting::{Port, Resource, Server};
+use farlane_sys::closing::Closing;
 use farlane_zero_copy::Process;
-use farlane_zero_copy::closing::Closing;
 use rustix::event::epoll;
 use rustix::net::SocketFlags;
 use std::collections::{BTreeMap, VecDeque};
@@ -26,14 +26,17 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Connections that one process can have, with the descriptors that wait to be closed. All of them are one user's: what tells a container
-/// from another is the process.
+/// Connections that one process can have, with the descriptors that wait to be closed. All of them
+/// are one user's: what tells a container from another is the process.
 const MAX_OF_PROCESS: usize = 64;
-/// Connections of processes of other users, which say something once and hear that they are refused. The oldest of more goes unheard.
+/// Connections of processes of other users, which say something once and hear that they are
+/// refused. The oldest of more goes unheard.
 const MAX_REFUSED: usize = 16;
-/// Connections that were not let in and wait to be closed: then others wait before they are accepted.
+/// Connections that were not let in and wait to be closed: then others wait before they are
+/// accepted.
 const MOST_CLOSING: usize = 1024;
-/// Descriptors of a connection: its socket, its process, its doorbell and the eventfd that wakes it.
+/// Descriptors of a connection: its socket, its process, its doorbell and the eventfd that wakes
+/// it.
 const DESCRIPTORS: u64 = 4;
 /// Pause where a connection cannot be accepted, because files have run out most likely.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -70,11 +73,11 @@ impl Key {
     }
 }
 
-/// What all connections share.
-pub(crate) struct Shared {
+/// The host socket's port, and what all its connections use.
+pub(crate) struct HostState {
     port: Arc<Port>,
     server: Arc<Server>,
-    limbs: Option<Arc<Limbs>>,
+    nodes: Option<Arc<Nodes>>,
     counters: Arc<RequestCounters>,
     limit: LogLimit,
     /// What is closed of connections that have ended.
@@ -96,7 +99,7 @@ pub(crate) enum Sender {
 pub struct HostSocket {
     listener: OwnedFd,
     epoll: OwnedFd,
-    shared: Shared,
+    host: HostState,
     user: u32,
     connections: BTreeMap<u64, Connection>,
     /// Those of them that are refused, the oldest first.
@@ -121,12 +124,12 @@ impl HostSocket {
     /// Serves the contexts of `port` on a listening `SOCK_SEQPACKET` socket.
     ///
     /// # Errors
-    /// What epoll says.
+    /// Epoll cannot be set up: too many open files, most likely.
     pub fn new(
         listener: OwnedFd,
         port: Arc<Port>,
         server: Arc<Server>,
-        limbs: Option<Arc<Limbs>>,
+        nodes: Option<Arc<Nodes>>,
         counters: Arc<RequestCounters>,
     ) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&listener)?;
@@ -134,10 +137,10 @@ impl HostSocket {
         let mut socket = Self {
             listener,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            shared: Shared {
+            host: HostState {
                 port,
                 server,
-                limbs,
+                nodes,
                 counters,
                 limit: LogLimit::new(),
                 closing: Closing::default(),
@@ -153,10 +156,10 @@ impl HostSocket {
         Ok(socket)
     }
 
-    /// Serves for ever.
+    /// Serves processes until epoll fails.
     ///
     /// # Errors
-    /// What epoll says, and then there is nothing left to do.
+    /// `epoll_wait` has failed: nobody can be served any more.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(BATCH);
         loop {
@@ -210,14 +213,14 @@ impl HostSocket {
     }
 
     fn accept(&mut self) -> io::Result<()> {
-        if self.shared.closing.of(&Sender::Refused) >= MOST_CLOSING {
+        if self.host.closing.of(&Sender::Refused) >= MOST_CLOSING {
             return self.pause(Instant::now());
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(&self.listener, flags) {
             Ok(socket) => {
                 if let Err(e) = self.admit(socket) {
-                    warn_limited!(self.shared.limit, "Host socket: a process is refused: {e}");
+                    warn_limited!(self.host.limit, "Host socket: a process is refused: {e}");
                 }
                 Ok(())
             }
@@ -226,7 +229,7 @@ impl HostSocket {
                 rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED,
             ) => Ok(()),
             Err(e) => {
-                warn_limited!(self.shared.limit, "Host socket: cannot accept: {e}");
+                warn_limited!(self.host.limit, "Host socket: cannot accept: {e}");
                 self.pause(Instant::now())
             }
         }
@@ -239,7 +242,7 @@ impl HostSocket {
             Err(e) => {
                 // What the peer has put into it by now ends with it.
                 let _ = epoll::delete(&self.epoll, &socket);
-                let closing = &self.shared.closing;
+                let closing = &self.host.closing;
                 closing.close(Sender::Refused, vec![socket], ());
                 return Err(e);
             }
@@ -265,7 +268,7 @@ impl HostSocket {
         let is_refused = process.uid() != self.user;
         if is_refused {
             warn_limited!(
-                self.shared.limit,
+                self.host.limit,
                 "Host socket: process {} of user {} is refused",
                 process.pid(),
                 process.uid()
@@ -290,12 +293,12 @@ impl HostSocket {
     fn seat(&mut self, pid: i32) -> io::Result<Seat> {
         let connections = self.connections.values();
         let its = connections.filter(|c| c.holder() == Some(pid)).count();
-        let its = its + self.shared.closing.of(&Sender::Process(pid));
+        let its = its + self.host.closing.of(&Sender::Process(pid));
         if its >= MAX_OF_PROCESS {
             let why = format!("process {pid} has {its} connections");
             return Err(io::Error::other(why));
         }
-        let share = self.shared.port.take(Resource::Descriptors, DESCRIPTORS);
+        let share = self.host.port.take(Resource::Descriptors, DESCRIPTORS);
         let share = share.ok_or_else(|| io::Error::other("processes have too many files"))?;
         let id = self.free.pop();
         Ok(Seat {
@@ -309,8 +312,8 @@ impl HostSocket {
             return;
         };
         // Who has sent so much that waits to be closed is not heard any more.
-        let waits = |pid| self.shared.closing.of(&Sender::Process(pid)) >= MAX_OF_PROCESS;
-        if connection.holder().is_some_and(waits) || connection.serve(&self.shared) == Next::Close {
+        let waits = |pid| self.host.closing.of(&Sender::Process(pid)) >= MAX_OF_PROCESS;
+        if connection.holder().is_some_and(waits) || connection.serve(&self.host) == Next::Close {
             self.close(number);
         }
     }
@@ -323,7 +326,7 @@ impl HostSocket {
                 let _ = epoll::delete(&self.epoll, fd);
             }
             self.refused.retain(|refused| *refused != number);
-            self.free.extend(connection.close(&self.shared));
+            self.free.extend(connection.close(&self.host));
         }
     }
 }

@@ -2,22 +2,16 @@
 
 use farlane_abi::control::{Reply, Request};
 use farlane_abi::zerocopy::IntoBytes as _;
+use farlane_sys::socket::{self, MAX_DESCRIPTORS};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use rustix::net::{RecvFlags, SendFlags};
+use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Descriptors that a packet can carry (`SCM_MAX_FD`): none is left for the kernel to close while others wait.
-const MAX_DESCRIPTORS: usize = 253;
-
-/// What has come.
+/// A received packet, or why there is none.
 #[derive(Debug)]
 pub(crate) enum Incoming {
-    /// Nothing, for now.
+    /// No packet has arrived yet.
     Nothing,
     /// The peer has hung up, or the connection is broken.
     End,
@@ -25,7 +19,7 @@ pub(crate) enum Incoming {
     Packet {
         /// Its bytes; more than a request's where it is longer than one.
         bytes: Vec<u8>,
-        /// Its descriptors.
+        /// Descriptors that were sent with it.
         descriptors: Vec<OwnedFd>,
     },
 }
@@ -33,25 +27,13 @@ pub(crate) enum Incoming {
 pub(crate) fn receive(socket: BorrowedFd<'_>) -> Incoming {
     // One byte more than a request has shows that a packet is too long.
     let mut bytes = vec![0; size_of::<Request>() + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let got = match recvmsg(
-        socket,
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut control,
-        flags,
-    ) {
+    // None is left for the kernel to close while others wait.
+    let got = match socket::receive(socket, &mut bytes, MAX_DESCRIPTORS, RecvFlags::DONTWAIT) {
         Ok(got) => got,
         Err(Errno::AGAIN | Errno::INTR) => return Incoming::Nothing,
         Err(_) => return Incoming::End,
     };
-    let mut descriptors = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            descriptors.extend(fds);
-        }
-    }
+    let descriptors = got.descriptors;
     if got.bytes == 0 && descriptors.is_empty() {
         return Incoming::End;
     }
@@ -65,20 +47,6 @@ pub(crate) fn send(
     reply: &Reply,
     descriptor: Option<BorrowedFd<'_>>,
 ) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = descriptor.map(|fd| [fd]);
-    if let Some(fds) = &fds
-        && !control.push(SendAncillaryMessage::ScmRights(fds))
-    {
-        return Err(Errno::NOBUFS);
-    }
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    sendmsg(
-        socket,
-        &[IoSlice::new(reply.as_bytes())],
-        &mut control,
-        flags,
-    )
-    .map(drop)
+    let parts = [IoSlice::new(reply.as_bytes())];
+    socket::send(socket, &parts, descriptor.as_slice(), SendFlags::DONTWAIT).map(drop)
 }

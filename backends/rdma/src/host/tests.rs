@@ -2,7 +2,7 @@ use super::*;
 use farlane_abi::control::{OP_BIND_EVENT, OP_CLOSE, OP_PING, Reply, Request};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_rdma_remoting::ServerConfig;
-use farlane_volatile_disk::{Caches, VolatileDisk};
+use farlane_support::volatile_disk::{Caches, VolatileDisk};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketType,
@@ -55,7 +55,7 @@ impl Rig {
 
     /// Waits until what a sender had is closed.
     fn await_closed(&self, sender: Sender) {
-        while self.host.shared.closing.of(&sender) > 0 {
+        while self.host.host.closing.of(&sender) > 0 {
             std::thread::yield_now();
         }
     }
@@ -143,7 +143,7 @@ fn a_descriptor_whose_server_does_not_answer_keeps_nobody_waiting() {
     let client = rig.connect();
     let number = rig.host.next - 1;
     // As many as a process can have connections, of which those count that wait to be closed.
-    while rig.host.shared.closing.of(&Sender::Process(pid())) < MAX_OF_PROCESS {
+    while rig.host.host.closing.of(&Sender::Process(pid())) < MAX_OF_PROCESS {
         send(&client, OP_BIND_EVENT, &[file.as_fd()]);
         let end = || disk.await_held_close().unwrap();
         rig = before(rig, end, move |rig| rig.host.serve(number));
@@ -179,7 +179,7 @@ fn descriptors_that_wait_to_be_closed_are_bounded() {
     for number in all {
         rig.host.serve(number);
     }
-    let held = rig.host.shared.closing.of(&Sender::Process(pid()));
+    let held = rig.host.host.closing.of(&Sender::Process(pid()));
     assert!(held <= 3 * MAX_OF_PROCESS, "{held}");
     disk.release_closes();
     rig.await_closed(Sender::Process(pid()));
@@ -189,7 +189,8 @@ fn pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
-/// The last `close` of a TCP socket waits for its peer if it is to (`SO_LINGER`): also where the kernel does it, of what nobody receives.
+/// The last `close` of a TCP socket waits for its peer if it is to (`SO_LINGER`): also where the
+/// kernel does it, of what nobody receives.
 #[test]
 fn sockets_that_linger_keep_nobody_waiting() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! A backend of its own for each test, and verbs over any link.
+//! A backend of its own for each test, and verbs over any transport.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -8,11 +8,11 @@ use farlane_abi::rdma::{
     QP_PKEY_INDEX, QP_PORT, QP_RETRY_CNT, QP_RNR_RETRY, QP_RQ_PSN, QP_SQ_PSN, QP_STATE, QP_TIMEOUT,
     QPS_INIT, QPS_RTR, QPS_RTS,
 };
-use farlane_client::{
+use farlane_rdma_client::{
     Address, Channel, Completion, Context, Cq, DeviceInfo, Mr, Pd, Qp, QpAttr, QpCaps, QpInit,
 };
-use farlane_harness::{GuestBuffer, Vm};
-use farlane_link::Link;
+use farlane_transport::Transport;
+use farlane_vm_front_end::guest_device::{GuestBuffer, Vm};
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
@@ -100,8 +100,8 @@ impl Backend {
         Vm::connect(&self.path(&format!("vm{number}")), 64 << 20).unwrap()
     }
 
-    pub fn host_link(&self) -> Arc<dyn Link> {
-        Arc::new(farlane_link::socket::SocketLink::open(&self.path("host")).unwrap())
+    pub fn host_link(&self) -> Arc<dyn Transport> {
+        Arc::new(farlane_transport::socket::SocketTransport::open(&self.path("host")).unwrap())
     }
 
     pub fn counter(&self, name: &str) -> u64 {
@@ -178,12 +178,12 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-pub fn context(link: Arc<dyn Link>) -> Arc<Context> {
+pub fn context(transport: Arc<dyn Transport>) -> Arc<Context> {
     let info = DeviceInfo {
         name: "farlane0".into(),
         address: Address::Device("/dev/farlane0".into()),
     };
-    Context::over(info, link).unwrap()
+    Context::over(info, transport).unwrap()
 }
 
 /// One end of a connection, with memory that the peer may write and read.

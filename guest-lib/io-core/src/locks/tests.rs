@@ -1,4 +1,5 @@
 use super::*;
+use crate::descriptors::{lock_begins as begins, lock_ended as ended};
 use crate::files::open;
 use std::fs::File;
 use std::os::fd::IntoRawFd as _;
@@ -21,7 +22,7 @@ fn set(file: &File, command: libc::c_int, kind: libc::c_int, range: std::ops::Ra
 }
 
 fn held(file: &File) -> bool {
-    are_held(id_of(&rustix::fs::fstat(file).unwrap())).unwrap()
+    are_held(FileId::of(&rustix::fs::fstat(file).unwrap())).unwrap()
 }
 
 #[test]
@@ -77,7 +78,7 @@ fn a_locked_file_has_no_descriptor_of_ours_and_is_not_given_up_for_good() {
     for _ in 0..20 {
         assert_eq!(opened.direct().err(), Some(Errno::BUSY));
     }
-    assert!(opened.file.is_locked() && !opened.file.is_direct_off());
+    assert!(opened.file.direct_fds.is_locked() && !opened.file.is_direct_off());
     assert!(held(&file));
     let locking = begins(file.as_raw_fd());
     set(&file, libc::F_SETLK, libc::F_UNLCK, 0..0);
@@ -156,7 +157,7 @@ fn what_is_no_file_is_not_counted() {
     let (pipe, _writer) = rustix::pipe::pipe().unwrap();
     for fd in [-1, pipe.as_raw_fd(), RawFd::MAX] {
         let locking = begins(fd);
-        assert!(!locking.is_counted);
+        assert!(locking.file().is_none());
         ended(locking);
     }
 }
@@ -169,7 +170,7 @@ fn a_descriptor_that_is_not_of_the_file_any_more_is_not_used() {
     // SAFETY: descriptors of the test's.
     assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
     assert_eq!(opened.direct().err(), Some(Errno::STALE));
-    assert!(opened.file.own.lock().is_empty());
+    assert!(opened.file.direct_fds.any().is_none());
     // SAFETY: as above.
     assert_eq!(unsafe { libc::close(fd) }, 0);
 }

@@ -1,7 +1,8 @@
 //! Memory of CUDA devices: through `libcuda.so.1`, loaded when it is first asked for.
 //!
-//! A device pointer is no address of this process's own memory: file contents go through a bounce buffer, and the driver copies.
-//! Where an application has a mapping of the device's BAR (gdrcopy), it registers that as [`soft`](super::Soft) instead.
+//! A device pointer is no address of this process's own memory: file contents go through a bounce
+//! buffer, and the driver copies. Where an application has a mapping of the device's BAR (gdrcopy),
+//! it registers that as [`soft`](super::Soft) instead.
 
 use super::Provider;
 use crate::lock::Lock;
@@ -26,15 +27,6 @@ const POINTER_MAPPED: c_int = 13;
 /// `CU_MEMORYTYPE_DEVICE`.
 const MEMORY_DEVICE: c_uint = 2;
 
-type GetAttribute = unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int;
-type CopyIn = unsafe extern "C" fn(u64, *const c_void, usize) -> c_int;
-type CopyOut = unsafe extern "C" fn(*mut c_void, u64, usize) -> c_int;
-type Push = unsafe extern "C" fn(*mut c_void) -> c_int;
-type Pop = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
-type GetDevice = unsafe extern "C" fn(*mut c_int) -> c_int;
-type FindDevice = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
-type Retain = unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int;
-
 /// Why the driver cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
@@ -46,19 +38,49 @@ pub enum CudaError {
     Symbol(&'static str),
 }
 
-/// The functions of the driver that are used.
-#[derive(Debug)]
-pub struct Cuda {
-    attribute: GetAttribute,
-    copy_in: CopyIn,
-    copy_out: CopyOut,
-    push: Push,
-    pop: Pop,
-    current_device: GetDevice,
-    find_device: FindDevice,
-    retain: Retain,
-    /// The primary contexts of devices that are retained, by ordinal: addresses, kept to the end.
-    primary: Lock<BTreeMap<c_int, usize>>,
+/// Declares the functions of the driver that are used (cuda.h), and how they are found.
+macro_rules! driver {
+    ($($field:ident = $name:literal: fn($($argument:ty),*);)*) => {
+        /// The CUDA driver.
+        #[derive(Debug)]
+        pub struct Cuda {
+            $($field: unsafe extern "C" fn($($argument),*) -> c_int,)*
+            /// The primary contexts of devices that are retained, by ordinal: addresses, kept to
+            /// the end.
+            primary: Lock<BTreeMap<c_int, usize>>,
+        }
+
+        impl Cuda {
+            fn of(
+                find: impl Fn(&'static str) -> Result<*mut c_void, CudaError>,
+            ) -> Result<Self, CudaError> {
+                Ok(Self {
+                    $($field: {
+                        let found = find($name)?;
+                        // SAFETY: the types are those of the driver's interface.
+                        unsafe {
+                            std::mem::transmute::<
+                                *mut c_void,
+                                unsafe extern "C" fn($($argument),*) -> c_int,
+                            >(found)
+                        }
+                    },)*
+                    primary: Lock::new(BTreeMap::new()),
+                })
+            }
+        }
+    };
+}
+
+driver! {
+    attribute = "cuPointerGetAttribute": fn(*mut c_void, c_int, u64);
+    copy_in = "cuMemcpyHtoD_v2": fn(u64, *const c_void, usize);
+    copy_out = "cuMemcpyDtoH_v2": fn(*mut c_void, u64, usize);
+    push = "cuCtxPushCurrent_v2": fn(*mut c_void);
+    pop = "cuCtxPopCurrent_v2": fn(*mut *mut c_void);
+    current_device = "cuCtxGetDevice": fn(*mut c_int);
+    find_device = "cuDeviceGet": fn(*mut c_int, c_int);
+    retain = "cuDevicePrimaryCtxRetain": fn(*mut *mut c_void, c_int);
 }
 
 static SHARED: OnceLock<Arc<Cuda>> = OnceLock::new();
@@ -106,26 +128,7 @@ impl Cuda {
                 Ok(symbol)
             }
         };
-        // SAFETY: the types are those of the driver's interface (cuda.h).
-        unsafe {
-            Ok(Self {
-                attribute: std::mem::transmute::<*mut c_void, GetAttribute>(find(
-                    "cuPointerGetAttribute",
-                )?),
-                copy_in: std::mem::transmute::<*mut c_void, CopyIn>(find("cuMemcpyHtoD_v2")?),
-                copy_out: std::mem::transmute::<*mut c_void, CopyOut>(find("cuMemcpyDtoH_v2")?),
-                push: std::mem::transmute::<*mut c_void, Push>(find("cuCtxPushCurrent_v2")?),
-                pop: std::mem::transmute::<*mut c_void, Pop>(find("cuCtxPopCurrent_v2")?),
-                current_device: std::mem::transmute::<*mut c_void, GetDevice>(find(
-                    "cuCtxGetDevice",
-                )?),
-                find_device: std::mem::transmute::<*mut c_void, FindDevice>(find("cuDeviceGet")?),
-                retain: std::mem::transmute::<*mut c_void, Retain>(find(
-                    "cuDevicePrimaryCtxRetain",
-                )?),
-                primary: Lock::new(BTreeMap::new()),
-            })
-        }
+        Self::of(find)
     }
 
     /// An attribute of a pointer, which has the type that the driver writes.
@@ -145,8 +148,10 @@ impl Cuda {
         kind == Some(MEMORY_DEVICE) && is_mapped != Some(0)
     }
 
-    /// The allocation that `address` lies in, or the reservation of addresses (`cuMemAddressReserve`), of which not all need be mapped:
-    /// first byte and length. Unlike `cuMemGetAddressRange`, pointer attributes are told in every thread, whatever context it has.
+    /// The allocation that `address` lies in, or the reservation of addresses
+    /// (`cuMemAddressReserve`), of which not all need be mapped: first byte and length. Unlike
+    /// `cuMemGetAddressRange`, pointer attributes are told in every thread, whatever context it
+    /// has.
     #[must_use]
     pub fn allocation(&self, address: usize) -> Option<(usize, usize)> {
         let start: u64 = self.attribute(address, POINTER_START, 0)?;
@@ -161,7 +166,8 @@ impl Cuda {
         let found = self.attribute(address, POINTER_CONTEXT, null);
         let mut context = found.ok_or(Errno::FAULT)?;
         if context.is_null() {
-            // Stream-ordered and mapped allocations are of no context: all of their device reach them.
+            // Stream-ordered and mapped allocations are of no context: all of their device reach
+            // them.
             let device: c_int = self
                 .attribute(address, POINTER_DEVICE, -1)
                 .ok_or(Errno::FAULT)?;

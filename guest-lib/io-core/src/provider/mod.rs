@@ -34,7 +34,7 @@ pub trait Provider: Debug + Send + Sync {
     /// Copies bytes to device memory.
     ///
     /// # Errors
-    /// What the device says, as an error number.
+    /// `EFAULT` where the device does not reach the memory, or its driver fails.
     ///
     /// # Safety
     /// `address` holds `from.len()` bytes of registered memory.
@@ -48,7 +48,7 @@ pub trait Provider: Debug + Send + Sync {
     /// Copies bytes from device memory.
     ///
     /// # Errors
-    /// What the device says, as an error number.
+    /// `EFAULT` where the device does not reach the memory, or its driver fails.
     ///
     /// # Safety
     /// As [`copy_in`](Self::copy_in).
@@ -60,8 +60,8 @@ pub trait Provider: Debug + Send + Sync {
     }
 }
 
-/// Memory behind a mapped BAR: that of the soft GPU, or on a host a shared mapping of a file. A tunnel reaches it where there is
-/// one; direct I/O where the kernel has pages for it.
+/// Memory behind a mapped BAR: that of the soft GPU, or on a host a shared mapping of a file. A
+/// tunnel reaches it where there is one; direct I/O where the kernel has pages for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Soft;
 
@@ -79,7 +79,8 @@ impl Provider for Soft {
     }
 }
 
-/// PCI P2PDMA memory: the kernel has pages for it, and says at the first use whether a disk reaches it.
+/// PCI P2PDMA memory: the kernel has pages for it, and says at the first use whether a disk reaches
+/// it.
 #[derive(Clone, Copy, Debug)]
 pub struct P2pmem;
 

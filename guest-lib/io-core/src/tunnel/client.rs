@@ -1,12 +1,14 @@
 //! A context of a backend that opens envelopes.
 
-use super::chain;
 use super::phony::Phony;
 use super::slots::Slots;
+use crate::fork::ParentState;
 use crate::lock::Lock;
 use crate::log;
 use farlane_abi::tunnel::{Disk, MAX_DISKS, OFF_DISK_COUNT, OFF_DISKS, segment_bytes};
-use farlane_link::{DeviceInfo, Link, LinkError, Origin, Segment};
+use farlane_abi::width::to_usize;
+use farlane_sys::chain;
+use farlane_transport::{DeviceInfo, Origin, Segment, Transport, TransportError};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -17,25 +19,36 @@ pub(crate) struct Tunnel {
     slots: Slots,
     /// Serial numbers of the backend's disks.
     disks: Vec<String>,
-    link: Arc<dyn Link>,
+    transport: Arc<dyn Transport>,
     origin: Origin,
 }
 
 /// Those of this process, made when device memory is registered first.
-static TUNNELS: Lock<Vec<Arc<Tunnel>>> = Lock::new(Vec::new());
+pub(crate) static TUNNELS: Lock<Vec<Arc<Tunnel>>> = Lock::new(Vec::new());
+
+impl ParentState for Vec<Arc<Tunnel>> {
+    /// The tunnels are the parent's, and so is the memory beneath them, which children do not
+    /// inherit.
+    fn forget(&mut self) {
+        std::mem::forget(std::mem::take(self));
+    }
+}
 
 /// All tunnels. Looks for devices where none is alive.
 pub(crate) fn tunnels() -> Vec<Arc<Tunnel>> {
     let mut known = TUNNELS.lock();
     known.retain(|tunnel| tunnel.is_usable());
     if known.is_empty() {
-        *known = farlane_link::tunnels().iter().filter_map(open).collect();
+        *known = farlane_transport::tunnels()
+            .iter()
+            .filter_map(open)
+            .collect();
     }
     known.clone()
 }
 
 fn open(device: &DeviceInfo) -> Option<Arc<Tunnel>> {
-    let opened = farlane_link::open(device).and_then(Tunnel::over);
+    let opened = farlane_transport::open(device).and_then(Tunnel::over);
     match opened {
         Ok(tunnel) => Some(Arc::new(tunnel)),
         Err(error) => {
@@ -50,12 +63,11 @@ fn open(device: &DeviceInfo) -> Option<Arc<Tunnel>> {
 }
 
 impl Tunnel {
-    pub(super) fn over(link: Arc<dyn Link>) -> Result<Self, LinkError> {
-        let length = usize::try_from(segment_bytes(super::phony::SLOTS))
-            .map_err(|_| LinkError::Protocol("a segment longer than memory"))?;
-        let header = Segment::header(&link, length)?;
+    pub(super) fn over(transport: Arc<dyn Transport>) -> Result<Self, TransportError> {
+        let length = to_usize(segment_bytes(super::phony::SLOTS));
+        let header = Segment::header(&transport, length)?;
         let count = header.word(OFF_DISK_COUNT).load(Ordering::Acquire);
-        let count = usize::try_from(count).unwrap_or(0).min(MAX_DISKS);
+        let count = to_usize(count.into()).min(MAX_DISKS);
         let disks = (0..count).map(|index| {
             // SAFETY: nobody in this process writes there.
             let disk: Disk = unsafe { header.read(OFF_DISKS + index * size_of::<Disk>()) };
@@ -72,13 +84,13 @@ impl Tunnel {
             phony: Phony::new(slots.count()),
             slots,
             disks,
-            link,
+            transport,
             origin: Origin::here(),
         })
     }
 
-    pub(crate) fn link(&self) -> &Arc<dyn Link> {
-        &self.link
+    pub(crate) fn transport(&self) -> &Arc<dyn Transport> {
+        &self.transport
     }
 
     pub(crate) fn phony(&self) -> &Phony {
@@ -98,27 +110,4 @@ impl Tunnel {
     pub(crate) fn has_all(&self, serials: &[String]) -> bool {
         serials.iter().all(|serial| self.disks.contains(serial))
     }
-}
-
-/// Before a fork.
-pub(crate) fn hold() {
-    TUNNELS.take();
-}
-
-/// After a fork.
-///
-/// # Safety
-/// This thread has called [`hold`].
-pub(crate) unsafe fn release() {
-    // SAFETY: as promised by the caller.
-    unsafe { TUNNELS.give() };
-}
-
-/// In a child: the tunnels are the parent's, and so is the memory beneath them, which children do not inherit.
-///
-/// # Safety
-/// As [`release`].
-pub(crate) unsafe fn forget() {
-    // SAFETY: the lock is held, says the caller.
-    std::mem::forget(std::mem::take(unsafe { TUNNELS.held() }));
 }

@@ -1,10 +1,12 @@
-//! Phony memory: buffers that a request borrows for its time. A page of it belongs to one slot for good, so that who has the
-//! page has the slot.
+//! Phony memory: buffers that a request borrows for its time. A page of it belongs to one slot for
+//! good, so that who has the page has the slot.
 //!
-//! There are small buffers, for many short requests at a time, and a few large ones; memory is pinned when it is used first.
+//! There are small buffers, for many short requests at a time, and a few large ones; memory is
+//! pinned when it is used first.
 
 use farlane_abi::tunnel::{SECTOR_BYTES, SECTORS_PER_PAGE};
-use farlane_link::{Link, Map, Pin};
+use farlane_abi::width::to_usize;
+use farlane_transport::{Map, Pin, PinKind, Transport};
 use rustix::thread::futex;
 use std::ffi::c_void;
 use std::ops::Range;
@@ -18,14 +20,14 @@ const SMALL_PAGES: usize = 16;
 const SMALL: usize = 64;
 /// Pages of a large buffer: 4 MiB, as in spin-atc17.
 const LARGE_PAGES: usize = 1024;
-/// Large buffers.
+/// Number of large buffers.
 const LARGE: usize = 8;
 
 /// Slots that all of them need.
 pub(crate) const SLOTS: u32 = 9216;
 const _: () = assert!(SMALL * SMALL_PAGES + LARGE * LARGE_PAGES == SLOTS as usize);
 
-/// Pinned memory.
+/// Phony memory that is mapped and pinned.
 #[derive(Debug)]
 struct Memory {
     // Unpinned before it is unmapped.
@@ -34,10 +36,11 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(link: &Arc<dyn Link>, pages: usize) -> Option<Self> {
+    fn new(transport: &Arc<dyn Transport>, pages: usize) -> Option<Self> {
         let map = Map::anonymous(pages * PAGE).ok()?;
         let base = map.base().as_ptr().cast();
-        // In a child it would be copied for nothing, and envelopes are not for files that others read.
+        // In a child it would be copied for nothing, and envelopes are not for files that others
+        // read.
         for advice in [
             rustix::mm::Advice::LinuxDontFork,
             rustix::mm::Advice::LinuxDontDump,
@@ -46,11 +49,11 @@ impl Memory {
             let _ = unsafe { rustix::mm::madvise(base, map.len(), advice) };
         }
         // SAFETY: the pin goes before the mapping; disks are to change it.
-        let pin = unsafe { Pin::phony(link, map.base().as_ptr().addr(), map.len()) };
+        let pin = unsafe { Pin::new(transport, PinKind::Phony, base.addr(), map.len(), true) };
         match pin {
             Ok(pin) => Some(Self { _pin: pin, map }),
             Err(error) => {
-                let why = super::chain(&error);
+                let why = farlane_sys::chain(&error);
                 crate::log::once(&format!("Memory for tunnels cannot be pinned: {why}"));
                 None
             }
@@ -67,8 +70,8 @@ struct Class {
     count: usize,
     /// A bit for each buffer that is not lent.
     free: AtomicU64,
-    /// Counts buffers that have been given back. Those who wait for one of this size sleep on it, and nobody else: one of them is
-    /// woken for each.
+    /// Counts buffers that have been given back. Those who wait for one of this size sleep on it,
+    /// and nobody else: one of them is woken for each.
     returned: AtomicU32,
     /// Pieces of memory, for one buffer each, or one for all.
     memory: Vec<OnceLock<Option<Memory>>>,
@@ -106,14 +109,14 @@ impl Class {
                 Ordering::Acquire,
                 Ordering::Relaxed,
             ) {
-                Ok(_) => return usize::try_from(index).ok(),
+                Ok(_) => return Some(to_usize(index.into())),
                 Err(now) => free = now,
             }
         }
     }
 
     /// The memory of a buffer, and where in it the buffer begins; none where it cannot be pinned.
-    fn memory(&self, link: &Arc<dyn Link>, index: usize) -> Option<(&Memory, usize)> {
+    fn memory(&self, transport: &Arc<dyn Transport>, index: usize) -> Option<(&Memory, usize)> {
         let (piece, at) = match self.memory.len() {
             1 => (0, index * self.pages * PAGE),
             _ => (index, 0),
@@ -124,7 +127,7 @@ impl Class {
             self.pages
         };
         let memory = self.memory.get(piece)?;
-        let memory = memory.get_or_init(|| Memory::new(link, pages));
+        let memory = memory.get_or_init(|| Memory::new(transport, pages));
         Some((memory.as_ref()?, at))
     }
 }
@@ -140,9 +143,13 @@ impl Phony {
         }
     }
 
-    /// Lends a buffer for up to `length` bytes: a large one for what is too long for a small one. Waits while all are lent. None
-    /// where no memory can be pinned.
-    pub(crate) fn lend(&self, link: &Arc<dyn Link>, length: usize) -> Option<Lent<'_>> {
+    /// Lends a buffer for up to `length` bytes: a large one for what is too long for a small one.
+    /// Waits while all are lent. None where no memory can be pinned.
+    pub(crate) fn lend(
+        &self,
+        transport: &Arc<dyn Transport>,
+        length: usize,
+    ) -> Option<PhonyBuffer<'_>> {
         let class = if length <= SMALL_PAGES * PAGE {
             &self.small
         } else {
@@ -157,13 +164,13 @@ impl Phony {
                 let _ = futex::wait(&class.returned, futex::Flags::PRIVATE, returned, None);
                 continue;
             };
-            let mut lent = Lent {
+            let mut lent = PhonyBuffer {
                 class,
                 index,
                 base: std::ptr::null_mut(),
             };
             // Dropped, and so given back, where there is no memory.
-            let (memory, at) = class.memory(link, index)?;
+            let (memory, at) = class.memory(transport, index)?;
             lent.base = memory.map.at(at, class.pages * PAGE).as_ptr();
             return Some(lent);
         }
@@ -172,14 +179,14 @@ impl Phony {
 
 /// A phony buffer in use, and the slots of its pages.
 #[derive(Debug)]
-pub(crate) struct Lent<'a> {
+pub(crate) struct PhonyBuffer<'a> {
     class: &'a Class,
     index: usize,
     base: *mut u8,
 }
 
-impl Lent<'_> {
-    /// The first byte.
+impl PhonyBuffer<'_> {
+    /// Pointer to the first byte.
     pub(crate) fn base(&self) -> *mut c_void {
         self.base.cast()
     }
@@ -213,14 +220,10 @@ impl Lent<'_> {
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for PhonyBuffer<'_> {
     fn drop(&mut self) {
-        let bit = u32::try_from(self.index)
-            .ok()
-            .and_then(|index| 1_u64.checked_shl(index));
-        self.class
-            .free
-            .fetch_or(bit.unwrap_or(0), Ordering::Release);
+        let bit = 1_u64 << self.index;
+        self.class.free.fetch_or(bit, Ordering::Release);
         self.class.returned.fetch_add(1, Ordering::Release);
         let _ = futex::wake(&self.class.returned, futex::Flags::PRIVATE, 1);
     }

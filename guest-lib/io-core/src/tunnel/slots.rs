@@ -1,15 +1,16 @@
 //! Tokens: what the slots of the shared header say, and the envelopes in phony pages.
 
-use super::phony::Lent;
-use crate::route::Direction;
+use super::phony::PhonyBuffer;
+use crate::sys::Direction;
 use farlane_abi::arena::OFF_DEAD;
 use farlane_abi::tunnel::{
     DIRECTION_INTO_DEVICE, DIRECTION_OUT_OF_DEVICE, ENVELOPE_MAGIC, Envelope, MAX_SLOTS, OFF_EPOCH,
     OFF_SLOT_COUNT, OFF_SLOTS, SECTOR_BYTES, SECTORS_PER_PAGE, SEQUENCE_END, SLOT_ARMED,
     SLOT_BYTES, SLOT_KEY, SLOT_LANDED, SLOT_LENGTH, SLOT_OFFSET, SLOT_REGION,
 };
+use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::IntoBytes as _;
-use farlane_link::Map;
+use farlane_transport::Map;
 use rustix::io::Errno;
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +30,7 @@ pub(crate) struct Slots {
     sequences: Vec<AtomicU64>,
 }
 
-/// A page's token.
+/// Token of a phony page: slot, sequence number, envelope.
 #[derive(Clone, Copy, Debug)]
 struct Token {
     slot: usize,
@@ -54,7 +55,7 @@ impl Token {
 
 /// Pages that are under way. Dropping it ends their tokens.
 #[derive(Debug)]
-pub(crate) struct Armed<'a> {
+pub(crate) struct TokenSet<'a> {
     slots: &'a Slots,
     tokens: Vec<Token>,
 }
@@ -75,7 +76,7 @@ impl Slots {
             .word(OFF_SLOT_COUNT)
             .load(Ordering::Acquire)
             .min(MAX_SLOTS);
-        let count = usize::try_from(said).unwrap_or(0).min(room);
+        let count = to_usize(said.into()).min(room);
         Self {
             header: Box::new(header),
             sequences: (0..count).map(|_| AtomicU64::new(0)).collect(),
@@ -96,22 +97,22 @@ impl Slots {
         let word = self
             .header
             .at(OFF_SLOTS + slot * SLOT_BYTES + field, size_of::<u64>());
-        // SAFETY: inside the mapping, which lives as long as `self`; slots and their fields are multiples of eight; atomics may
-        // change under a shared reference.
+        // SAFETY: inside the mapping, which lives as long as `self`; slots and their fields are
+        // multiples of eight; atomics may change under a shared reference.
         unsafe { word.cast::<AtomicU64>().as_ref() }
     }
 
-    /// Makes tokens for the first `length` bytes, whole pages, of a phony buffer: they stand for `target` and what follows in
-    /// device region `region`. Puts the envelopes into the pages.
+    /// Makes tokens for the first `length` bytes, whole pages, of a phony buffer: they stand for
+    /// `target` and what follows in device region `region`. Puts the envelopes into the pages.
     pub(crate) fn arm(
         &self,
-        lent: &Lent<'_>,
+        lent: &PhonyBuffer<'_>,
         region: u32,
         target: u64,
         length: usize,
         direction: Direction,
-    ) -> Result<Armed<'_>, Errno> {
-        let mut armed = Armed {
+    ) -> Result<TokenSet<'_>, Errno> {
+        let mut armed = TokenSet {
             slots: self,
             tokens: Vec::with_capacity(length / PAGE),
         };
@@ -179,7 +180,7 @@ impl Slots {
     }
 }
 
-impl Armed<'_> {
+impl TokenSet<'_> {
     /// What has become of the first `bytes` of the request, once it is done.
     pub(crate) fn runs(&self, bytes: usize) -> Vec<Sectors> {
         let mut runs: Vec<Sectors> = Vec::new();
@@ -204,8 +205,9 @@ impl Armed<'_> {
         runs
     }
 
-    /// Whether a sector of these still carries its envelope, once the request is done: nothing was read into it.
-    pub(crate) fn has_envelope(&self, lent: &Lent<'_>, sectors: &Sectors) -> bool {
+    /// Whether a sector of these still carries its envelope, once the request is done: nothing was
+    /// read into it.
+    pub(crate) fn has_envelope(&self, lent: &PhonyBuffer<'_>, sectors: &Sectors) -> bool {
         let pages = self.tokens.iter().zip((0..).step_by(PAGE));
         pages
             .flat_map(|(token, page)| {
@@ -217,7 +219,7 @@ impl Armed<'_> {
     }
 }
 
-impl Drop for Armed<'_> {
+impl Drop for TokenSet<'_> {
     fn drop(&mut self) {
         for token in &self.tokens {
             self.slots

@@ -1,9 +1,9 @@
-//! The client against a backend that is a part of the test: it sees the envelopes where a disk would, or does not open them.
+//! The client against a backend that is a part of the test: it sees the envelopes where a disk
+//! would, or does not open them.
 
 use super::*;
-use crate::files::{self, Opened};
+use crate::files::{self, OpenFile};
 use crate::provider::Soft;
-use crate::region::Region;
 use farlane_abi::Errno as Refusal;
 use farlane_abi::tunnel::{
     DIRECTION_INTO_DEVICE, ENVELOPE_MAGIC, Envelope, OFF_DISK_COUNT, OFF_DISKS, OFF_EPOCH,
@@ -11,10 +11,11 @@ use farlane_abi::tunnel::{
     SLOT_LENGTH, SLOT_OFFSET, SLOT_REGION,
 };
 use farlane_abi::zerocopy::FromBytes as _;
-use farlane_link::{Link, LinkError, LinkInfo, Map};
+use farlane_sys::sync::lock;
+use farlane_transport::{Map, PinKind, Transport, TransportError, TransportInfo};
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 const PAGE: usize = 4096;
@@ -26,20 +27,20 @@ struct Backend {
     refuses_phony: bool,
 }
 
-fn refuse<T>() -> Result<T, LinkError> {
+fn refuse<T>() -> Result<T, TransportError> {
     let errno = Refusal::EOPNOTSUPP;
-    Err(LinkError::Refused {
+    Err(TransportError::Refused {
         what: "This",
         errno,
     })
 }
 
-impl Link for Backend {
-    fn info(&self) -> LinkInfo {
-        LinkInfo::default()
+impl Transport for Backend {
+    fn info(&self) -> TransportInfo {
+        TransportInfo::default()
     }
 
-    fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), LinkError> {
+    fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), TransportError> {
         let map = Arc::new(Map::anonymous(length)?);
         let slots = (length - OFF_SLOTS) / SLOT_BYTES;
         // SAFETY: nobody else has it yet.
@@ -62,13 +63,15 @@ impl Link for Backend {
         Ok((0, map))
     }
 
-    unsafe fn attach_pin(&self, _: usize, _: usize, _: bool) -> Result<u32, LinkError> {
-        refuse()
-    }
-
-    unsafe fn attach_phony(&self, address: usize, length: usize) -> Result<u32, LinkError> {
-        assert!(address.is_multiple_of(PAGE) && length.is_multiple_of(PAGE));
-        if self.refuses_phony {
+    unsafe fn attach_pin(
+        &self,
+        kind: PinKind,
+        address: usize,
+        length: usize,
+        writable: bool,
+    ) -> Result<u32, TransportError> {
+        assert!(address.is_multiple_of(PAGE) && length.is_multiple_of(PAGE) && writable);
+        if kind != PinKind::Phony || self.refuses_phony {
             return refuse();
         }
         let mut count = self.phony.lock().unwrap();
@@ -76,23 +79,23 @@ impl Link for Backend {
         Ok(*count)
     }
 
-    fn detach(&self, _: u32) -> Result<(), LinkError> {
+    fn detach(&self, _: u32) -> Result<(), TransportError> {
         Ok(())
     }
 
-    fn map_buffer(&self, _: u32, _: u64, _: usize) -> Result<Map, LinkError> {
+    fn map_buffer(&self, _: u32, _: u64, _: usize) -> Result<Map, TransportError> {
         refuse()
     }
 
-    fn unmap_buffer(&self, _: u32, _: u64, _: usize) -> Result<(), LinkError> {
+    fn unmap_buffer(&self, _: u32, _: u64, _: usize) -> Result<(), TransportError> {
         refuse()
     }
 
-    fn bind_event(&self, _: u32, _: BorrowedFd<'_>) -> Result<(), LinkError> {
+    fn bind_event(&self, _: u32, _: BorrowedFd<'_>) -> Result<(), TransportError> {
         refuse()
     }
 
-    fn unbind_event(&self, _: u32) -> Result<(), LinkError> {
+    fn unbind_event(&self, _: u32) -> Result<(), TransportError> {
         refuse()
     }
 
@@ -133,8 +136,8 @@ impl Backend {
 
 fn tunnel(backend: Backend) -> (Arc<Backend>, Arc<Tunnel>) {
     let backend = Arc::new(backend);
-    let link: Arc<dyn Link> = backend.clone();
-    (backend, Arc::new(Tunnel::over(link).unwrap()))
+    let transport: Arc<dyn Transport> = backend.clone();
+    (backend, Arc::new(Tunnel::over(transport).unwrap()))
 }
 
 #[test]
@@ -155,7 +158,7 @@ fn the_header_says_which_disks_are_the_backends() {
 fn every_sector_carries_the_token_of_its_page() {
     let (backend, tunnel) = tunnel(Backend::default());
     for round in 1..4_u64 {
-        let lent = tunnel.phony().lend(tunnel.link(), 3 * PAGE).unwrap();
+        let lent = tunnel.phony().lend(tunnel.transport(), 3 * PAGE).unwrap();
         let first = lent.first_slot();
         let armed = tunnel
             .slots()
@@ -229,7 +232,7 @@ fn buffers_are_lent_to_one_at_a_time_and_waited_for() {
                     } else {
                         4 << 20
                     };
-                    let lent = tunnel.phony().lend(tunnel.link(), length).unwrap();
+                    let lent = tunnel.phony().lend(tunnel.transport(), length).unwrap();
                     assert!(lent.length() >= length);
                     assert!(users.lock().unwrap().insert(lent.first_slot()));
                     std::thread::yield_now();
@@ -257,7 +260,7 @@ fn a_buffer_that_comes_back_wakes_somebody_who_waits_for_one_of_its_size() {
     let (_, tunnel) = tunnel(Backend::default());
     // A thread that is not woken keeps it.
     let tunnel: &'static Arc<Tunnel> = Box::leak(Box::new(tunnel));
-    let lend = move |length| tunnel.phony().lend(tunnel.link(), length).unwrap();
+    let lend = move |length| tunnel.phony().lend(tunnel.transport(), length).unwrap();
     let mut small: Vec<_> = (0..64).map(|_| lend(1)).collect();
     let mut large: Vec<_> = (0..8).map(|_| lend(4 << 20)).collect();
     let (got, lengths) = std::sync::mpsc::channel();
@@ -283,20 +286,24 @@ fn without_pinned_memory_there_is_no_buffer() {
         ..Backend::default()
     });
     for _ in 0..100 {
-        assert!(tunnel.phony().lend(tunnel.link(), 1).is_none());
+        assert!(tunnel.phony().lend(tunnel.transport(), 1).is_none());
     }
 }
 
 /// A file on a disk that opens no envelopes.
 struct Rig {
+    /// Whether a tunnel to the disk is proven is the same for all tests: one at a time.
+    _turn: MutexGuard<'static, ()>,
     _folder: tempfile::TempDir,
     file: std::fs::File,
     memory: Map,
-    region: Region,
 }
+
+static TURN: Mutex<()> = Mutex::new(());
 
 impl Rig {
     fn new(content: &[u8]) -> Self {
+        let turn = lock(&TURN);
         let program = std::env::current_exe().unwrap();
         let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
         let path = folder.path().join("file");
@@ -308,16 +315,18 @@ impl Rig {
             .unwrap();
         file.sync_all().unwrap();
         let memory = Map::anonymous(content.len()).unwrap();
-        let region = Region::new(memory.base().as_ptr().addr(), Arc::new(Soft), None);
-        Self {
+        let rig = Self {
+            _turn: turn,
             _folder: folder,
             file,
             memory,
-            region,
-        }
+        };
+        let beneath = rig.opened().file.disk.stack.now();
+        beneath.tunnel_proven.store(false, Ordering::Relaxed);
+        rig
     }
 
-    fn opened(&self) -> Opened {
+    fn opened(&self) -> OpenFile {
         files::open(self.file.as_raw_fd()).unwrap()
     }
 
@@ -328,38 +337,36 @@ impl Rig {
         bytes
     }
 
-    fn part(&self, tunnel: &Tunnel, move_it: impl FnOnce(&Part<'_>, &Lent<'_>) -> Moved) -> Moved {
+    fn part(
+        &self,
+        tunnel: &Tunnel,
+        move_it: impl FnOnce(&PhonyRequest<'_>, &PhonyBuffer<'_>) -> TransferReceipt,
+    ) -> TransferReceipt {
         let beneath = self.opened().file.disk.stack.now();
         self.part_over(&beneath, tunnel, move_it)
     }
 
     fn part_over(
         &self,
-        beneath: &Arc<Beneath>,
+        beneath: &Arc<DiskStack>,
         tunnel: &Tunnel,
-        move_it: impl FnOnce(&Part<'_>, &Lent<'_>) -> Moved,
-    ) -> Moved {
+        move_it: impl FnOnce(&PhonyRequest<'_>, &PhonyBuffer<'_>) -> TransferReceipt,
+    ) -> TransferReceipt {
         let opened = self.opened();
         let address = self.memory.base().as_ptr().expose_provenance();
         let length = self.memory.len();
-        let buffer = Buffer {
-            address,
-            length,
-            region: &self.region,
-        };
-        let part = Part {
+        let part = PhonyRequest {
             opened: &opened,
             beneath,
             tunnel,
             region: 7,
             provider: &Soft,
-            buffer: &buffer,
             address,
             target: 0,
             length,
             offset: 0,
         };
-        let lent = tunnel.phony().lend(tunnel.link(), length).unwrap();
+        let lent = tunnel.phony().lend(tunnel.transport(), length).unwrap();
         move_it(&part, &lent)
     }
 }
@@ -397,14 +404,16 @@ fn envelopes() -> Vec<u8> {
     bytes
 }
 
-/// A disk that completes a read without touching the page and without a receipt: so it looks where the file has what was in the page.
+/// A disk that completes a read without touching the page and without a receipt: so it looks where
+/// the file has what was in the page.
 #[test]
 fn envelopes_are_no_data_where_a_read_leaves_no_receipt() {
     let plain: Vec<u8> = (0..8 * PAGE)
         .map(|index| (index / 7 % 251).try_into().unwrap())
         .collect();
     let untouched = envelopes();
-    // All of it, the first and the last sector, one in the middle of a page, a last one that ends with the file.
+    // All of it, the first and the last sector, one in the middle of a page, a last one that ends
+    // with the file.
     for (sectors, bytes) in [
         (0..64, 8 * PAGE),
         (0..1, 8 * PAGE),
@@ -427,7 +436,7 @@ fn envelopes_are_no_data_where_a_read_leaves_no_receipt() {
         }
         rig.part(&tunnel, |part, lent| {
             assert_eq!(part.read(lent), Err(Errno::STALE), "{sectors:?}");
-            Moved::default()
+            TransferReceipt::default()
         });
         assert!(rig.memory().iter().all(|&byte| byte == 0));
         let file = rig.opened().file;
@@ -435,7 +444,8 @@ fn envelopes_are_no_data_where_a_read_leaves_no_receipt() {
     }
 }
 
-/// An envelope of another token may be what a file holds, and one that has its receipt stands in the page as ever.
+/// An envelope of another token may be what a file holds, and one that has its receipt stands in
+/// the page as ever.
 #[test]
 fn what_only_looks_like_an_envelope_is_read() {
     for (field, with) in [(0, 1), (8, 1), (16, 1), (24, 1), (32, 1), (36, 1)] {
@@ -485,7 +495,7 @@ fn what_was_read_through_layers_that_have_changed_does_not_count() {
     let before = Arc::default();
     rig.part_over(&before, &tunnel, |part, lent| {
         assert_eq!(part.read(lent), Err(Errno::STALE));
-        Moved::default()
+        TransferReceipt::default()
     });
     assert!(!before.tunnel_proven.load(Ordering::Relaxed));
 }
@@ -539,14 +549,14 @@ fn a_file_that_is_being_locked_is_not_tunnelled_and_no_envelope_is_made_for_it()
     let (backend, tunnel) = tunnel(Backend::default());
     let content = vec![3; 8 * PAGE];
     let rig = Rig::new(&content);
-    let locking = crate::locks::begins(rig.file.as_raw_fd());
+    let locking = crate::descriptors::lock_begins(rig.file.as_raw_fd());
     rig.part(&tunnel, |part, lent| {
         assert_eq!(part.read(lent), Err(Errno::BUSY));
         assert_eq!(part.write(lent), Err(Errno::BUSY));
-        Moved::default()
+        TransferReceipt::default()
     });
     assert!((0..8).all(|slot| backend.word(slot, SLOT_ARMED) == 0));
-    crate::locks::ended(locking);
+    crate::descriptors::lock_ended(locking);
     let moved = rig.part(&tunnel, |part, lent| part.read(lent).unwrap());
     assert_eq!(moved.bytes, 8 * PAGE);
     assert!(rig.memory() == content);

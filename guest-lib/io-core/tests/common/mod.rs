@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+use farlane_io_core::route::{Call, serve};
+use farlane_io_core::{Direction, Errno, Position, sys};
+use std::ffi::c_void;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, RawFd};
@@ -17,6 +20,29 @@ pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
         state.to_ne_bytes()
     });
     words.take(length).collect()
+}
+
+/// `pread` or `pwrite` as a program makes it: the library's where it serves the call.
+///
+/// # Safety
+/// As [`sys::transfer`].
+pub unsafe fn transfer(
+    direction: Direction,
+    fd: RawFd,
+    buffer: *mut c_void,
+    length: usize,
+    offset: u64,
+) -> Result<usize, Errno> {
+    let call = Call {
+        name: "transfer",
+        fd,
+        address: buffer.expose_provenance(),
+        length,
+        position: Position::At(offset),
+    };
+    // SAFETY: as promised by the caller.
+    serve(&call, direction)
+        .unwrap_or_else(|| unsafe { sys::transfer(direction, fd, buffer, length, offset) })
 }
 
 /// A file in the target folder.
@@ -141,12 +167,30 @@ impl Memory {
 
     pub fn read(&self, disk: &Disk, at: usize, length: usize, offset: u64) -> usize {
         // SAFETY: memory of the test.
-        unsafe { farlane_io_core::pread(disk.fd(), self.at(at).cast(), length, offset) }.unwrap()
+        unsafe {
+            transfer(
+                Direction::Read,
+                disk.fd(),
+                self.at(at).cast(),
+                length,
+                offset,
+            )
+        }
+        .unwrap()
     }
 
     pub fn write(&self, disk: &Disk, at: usize, length: usize, offset: u64) -> usize {
         // SAFETY: memory of the test.
-        unsafe { farlane_io_core::pwrite(disk.fd(), self.at(at).cast(), length, offset) }.unwrap()
+        unsafe {
+            transfer(
+                Direction::Write,
+                disk.fd(),
+                self.at(at).cast(),
+                length,
+                offset,
+            )
+        }
+        .unwrap()
     }
 }
 

@@ -6,7 +6,8 @@ use std::ffi::{CStr, c_int, c_void};
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
 
-/// What the driver of the tests has besides the functions of a driver: each takes the number of an allocation or a device.
+/// What the driver of the tests has besides the functions of a driver: each takes the number of an
+/// allocation or a device.
 struct Driver {
     allocate: unsafe extern "C" fn(c_int) -> *mut u8,
     /// In a reservation of addresses that is twice as long.
@@ -79,7 +80,8 @@ pub fn of_no_context(file: &File, content: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Memory that is mapped in a reservation of addresses, and addresses that are memory of the program after an allocation.
+/// Memory that is mapped in a reservation of addresses, and addresses that are memory of the
+/// program after an allocation.
 pub fn mapped(file: &File, content: &[u8]) -> Result<()> {
     const MAPPED: usize = 1 << 20;
     let driver = Driver::load()?;

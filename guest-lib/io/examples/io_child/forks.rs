@@ -47,7 +47,8 @@ static HAS_FORKED: AtomicBool = AtomicBool::new(false);
 /// The child that it made; none in that child.
 static NESTED: AtomicI32 = AtomicI32::new(0);
 
-/// A program's handler that forks, once. The child goes on with the fork that this is a handler of, as its parent does.
+/// A program's handler that forks, once. The child goes on with the fork that this is a handler of,
+/// as its parent does.
 unsafe extern "C" fn fork_once_more() {
     if !HAS_FORKED.swap(true, Ordering::Relaxed) {
         // SAFETY: either process is one that the program is made for.
@@ -81,7 +82,8 @@ fn end(name: &str, found: &Result<()>) -> ! {
     unsafe { libc::_exit(i32::from(found.is_err())) }
 }
 
-/// A handler of a fork forks: all four processes read and lock, and children have nothing of what their parents have.
+/// A handler of a fork forks: all four processes read and lock, and children have nothing of what
+/// their parents have.
 pub fn nested(file: &File, content: &[u8]) -> Result<()> {
     let fd = file.as_raw_fd();
     // Before the library sees to forks: the handler runs when it has taken its locks.

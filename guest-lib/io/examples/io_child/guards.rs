@@ -41,7 +41,8 @@ fn is_null(number: RawFd) -> bool {
 pub fn guards(file: File, path: &str) -> Result<()> {
     let (fd, base) = (file.as_raw_fd(), memory(LENGTH)?);
     read(fd, base)?;
-    // The library does not know of it, and keeps its descriptor: the lock tells whether that is ever closed.
+    // The library does not know of it, and keeps its descriptor: the lock tells whether that is
+    // ever closed.
     lock_around_the_library(fd)?;
     let ours = theirs(path, fd)?;
     ensure!(ours > fd);

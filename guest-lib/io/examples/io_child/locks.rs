@@ -1,4 +1,5 @@
-//! POSIX locks of files that are read by P2P: they belong to the process, and any close of the file drops them.
+//! POSIX locks of files that are read by P2P: they belong to the process, and any close of the file
+//! drops them.
 
 use crate::{LENGTH, bytes, errno, is_locked, links_to, lock, memory, totals};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -13,7 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// The variable that has the number of the locked descriptor after `execve`.
 const LOCKED: &str = "IO_CHILD_LOCKED";
 
-/// A part of the file is read to memory that is registered, with the right bytes; how many of them by P2P.
+/// A part of the file is read to memory that is registered, with the right bytes; how many of them
+/// by P2P.
 fn read(fd: RawFd, base: *mut u8, content: &[u8]) -> Result<u64> {
     let before = totals()?;
     // SAFETY: memory of this program.
@@ -62,7 +64,8 @@ fn until_plain(fd: RawFd, base: *mut u8, content: &[u8]) -> Result<()> {
     bail!("Direct I/O goes on while a lock is waited for")
 }
 
-/// Locks the whole file by a command of `fcntl`, or changes the lock; by a system call of its own if `raw`.
+/// Locks the whole file by a command of `fcntl`, or changes the lock; by a system call of its own
+/// if `raw`.
 fn locked_by(fd: RawFd, command: c_int, kind: c_int, raw: bool) -> Result<()> {
     // SAFETY: a structure of numbers.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -107,7 +110,8 @@ pub fn over_exec(file: File, content: &[u8], path: &str, reads_first: bool) -> R
     exec(fd, path, "locks_after_exec")
 }
 
-/// After the first `execve` and after the second: the lock is still there, and what this image reads does not end it either.
+/// After the first `execve` and after the second: the lock is still there, and what this image
+/// reads does not end it either.
 pub fn after_exec(path: &str, reads: bool) -> Result<()> {
     ensure!(is_locked(path)?, "The lock is gone with execve");
     let fd: RawFd = std::env::var(LOCKED)?.parse()?;
@@ -478,7 +482,8 @@ pub fn handlers(file: &File, content: &[u8], path: &str) -> Result<()> {
             bail!("Handlers get no locks");
         }
         for fd in [fd, other.as_raw_fd()] {
-            // SAFETY: memory of this program. Nothing else is done here, so that no handler interrupts an allocation.
+            // SAFETY: memory of this program. Nothing else is done here, so that no handler
+            // interrupts an allocation.
             let moved = unsafe { libc::pread(fd, base.cast(), LENGTH, 4096) };
             if moved != isize::try_from(LENGTH)? {
                 bail!("pread returns {moved}, errno {}", errno());
@@ -493,12 +498,14 @@ pub fn handlers(file: &File, content: &[u8], path: &str) -> Result<()> {
     Ok(())
 }
 
-/// Keeps the lock of a file that is opened by a name, whatever else becomes of its descriptors: for what closes them.
+/// Keeps the lock of a file that is opened by a name, whatever else becomes of its descriptors: for
+/// what closes them.
 pub fn lock_around_the_library(fd: RawFd) -> Result<()> {
     locked_by(fd, libc::F_SETLK, libc::F_WRLCK, true)
 }
 
-/// What sits at a number is put away by the program while another thread locks the file: the lock stays.
+/// What sits at a number is put away by the program while another thread locks the file: the lock
+/// stays.
 pub fn replaced(file: &File, content: &[u8], path: &str) -> Result<()> {
     let (fd, base) = (file.as_raw_fd(), memory(LENGTH)?);
     let null = File::open("/dev/null")?;

@@ -1,5 +1,6 @@
-//! A program that the tests of the library run with it preloaded: it calls the C library's functions and knows nothing else of
-//! the library than its registration. Each story ends with what the totals say.
+//! A program that the tests of the library run with it preloaded: it calls the C library's
+//! functions and knows nothing else of the library than its registration. Each story ends with what
+//! the totals say.
 
 mod cuda;
 mod forks;
@@ -404,7 +405,8 @@ fn signals(file: &File, content: &[u8]) -> Result<()> {
         if rounds > 10_000_000 {
             bail!("Handlers do not get their bytes");
         }
-        // SAFETY: memory of this program. Nothing else is done here, so that no handler interrupts an allocation.
+        // SAFETY: memory of this program. Nothing else is done here, so that no handler interrupts
+        // an allocation.
         let moved = unsafe { libc::pread(fd, base.cast(), LENGTH, 0) };
         if moved != isize::try_from(LENGTH)? {
             bail!("pread returns {moved}, errno {}", errno());

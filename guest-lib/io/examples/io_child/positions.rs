@@ -66,7 +66,8 @@ fn seek(fd: RawFd, to: usize) -> Result<()> {
     Ok(())
 }
 
-/// Everybody who shares a position finds it where bytes have been read and written, at every moment.
+/// Everybody who shares a position finds it where bytes have been read and written, at every
+/// moment.
 pub fn positions(file: &File, content: &[u8]) -> Result<()> {
     seen_by_another(file, content)?;
     every_byte_once(file, content)?;
@@ -199,7 +200,8 @@ fn added_whole(file: &File, length: usize) -> Result<()> {
     Ok(())
 }
 
-/// A process that is killed in the middle of a write leaves the position where the file ends that it has written.
+/// A process that is killed in the middle of a write leaves the position where the file ends that
+/// it has written.
 pub fn killed(file: &File) -> Result<()> {
     let (fd, base) = (file.as_raw_fd(), memory(LENGTH)?);
     // SAFETY: memory of this program.

@@ -121,6 +121,7 @@ pub fn modify(
     Ok((to, new))
 }
 
+/// Sets those of the attributes that `mask` names.
 fn apply(new: &mut QpAttr, mask: u32, attr: &QpAttr) -> Result<(), Errno> {
     let has = |bit| mask & bit != 0;
     let check = |ok: bool| if ok { Ok(()) } else { Err(Errno::EINVAL) };
@@ -160,6 +161,13 @@ fn apply(new: &mut QpAttr, mask: u32, attr: &QpAttr) -> Result<(), Errno> {
     if has(rdma::QP_SQ_PSN) {
         new.sq_psn = (attr.sq_psn.get() & 0x00ff_ffff).into();
     }
+    apply_timers(new, mask, attr)
+}
+
+/// As [`apply`]: outstanding reads, timers and retries.
+fn apply_timers(new: &mut QpAttr, mask: u32, attr: &QpAttr) -> Result<(), Errno> {
+    let has = |bit| mask & bit != 0;
+    let check = |ok: bool| if ok { Ok(()) } else { Err(Errno::EINVAL) };
     if has(rdma::QP_MAX_DEST_RD_ATOMIC) {
         check(attr.max_dest_rd_atomic <= MAX_READS)?;
         new.max_dest_rd_atomic = attr.max_dest_rd_atomic;

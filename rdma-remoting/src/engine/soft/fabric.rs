@@ -1,25 +1,26 @@
 //! Which queue pair has which number.
 
 use super::qp::SoftQp;
-use crate::engine::Waker;
-use crate::sleep;
+use crate::engine::{QpNumber, Waker};
+use farlane_sys::sync::{read, write};
+use farlane_worker::wake;
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
 
-const NUMBER_MASK: u32 = 0x00ff_ffff;
 /// Numbers below are special in InfiniBand (QP0, QP1) or look like mistakes.
 const FIRST_NUMBER: u32 = 16;
 
 #[derive(Debug, Default)]
 struct Numbers {
-    qps: HashMap<u32, Arc<SoftQp>>,
+    qps: HashMap<QpNumber, Arc<SoftQp>>,
     draws: Draws,
 }
 
-/// Numbers that nobody can tell beforehand: who gives one back does not get it again by asking often, nor does a peer that was
-/// connected to it, or to an earlier life of this backend, meet another in its place.
+/// Numbers that nobody can tell beforehand: who gives one back does not get it again by asking
+/// often, nor does a peer that was connected to it, or to an earlier life of this backend, meet
+/// another in its place.
 #[derive(Debug, Default)]
 struct Draws {
     /// Keys of a pseudorandom function.
@@ -28,10 +29,10 @@ struct Draws {
 }
 
 impl Draws {
-    fn next(&mut self) -> u32 {
+    fn next(&mut self) -> QpNumber {
         self.drawn += 1;
         let [a, b, c, ..] = self.keys.hash_one(self.drawn).to_ne_bytes();
-        u32::from_ne_bytes([a, b, c, 0])
+        QpNumber::of(u32::from_ne_bytes([a, b, c, 0]))
     }
 }
 
@@ -68,26 +69,26 @@ impl Fabric {
 
     /// A requester waits for a peer that answers it.
     pub fn wait_for_answer(&self) {
-        sleep::wait_for_other(&self.awaited);
+        wake::wait_for_other(&self.awaited);
     }
 
     /// A queue pair has changed: it may answer now, or no longer.
     pub fn changed(&self) {
-        if sleep::must_pass_on(&self.awaited) {
+        if wake::must_pass_on(&self.awaited) {
             self.wake();
         }
     }
 
     /// Adds the queue pair that `make` makes of its number. `None` when there are `limit`.
-    pub fn add(&self, limit: u32, make: impl FnOnce(u32) -> SoftQp) -> Option<Arc<SoftQp>> {
-        let mut numbers = self.numbers.write().unwrap_or_else(PoisonError::into_inner);
+    pub fn add(&self, limit: u32, make: impl FnOnce(QpNumber) -> SoftQp) -> Option<Arc<SoftQp>> {
+        let mut numbers = write(&self.numbers);
         if numbers.qps.len() >= usize::try_from(limit).ok()? {
             return None;
         }
         // Few are in use: the first one is nearly always free.
         let number = loop {
-            let number = numbers.draws.next() & NUMBER_MASK;
-            if number >= FIRST_NUMBER && !numbers.qps.contains_key(&number) {
+            let number = numbers.draws.next();
+            if number.get() >= FIRST_NUMBER && !numbers.qps.contains_key(&number) {
                 break number;
             }
         };
@@ -99,21 +100,21 @@ impl Fabric {
     /// Has a queue pair have another's number, which is gone.
     #[cfg(test)]
     pub fn succeed(&self, qp: SoftQp) -> Arc<SoftQp> {
-        let mut numbers = self.numbers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = write(&self.numbers);
         let qp = Arc::new(qp);
         assert!(numbers.qps.insert(qp.number, Arc::clone(&qp)).is_none());
         qp
     }
 
     /// The queue pair of a number.
-    pub fn find(&self, number: u32) -> Option<Arc<SoftQp>> {
-        let numbers = self.numbers.read().unwrap_or_else(PoisonError::into_inner);
+    pub fn find(&self, number: QpNumber) -> Option<Arc<SoftQp>> {
+        let numbers = read(&self.numbers);
         numbers.qps.get(&number).cloned()
     }
 
     /// Takes a queue pair out.
-    pub fn remove(&self, number: u32) {
-        let mut numbers = self.numbers.write().unwrap_or_else(PoisonError::into_inner);
+    pub fn remove(&self, number: QpNumber) {
+        let mut numbers = write(&self.numbers);
         numbers.qps.remove(&number);
     }
 }

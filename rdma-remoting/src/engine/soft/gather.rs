@@ -6,13 +6,13 @@ use farlane_zero_copy::{CopyError, RegionError, copy, copy_from_slice};
 /// Where a message comes from.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// The request itself.
+    /// Inline data of the request.
     Inline(&'a [u8]),
-    /// Memory.
+    /// Gather list in memory regions.
     Parts(&'a [Part]),
 }
 
-/// Which side failed.
+/// The side whose memory could not be accessed.
 #[derive(Debug)]
 pub enum Failed {
     Source(RegionError),

@@ -9,6 +9,7 @@ mod gather;
 mod qp;
 mod requester;
 mod responder;
+mod transfer;
 
 use super::{Engine, EngineQp, QpSpec, Waker};
 use fabric::Fabric;
@@ -25,7 +26,7 @@ const MAX_QUEUE_PAIRS: u32 = 1 << 18;
 /// Largest number of outstanding reads that a queue pair may be given.
 pub(crate) const MAX_READS: u8 = 128;
 
-/// The software engine.
+/// The embedded engine: queue pairs in software.
 #[derive(Debug, Default)]
 pub struct SoftEngine {
     fabric: Arc<Fabric>,

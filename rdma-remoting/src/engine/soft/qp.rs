@@ -6,26 +6,26 @@ use super::requester::Requester;
 use super::responder::Responder;
 use crate::completion_queue::CompletionSink;
 use crate::counters::{self, Live};
-use crate::engine::{EngineQp, PortAddress, Progress, QpSpec};
-use crate::memory::MemoryTable;
-use crate::sleep;
+use crate::engine::{EngineQp, PortAddress, Progress, QpNumber, QpSpec, Turn};
+use crate::memory::{MemoryTable, PdHandle};
 use farlane_abi::Errno;
 use farlane_abi::rdma::QpAttr;
-use farlane_zero_copy::log_limit::LogLimit;
+use farlane_sys::log_limit::LogLimit;
+use farlane_sys::sync::lock;
+use farlane_worker::wake;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Lives of requesters and responders that have begun.
 static LIVES: AtomicU64 = AtomicU64::new(0);
 
-/// One life of half a queue pair, from reset to reset. No other half, and no other life of the same one, has its equal: a successor
-/// with the same number is told from whom it succeeds.
+/// One life of half a queue pair, from reset to reset. No other half, and no other life of the same
+/// one, has its equal: a successor with the same number is told from whom it succeeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Life(u64);
 
 impl Life {
-    /// Another one.
+    /// A life that no half has had.
     pub fn begin() -> Self {
         Self(LIVES.fetch_add(1, Ordering::Relaxed))
     }
@@ -34,15 +34,15 @@ impl Life {
 /// Requests of each kind that are flushed in one turn.
 const FLUSHES_PER_TURN: u32 = 256;
 
-/// A reliable connection.
+/// A queue pair of a reliable connection (RC).
 ///
 /// Locks, in order: `attr`, `requester`, `responder` (a requester takes its peer's, never a second
 /// one), then what the completion queues lock. The state is an atomic of its own because an error
 /// on either side moves it without the other's lock.
 pub struct SoftQp {
-    pub number: u32,
+    pub number: QpNumber,
     pub address: PortAddress,
-    pub pd: u32,
+    pub pd: PdHandle,
     pub memory: Arc<MemoryTable>,
     pub fabric: Arc<Fabric>,
     pub signal_all: bool,
@@ -70,7 +70,7 @@ impl std::fmt::Debug for SoftQp {
 }
 
 impl SoftQp {
-    pub fn new(number: u32, spec: QpSpec, fabric: Arc<Fabric>) -> Self {
+    pub fn new(number: QpNumber, spec: QpSpec, fabric: Arc<Fabric>) -> Self {
         counters::add(&spec.counters.queue_pairs, 1);
         Self {
             number,
@@ -123,36 +123,32 @@ impl SoftQp {
 
     /// The peer's requester waits for a receive request of this one.
     pub fn wait_for_receive(&self) {
-        sleep::wait_for_other(&self.awaited);
+        wake::wait_for_other(&self.awaited);
     }
 
     /// Whether the peer's requester waits for a receive request, and there is one.
     fn has_awaited(&self) -> bool {
-        sleep::is_awaited(&self.awaited) && self.responder().has_work()
+        wake::is_awaited(&self.awaited) && self.responder().has_work()
     }
 
     /// It has changed otherwise than by a receive request.
     fn changed(&self) {
         self.fabric.changed();
-        if sleep::must_pass_on(&self.awaited) {
+        if wake::must_pass_on(&self.awaited) {
             self.fabric.wake();
         }
     }
 
     pub fn responder(&self) -> MutexGuard<'_, Responder> {
-        self.responder
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.responder)
     }
 
     fn requester(&self) -> MutexGuard<'_, Requester> {
-        self.requester
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.requester)
     }
 
     fn attr(&self) -> MutexGuard<'_, QpAttr> {
-        self.attr.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.attr)
     }
 
     fn flush(&self) -> Progress {
@@ -167,7 +163,7 @@ impl SoftQp {
 }
 
 impl EngineQp for SoftQp {
-    fn number(&self) -> u32 {
+    fn number(&self) -> QpNumber {
         self.number
     }
 
@@ -201,14 +197,14 @@ impl EngineQp for SoftQp {
         }
     }
 
-    fn progress(&self, now: Instant) -> Progress {
-        if self.has_awaited() && sleep::must_pass_on(&self.awaited) {
+    fn progress(&self, turn: Turn) -> Progress {
+        if self.has_awaited() && wake::must_pass_on(&self.awaited) {
             self.fabric.wake();
         }
         match self.state() {
             State::Reset | State::Init | State::ReadyToReceive => Progress::default(),
             state @ (State::ReadyToSend | State::Draining) => {
-                self.requester().run(self, now, state == State::Draining)
+                self.requester().run(self, turn, state == State::Draining)
             }
             State::Error => self.flush(),
         }

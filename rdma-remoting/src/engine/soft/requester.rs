@@ -1,23 +1,23 @@
 //! The requester's half of a queue pair: carries out send requests, in order.
 
 use super::attributes::{ack_timeout, rnr_delay};
-use super::gather::{Failed, Source, move_message};
 use super::qp::{Life, SoftQp};
 use super::responder::{Nak, Responder};
+use super::transfer::{Message, Refusal, Transfer};
 use crate::counters;
-use crate::engine::Progress;
-use crate::limbs;
+use crate::engine::{Progress, QpNumber, Turn};
 use crate::memory::{Part, Use};
-use crate::request::{Opcode, SendRequest};
+use crate::request::{Opcode, SendWqe};
 use crate::work_queue::{QueueError, SendSource};
 use farlane_abi::queue::{
     Completion, MAX_MESSAGE_BYTES, WC_OPCODE_RDMA_READ, WC_OPCODE_RDMA_WRITE, WC_OPCODE_SEND,
     WC_STATUS_LOC_LEN_ERR, WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR,
-    WC_STATUS_REM_ACCESS_ERR, WC_STATUS_REM_OP_ERR, WC_STATUS_RETRY_EXC_ERR,
-    WC_STATUS_RNR_RETRY_EXC_ERR, WC_STATUS_SUCCESS, WC_STATUS_WR_FLUSH_ERR,
+    WC_STATUS_RETRY_EXC_ERR, WC_STATUS_RNR_RETRY_EXC_ERR, WC_STATUS_SUCCESS,
+    WC_STATUS_WR_FLUSH_ERR,
 };
-use farlane_abi::rdma::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_SQ_DRAINED, QpAttr};
-use farlane_zero_copy::warn_limited;
+use farlane_abi::rdma::{EVENT_QP_FATAL, EVENT_SQ_DRAINED, QpAttr};
+use farlane_sys::warn_limited;
+use farlane_zero_copy::topology::Node;
 use std::mem::discriminant;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -52,10 +52,7 @@ enum Wait {
 
 /// The request at hand.
 struct Active {
-    /// Bytes moved.
-    done: u64,
-    /// Bytes in all.
-    length: u64,
+    transfer: Transfer,
     /// What is waited for, and until when before it counts as a retry.
     waiting: Option<(Wait, Option<Instant>)>,
     retries_left: u8,
@@ -65,7 +62,7 @@ struct Active {
 /// State of the requester's half. Its lock comes before any responder's.
 pub struct Requester {
     source: Box<dyn SendSource>,
-    request: SendRequest,
+    request: SendWqe,
     parts: Vec<Part>,
     active: Option<Active>,
     /// Found once. Does not keep the peer alive, and with it the memory of its VM.
@@ -77,7 +74,7 @@ pub struct Requester {
     drained: bool,
     /// Its queue makes no sense any more, or its completion queue has overrun.
     dead: bool,
-    /// Carries out nothing.
+    /// Paused: no request is carried out.
     paused: bool,
     attr: QpAttr,
 }
@@ -86,7 +83,7 @@ impl Requester {
     pub fn new(source: Box<dyn SendSource>) -> Self {
         Self {
             source,
-            request: SendRequest::default(),
+            request: SendWqe::default(),
             parts: Vec::new(),
             active: None,
             peer: Weak::new(),
@@ -157,7 +154,7 @@ impl Requester {
 
     /// Carries out what is queued, within the bounds of a turn. While draining no new request is
     /// begun.
-    pub fn run(&mut self, qp: &SoftQp, now: Instant, draining: bool) -> Progress {
+    pub fn run(&mut self, qp: &SoftQp, turn: Turn, draining: bool) -> Progress {
         let mut progress = Progress::default();
         let mut budget = BYTES_PER_TURN;
         for _ in 0..REQUESTS_PER_TURN {
@@ -169,36 +166,22 @@ impl Requester {
                     self.tell_drained(qp);
                     break;
                 }
-                match self.source.take(&mut self.request) {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(QueueError::Request(e)) => {
-                        log::debug!("QP {:#x}: bad send request: {e}", qp.number);
-                        progress.worked = true;
-                        self.fail(qp, WC_STATUS_LOC_QP_OP_ERR);
-                        break;
-                    }
-                    Err(e) => {
-                        warn_limited!(qp.limit, "QP {:#x}: send queue given up: {e}", qp.number);
-                        progress.worked = true;
-                        self.die(qp);
-                        break;
-                    }
-                }
+                let Some(begun) = self.take(qp) else {
+                    break;
+                };
                 progress.worked = true;
-                if let Err(status) = self.begin(qp) {
-                    self.fail(qp, status);
+                if !begun {
                     break;
                 }
             }
-            match self.step(qp, &mut budget) {
+            match self.step(qp, turn.node, &mut budget) {
                 Step::Done => progress.worked = true,
                 Step::More => {
                     progress.worked = true;
                     break;
                 }
                 Step::Wait(wait) => {
-                    match self.wait(wait, now) {
+                    match self.wait(wait, turn.now) {
                         Ok(deadline) => {
                             progress.deadline = deadline;
                             // It has said that it waits, and looks once more.
@@ -224,6 +207,29 @@ impl Requester {
         progress
     }
 
+    /// Takes the next request and begins it; none is there, or it has failed.
+    fn take(&mut self, qp: &SoftQp) -> Option<bool> {
+        match self.source.take(&mut self.request) {
+            Ok(true) => {}
+            Ok(false) => return None,
+            Err(QueueError::Request(e)) => {
+                log::debug!("{}: bad send request: {e}", qp.number);
+                self.fail(qp, WC_STATUS_LOC_QP_OP_ERR);
+                return Some(false);
+            }
+            Err(e) => {
+                warn_limited!(qp.limit, "{}: send queue given up: {e}", qp.number);
+                self.die(qp);
+                return Some(false);
+            }
+        }
+        let begun = self.begin(qp);
+        if let Err(status) = begun {
+            self.fail(qp, status);
+        }
+        Some(begun.is_ok())
+    }
+
     fn tell_drained(&mut self, qp: &SoftQp) {
         if !std::mem::replace(&mut self.drained, true) && self.attr.en_sqd_async_notify != 0 {
             (qp.events)(EVENT_SQ_DRAINED);
@@ -234,9 +240,9 @@ impl Requester {
     fn begin(&mut self, qp: &SoftQp) -> Result<(), u8> {
         self.parts.clear();
         let length = self.request.length();
-        if length > u64::from(MAX_MESSAGE_BYTES) {
-            return Err(WC_STATUS_LOC_LEN_ERR);
-        }
+        let length = u32::try_from(length).ok();
+        let length = length.filter(|length| *length <= MAX_MESSAGE_BYTES);
+        let length = length.ok_or(WC_STATUS_LOC_LEN_ERR)?;
         let wanted = if self.request.opcode == Opcode::Read {
             if self.attr.max_rd_atomic == 0 {
                 return Err(WC_STATUS_LOC_QP_OP_ERR);
@@ -253,14 +259,13 @@ impl Requester {
                 .memory
                 .open_element(qp.pd, element, wanted)
                 .map_err(|e| {
-                    log::debug!("QP {:#x}: send request refused: {e}", qp.number);
+                    log::debug!("{}: send request refused: {e}", qp.number);
                     WC_STATUS_LOC_PROT_ERR
                 })?;
             self.parts.push(part);
         }
         self.active = Some(Active {
-            done: 0,
-            length,
+            transfer: Transfer::new(length),
             waiting: None,
             retries_left: self.attr.retry_cnt,
             rnr_retries_left: self.attr.rnr_retry,
@@ -270,12 +275,12 @@ impl Requester {
 
     fn find_peer(&self, qp: &SoftQp) -> Option<Arc<SoftQp>> {
         qp.fabric
-            .find(self.attr.dest_qp_num.get())
+            .find(QpNumber::of(self.attr.dest_qp_num.get()))
             .filter(|peer| peer.is_named_by(&self.attr))
     }
 
-    /// Whether the peer answers the message at hand: a responder that was reset since the last one, or has succeeded another one,
-    /// expects another sequence number.
+    /// Whether the peer answers the message at hand: a responder that was reset since the last one,
+    /// or has succeeded another one, expects another sequence number.
     fn is_answered(&self, qp: &SoftQp, peer: &SoftQp, responder: &Responder) -> bool {
         let expected = match self.started {
             None => responder.expects(self.attr.sq_psn.get()),
@@ -284,18 +289,21 @@ impl Requester {
         peer.state().responds() && responder.is_connected_to(qp, self.life) && expected
     }
 
-    /// Moves some of the request at hand.
-    fn step(&mut self, qp: &SoftQp, budget: &mut u64) -> Step {
-        let peer = match self.peer.upgrade() {
-            Some(peer) => peer,
-            None => {
-                let Some(peer) = self.find_peer(qp) else {
-                    qp.fabric.wait_for_answer();
-                    return Step::Wait(Wait::Answer);
-                };
-                self.peer = Arc::downgrade(&peer);
-                peer
-            }
+    /// The peer, looked for once; none where it does not answer.
+    fn peer(&mut self, qp: &SoftQp) -> Option<Arc<SoftQp>> {
+        if let Some(peer) = self.peer.upgrade() {
+            return Some(peer);
+        }
+        let peer = self.find_peer(qp)?;
+        self.peer = Arc::downgrade(&peer);
+        Some(peer)
+    }
+
+    /// Moves some of the request at hand, on a worker of `node`.
+    fn step(&mut self, qp: &SoftQp, node: Option<Node>, budget: &mut u64) -> Step {
+        let Some(peer) = self.peer(qp) else {
+            qp.fabric.wait_for_answer();
+            return Step::Wait(Wait::Answer);
         };
         // Held while bytes move: whoever ends the peer waits for it.
         let mut responder = peer.responder();
@@ -310,51 +318,25 @@ impl Requester {
         };
         self.started = Some(responder.life());
         responder.hears(&peer, self.life);
-        let outcome =
-            if self.request.opcode == Opcode::Send || self.request.opcode == Opcode::SendImm {
-                send(
-                    &self.request,
-                    &self.parts,
-                    active,
-                    &peer,
-                    &mut responder,
-                    budget,
-                )
-            } else {
-                rdma(
-                    &self.request,
-                    &self.parts,
-                    active,
-                    &peer,
-                    &mut responder,
-                    budget,
-                )
-            };
+        let mut message = Message {
+            request: &self.request,
+            parts: &self.parts,
+            peer: &peer,
+            responder: &mut responder,
+        };
+        let outcome = message.go_on(&mut active.transfer, budget);
         match outcome {
             Ok(false) => {
                 active.waiting = None;
                 Step::More
             }
             Ok(true) => {
-                // The sender is told first: when the receiver's answer is there, the completion of what it answers is, as where an
-                // acknowledgement precedes the answer on the wire. Programs with a completion queue of one entry rely on it.
-                let length = active.length;
-                self.complete(qp);
-                if self.request.opcode.consumes_receive() {
-                    let immediate = self
-                        .request
-                        .opcode
-                        .has_immediate()
-                        .then_some(self.request.immediate);
-                    responder.complete_receive(
-                        &peer,
-                        qp.number,
-                        length,
-                        immediate,
-                        self.request.opcode == Opcode::WriteImm,
-                        self.request.solicited,
-                    );
-                }
+                // The sender is told first: when the receiver's answer is there, the completion of
+                // what it answers is, as where an acknowledgement precedes the answer on the wire.
+                // Programs with a completion queue of one entry rely on it.
+                let length = active.transfer.length;
+                self.complete(qp, node);
+                self.complete_receive(qp, &peer, &mut responder, length);
                 Step::Done
             }
             Err(Refusal::Nak(Nak::NotReady(timer))) => {
@@ -362,6 +344,17 @@ impl Requester {
                 Step::Wait(Wait::Receiver(timer))
             }
             Err(Refusal::Nak(Nak::Fatal(status)) | Refusal::Local(status)) => Step::Failed(status),
+        }
+    }
+
+    /// Completes the peer's receive request, where the request at hand has consumed one.
+    fn complete_receive(&self, qp: &SoftQp, peer: &SoftQp, responder: &mut Responder, length: u32) {
+        let (request, opcode) = (&self.request, self.request.opcode);
+        if opcode.consumes_receive() {
+            let immediate = opcode.has_immediate().then_some(request.immediate);
+            let by_write = opcode == Opcode::WriteImm;
+            let solicited = request.solicited;
+            responder.complete_receive(peer, qp.number, length, immediate, by_write, solicited);
         }
     }
 
@@ -400,7 +393,8 @@ impl Requester {
         };
         *left = left.checked_sub(1).ok_or(status)?;
         if matches!(wait, Wait::Receiver(_)) && *left == 0 {
-            // The last retry has met no receive request either; an answer that is missing is missed when its timer has passed.
+            // The last retry has met no receive request either; an answer that is missing is missed
+            // when its timer has passed.
             return Err(status);
         }
         let until = now + delay;
@@ -408,22 +402,23 @@ impl Requester {
         Ok(Some(until))
     }
 
-    /// Tells of the request at hand by the nodes of its memory, where somebody wants to know.
-    fn tell_moved(&self, qp: &SoftQp) {
-        let (Some(moved), Some(limb)) = (qp.counters.moved.get(), limbs::here()) else {
+    /// Tells of the memory of the request at hand, which a worker of `node` has carried out, where
+    /// somebody wants to know.
+    fn tell_transferred(&self, qp: &SoftQp, node: Option<Node>) {
+        let (Some(transfers), Some(worker)) = (qp.counters.transfers.get(), node) else {
             return;
         };
         for part in &self.parts {
             if let Some(data) = part.region.node() {
-                moved.moved(data, limb, part.length);
+                transfers.transferred(data, worker, part.length);
             }
         }
     }
 
     /// Ends the request at hand with success.
-    fn complete(&mut self, qp: &SoftQp) {
-        let length = self.active.take().map_or(0, |a| a.length);
-        self.tell_moved(qp);
+    fn complete(&mut self, qp: &SoftQp, node: Option<Node>) {
+        let length = self.active.take().map_or(0, |a| a.transfer.length);
+        self.tell_transferred(qp, node);
         self.parts.clear();
         self.source.retire();
         let opcode = self.request.opcode;
@@ -432,7 +427,7 @@ impl Requester {
         } else {
             &qp.counters.bytes_out
         };
-        counters::add(counter, length);
+        counters::add(counter, length.into());
         counters::add(&qp.counters.requests, 1);
         if self.request.signalled || qp.signal_all {
             self.push(
@@ -441,7 +436,7 @@ impl Requester {
                     wr_id: self.request.wr_id.into(),
                     status: WC_STATUS_SUCCESS,
                     opcode: wc_opcode(opcode),
-                    byte_len: u32::try_from(length).unwrap_or(u32::MAX).into(),
+                    byte_len: length.into(),
                     qp_num: qp.number.into(),
                     src_qp: self.attr.dest_qp_num,
                     ..Default::default()
@@ -452,7 +447,7 @@ impl Requester {
 
     /// Ends the request at hand with an error, and with it the connection.
     fn fail(&mut self, qp: &SoftQp, status: u8) {
-        log::debug!("QP {:#x}: a request fails with status {status}", qp.number);
+        log::debug!("{}: a request fails with status {status}", qp.number);
         qp.enter_error();
         counters::add(&qp.counters.failures, 1);
         self.end(qp, status);
@@ -476,7 +471,7 @@ impl Requester {
 
     fn push(&mut self, qp: &SoftQp, completion: &Completion) {
         if let Err(e) = qp.send_cq.push(completion, false) {
-            log::debug!("QP {:#x}: {e}", qp.number);
+            log::debug!("{}: {e}", qp.number);
             self.die(qp);
         }
     }
@@ -500,7 +495,7 @@ impl Requester {
                     Ok(true) | Err(QueueError::Request(_)) => {}
                     Ok(false) => break,
                     Err(e) => {
-                        warn_limited!(qp.limit, "QP {:#x}: send queue given up: {e}", qp.number);
+                        warn_limited!(qp.limit, "{}: send queue given up: {e}", qp.number);
                         self.die(qp);
                         break;
                     }
@@ -511,123 +506,6 @@ impl Requester {
         }
         count
     }
-}
-
-/// Why a step got no further.
-enum Refusal {
-    /// The responder's answer.
-    Nak(Nak),
-    /// The requester's own fault.
-    Local(u8),
-}
-
-impl From<Nak> for Refusal {
-    fn from(nak: Nak) -> Self {
-        Self::Nak(nak)
-    }
-}
-
-/// The bytes of this turn.
-fn turn(active: &Active, budget: &mut u64) -> u64 {
-    let n = (active.length - active.done).min(*budget);
-    *budget -= n;
-    n
-}
-
-fn source<'a>(request: &'a SendRequest, parts: &'a [Part]) -> Source<'a> {
-    request
-        .inline()
-        .map_or(Source::Parts(parts), Source::Inline)
-}
-
-/// Moves some of a send; true when all of it has arrived.
-fn send(
-    request: &SendRequest,
-    parts: &[Part],
-    active: &mut Active,
-    peer: &SoftQp,
-    responder: &mut Responder,
-    budget: &mut u64,
-) -> Result<bool, Refusal> {
-    if active.done == 0 {
-        responder.ready_receive(peer)?;
-        responder.open_receive(peer, active.length)?;
-    }
-    let n = turn(active, budget);
-    let moved = move_message(responder.parts(), source(request, parts), active.done, n);
-    match moved {
-        Ok(()) => {}
-        Err(Failed::Source(e)) => {
-            log::debug!("Send: local memory: {e}");
-            return Err(Refusal::Local(WC_STATUS_LOC_PROT_ERR));
-        }
-        Err(Failed::Destination(e)) => {
-            log::debug!("Send: peer's receive memory: {e}");
-            responder.fail_receive(peer, WC_STATUS_LOC_PROT_ERR);
-            return Err(responder
-                .refuse(peer, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL)
-                .into());
-        }
-    }
-    active.done += n;
-    Ok(active.done == active.length)
-}
-
-/// Moves some of an RDMA write or read; true when all of it is done.
-fn rdma(
-    request: &SendRequest,
-    parts: &[Part],
-    active: &mut Active,
-    peer: &SoftQp,
-    responder: &mut Responder,
-    budget: &mut u64,
-) -> Result<bool, Refusal> {
-    let read = request.opcode == Opcode::Read;
-    let first = active.done == 0;
-    if first && request.opcode.consumes_receive() {
-        responder.ready_receive(peer)?;
-    }
-    // Without bytes the key is not looked at (IBTA 9.7.4.1.1).
-    if active.length == 0 {
-        return Ok(true);
-    }
-    let n = turn(active, budget);
-    let wanted = if read {
-        Use::RemoteRead
-    } else {
-        Use::RemoteWrite
-    };
-    // The whole of it is checked before its first byte moves, and again each turn, since the key
-    // may be gone by then.
-    let remote = responder.open_remote(
-        peer,
-        request.rkey,
-        request.remote_address,
-        active.length,
-        wanted,
-    )?;
-    let remote = std::slice::from_ref(&remote);
-    let moved = if read {
-        move_message(parts, Source::Parts(remote), active.done, n)
-    } else {
-        move_message(remote, source(request, parts), active.done, n)
-    };
-    let at_peer = |e| {
-        log::debug!("RDMA: peer's memory: {e}");
-        responder.refuse(peer, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR)
-    };
-    match (moved, read) {
-        (Ok(()), _) => {}
-        (Err(Failed::Source(e)), true) | (Err(Failed::Destination(e)), false) => {
-            return Err(at_peer(e).into());
-        }
-        (Err(Failed::Source(e) | Failed::Destination(e)), _) => {
-            log::debug!("RDMA: local memory: {e}");
-            return Err(Refusal::Local(WC_STATUS_LOC_PROT_ERR));
-        }
-    }
-    active.done += n;
-    Ok(active.done == active.length)
 }
 
 fn wc_opcode(opcode: Opcode) -> u8 {

@@ -2,8 +2,9 @@
 
 use super::attributes::State;
 use super::qp::{Life, SoftQp};
+use crate::engine::QpNumber;
 use crate::memory::{Access, Part, Use};
-use crate::request::RecvRequest;
+use crate::request::RecvWqe;
 use crate::work_queue::{QueueError, RecvSource};
 use farlane_abi::queue::{
     Completion, WC_FLAG_IMM, WC_OPCODE_RECV, WC_OPCODE_RECV_RDMA_WITH_IMM, WC_STATUS_LOC_LEN_ERR,
@@ -13,7 +14,7 @@ use farlane_abi::queue::{
 use farlane_abi::rdma::{
     EVENT_COMM_EST, EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, QpAttr,
 };
-use farlane_zero_copy::warn_limited;
+use farlane_sys::warn_limited;
 
 /// What a responder answers instead of doing what was asked: a NAK (IBTA 9.7.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,15 +29,16 @@ pub enum Nak {
 pub struct Responder {
     source: Box<dyn RecvSource>,
     /// The receive request that the message under way fills.
-    current: Option<RecvRequest>,
-    spare: RecvRequest,
+    current: Option<RecvWqe>,
+    spare: RecvWqe,
     parts: Vec<Part>,
     /// Its queue makes no sense any more, or its completion queue has overrun.
     dead: bool,
     life: Life,
-    /// Who has sent the first message of the peer, where one has come: the connection is with that one.
+    /// Who has sent the first message of the peer, where one has come: the connection is with that
+    /// one.
     heard: Option<Life>,
-    /// Answers nobody.
+    /// Paused: no message of the peer is answered.
     paused: bool,
     attr: QpAttr,
 }
@@ -46,7 +48,7 @@ impl Responder {
         Self {
             source,
             current: None,
-            spare: RecvRequest::default(),
+            spare: RecvWqe::default(),
             parts: Vec::new(),
             dead: false,
             life: Life::begin(),
@@ -78,7 +80,7 @@ impl Responder {
     /// Whether it is connected to that peer in this life of the peer's requester, and answers it.
     pub fn is_connected_to(&self, peer: &SoftQp, life: Life) -> bool {
         !self.paused
-            && self.attr.dest_qp_num.get() == peer.number
+            && QpNumber::of(self.attr.dest_qp_num.get()) == peer.number
             && peer.is_named_by(&self.attr)
             && self.heard.is_none_or(|heard| heard == life)
     }
@@ -93,7 +95,8 @@ impl Responder {
         self.life
     }
 
-    /// A message of the peer comes. Its program may wait for that to make the connection ready to send (IBTA 11.6.3.1).
+    /// A message of the peer comes. Its program may wait for that to make the connection ready to
+    /// send (IBTA 11.6.3.1).
     pub fn hears(&mut self, qp: &SoftQp, peer: Life) {
         let is_first = self.heard.replace(peer).is_none();
         if is_first && qp.state() == State::ReadyToReceive {
@@ -131,14 +134,14 @@ impl Responder {
         qp.memory
             .open(qp.pd, rkey, address, length, wanted)
             .map_err(|e| {
-                log::debug!("QP {:#x}: peer's request refused: {e}", qp.number);
+                log::debug!("{}: peer's request refused: {e}", qp.number);
                 self.refuse(qp, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR)
             })
     }
 
     /// Breaks the connection from this side and says why to both.
     pub fn refuse(&self, qp: &SoftQp, status: u8, event: u32) -> Nak {
-        log::debug!("QP {:#x}: its peer gets status {status}", qp.number);
+        log::debug!("{}: its peer gets status {status}", qp.number);
         if qp.enter_error() {
             (qp.events)(event);
         }
@@ -164,13 +167,13 @@ impl Responder {
                 Err(Nak::NotReady(self.attr.min_rnr_timer))
             }
             Err(QueueError::Request(e)) => {
-                log::debug!("QP {:#x}: bad receive request: {e}", qp.number);
+                log::debug!("{}: bad receive request: {e}", qp.number);
                 self.current = Some(request);
                 self.fail_receive(qp, WC_STATUS_LOC_QP_OP_ERR);
                 Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL))
             }
             Err(e) => {
-                warn_limited!(qp.limit, "QP {:#x}: receive queue given up: {e}", qp.number);
+                warn_limited!(qp.limit, "{}: receive queue given up: {e}", qp.number);
                 self.dead = true;
                 Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL))
             }
@@ -203,7 +206,7 @@ impl Responder {
                     self.parts.push(part);
                 }
                 Err(e) => {
-                    log::debug!("QP {:#x}: receive request refused: {e}", qp.number);
+                    log::debug!("{}: receive request refused: {e}", qp.number);
                     self.fail_receive(qp, WC_STATUS_LOC_PROT_ERR);
                     return Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL));
                 }
@@ -240,8 +243,8 @@ impl Responder {
     pub fn complete_receive(
         &mut self,
         qp: &SoftQp,
-        from: u32,
-        length: u64,
+        from: QpNumber,
+        length: u32,
         immediate: Option<u32>,
         rdma: bool,
         solicited: bool,
@@ -258,8 +261,8 @@ impl Responder {
                 WC_OPCODE_RECV
             },
             flags: if immediate.is_some() { WC_FLAG_IMM } else { 0 }.into(),
-            byte_len: u32::try_from(length).unwrap_or(u32::MAX).into(),
-            imm: immediate.unwrap_or(0).into(),
+            byte_len: length.into(),
+            imm: immediate.unwrap_or_default().into(),
             qp_num: qp.number.into(),
             src_qp: from.into(),
             ..Default::default()
@@ -290,7 +293,7 @@ impl Responder {
                         break;
                     }
                     Err(e) => {
-                        warn_limited!(qp.limit, "QP {:#x}: receive queue given up: {e}", qp.number);
+                        warn_limited!(qp.limit, "{}: receive queue given up: {e}", qp.number);
                         self.dead = true;
                         break;
                     }

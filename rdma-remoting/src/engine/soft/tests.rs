@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::counters::Live;
-use crate::engine::PortAddress;
+use crate::engine::{PortAddress, QpNumber};
 use crate::local::{LocalCompletionQueue, LocalQueue};
-use crate::memory::MemoryTable;
-use crate::request::{Opcode, RecvRequest, SendRequest};
+use crate::memory::{MemoryTable, PdHandle};
+use crate::request::{Opcode, RecvWqe, SendWqe};
 use farlane_abi::queue::{WC_STATUS_RETRY_EXC_ERR, WC_STATUS_SUCCESS};
 use farlane_abi::rdma::{
     QP_ACCESS_FLAGS, QP_AV, QP_DEST_QPN, QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC,
@@ -17,18 +17,18 @@ use std::time::{Duration, Instant};
 
 struct End {
     qp: Arc<SoftQp>,
-    sends: LocalQueue<SendRequest>,
-    recvs: LocalQueue<RecvRequest>,
+    sends: LocalQueue<SendWqe>,
+    recvs: LocalQueue<RecvWqe>,
     cq: Arc<LocalCompletionQueue>,
 }
 
 /// A queue pair, in place of one that is gone where a number is given.
-fn end(fabric: &Arc<Fabric>, number: Option<u32>) -> End {
+fn end(fabric: &Arc<Fabric>, number: Option<QpNumber>) -> End {
     let (sends, recvs) = (LocalQueue::default(), LocalQueue::default());
     let cq = LocalCompletionQueue::new(8);
     let spec = QpSpec {
         kind: QPT_RC,
-        pd: 1,
+        pd: PdHandle(1),
         address: PortAddress::default(),
         memory: Arc::new(MemoryTable::new(1)),
         sends: Box::new(LocalQueue::clone(&sends)),
@@ -81,13 +81,13 @@ fn connect(end: &End, to: &End) {
 
 /// How a message from one to the other ends, and how many arrive.
 fn send(from: &End, to: &End) -> (u8, usize) {
-    to.recvs.post(RecvRequest::default());
-    let mut request = SendRequest::default();
+    to.recvs.post(RecvWqe::default());
+    let mut request = SendWqe::default();
     request.opcode = Opcode::Send;
     from.sends.post(request);
     let mut now = Instant::now();
     let status = loop {
-        from.qp.progress(now);
+        from.qp.progress(now.into());
         if let Some(completion) = from.cq.poll() {
             break completion.status;
         }
@@ -121,7 +121,7 @@ fn a_successor_with_the_same_number_is_not_taken_for_the_peer() {
 fn nobody_can_tell_the_next_number() {
     let fabric = Arc::new(Fabric::default());
     let ends: Vec<_> = (0..64).map(|_| end(&fabric, None)).collect();
-    let numbers: Vec<_> = ends.iter().map(|end| end.qp.number).collect();
+    let numbers: Vec<_> = ends.iter().map(|end| end.qp.number.get()).collect();
     let all: HashSet<_> = numbers.iter().collect();
     assert_eq!(all.len(), numbers.len());
     assert!(numbers.iter().all(|n| (16..1 << 24).contains(n)));

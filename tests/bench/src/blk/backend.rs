@@ -47,10 +47,12 @@ impl Backend {
                 command.args(["--object", "iothread,id=thread", "--blockdev"]);
                 // Others have the file, too.
                 command.arg(format!(
-                    "driver=file,node-name=disk,filename={file_text},cache.direct=on,aio={aio},locking=off"
+                    "driver=file,node-name=disk,filename={file_text},cache.direct=on,\
+                     aio={aio},locking=off"
                 ));
                 command.arg("--export").arg(format!(
-                    "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={socket_text},\
+                    "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,\
+                     addr.path={socket_text},\
                      writable=on,iothread=thread"
                 ));
                 command

@@ -74,7 +74,8 @@ impl Drive {
         Self::connect_with(socket, bytes, BLOCK, None)
     }
 
-    /// The same for requests of `block` bytes, whose buffers are one behind the other at an address that is not in use.
+    /// The same for requests of `block` bytes, whose buffers are one behind the other at an address
+    /// that is not in use.
     pub fn connect_with(
         socket: &Path,
         bytes: u64,
@@ -197,7 +198,8 @@ impl Drive {
 
 impl Drop for Drive {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this one's own; the backend has maps of its own, and no request is under way.
+        // SAFETY: the mapping is this one's own; the backend has maps of its own, and no request is
+        // under way.
         let _ = unsafe { rustix::mm::munmap(self.buffers.cast(), self.block * MOST) };
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::job::word_at;
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_io_plan::Run;
+use farlane_io_core::plan::Run;
 use rustix::fs::{Advice, fadvise};
 use std::fs::File;
 use std::io::Write as _;

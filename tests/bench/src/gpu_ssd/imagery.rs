@@ -1,7 +1,7 @@
-//! Reads of a program that renders aerial imagery (spin-atc17, section 6.2): regions in full HD of a
-//! raster, which a file has row by row or tile by tile.
+//! Reads of a program that renders aerial imagery (spin-atc17, section 6.2): regions in full HD of
+//! a raster, which a file has row by row or tile by tile.
 
-use farlane_io_plan::oracle::Random;
+use farlane_io_core::plan::oracle::Random;
 
 /// Bytes of a pixel.
 const PIXEL: u64 = 3;

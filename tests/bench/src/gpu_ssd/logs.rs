@@ -6,7 +6,7 @@ use crate::report::Report;
 use crate::scale;
 use crate::team::Team;
 use anyhow::{Context as _, Result, anyhow, ensure};
-use farlane_io_plan::oracle::Random;
+use farlane_io_core::plan::oracle::Random;
 use rustix::fs::{Advice, fadvise};
 use serde::Serialize;
 use std::collections::BTreeMap;

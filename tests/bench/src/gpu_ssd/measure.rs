@@ -12,10 +12,10 @@ use crate::scale;
 use crate::team::{Programs, Team};
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
-use farlane_compare::{Bar, Plan};
-use farlane_io_plan::oracle::Random;
-use farlane_io_plan::store::Store;
-use farlane_io_plan::{CostModel, Run, device};
+use farlane_io_core::plan::oracle::Random;
+use farlane_io_core::plan::store::Store;
+use farlane_io_core::plan::{CostModel, Run, device};
+use farlane_kit::compare::{Bar, Plan};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -61,12 +61,13 @@ const MIXED: [u32; 4] = [512, 4 << 10, 64 << 10, 1 << 20];
 const RESIDENCIES: [u32; 5] = [0, 25, 50, 75, 100];
 /// Bytes that are read at different residencies.
 const MIXED_BYTES: u64 = 64 << 20;
-/// Mean length of their cached and absent runs, in reads: portions of the file, as in the paper, so that
-/// most reads are wholly cached or not at all.
+/// Mean length of their cached and absent runs, in reads: portions of the file, as in the paper, so
+/// that most reads are wholly cached or not at all.
 const MIXED_RUN: u64 = 8;
 /// The shortest mean, in pages.
 const SHORTEST_RUN: u64 = 48;
-/// What the router may lose to the best mechanism from 64 KiB on, and at 4 KiB, where nothing or all is cached.
+/// What the router may lose to the best mechanism from 64 KiB on, and at 4 KiB, where nothing or
+/// all is cached.
 const NEAR: f64 = 0.95;
 const NEAR_SMALL: f64 = 0.85;
 
@@ -224,8 +225,9 @@ impl Bench {
         Ok(())
     }
 
-    /// Random blocks of `size`, each another one, in the first `bytes` of the file. None follows one of
-    /// those just before, which would be a sequence, and none is the first, where one begins.
+    /// Random blocks of `size`, each another one, in the first `bytes` of the file. None follows
+    /// one of those just before, which would be a sequence, and none is the first, where one
+    /// begins.
     fn blocks(&mut self, size: u32, bytes: u64, count: u64) -> Vec<(u64, u32)> {
         const LATELY: usize = 64;
         let mut blocks: Vec<_> = (1..bytes / u64::from(size)).collect();

@@ -3,8 +3,8 @@
 use crate::report::Report;
 use crate::scale;
 use anyhow::Result;
-use farlane_io_plan::oracle::{REQUEST, Random, exact, request};
-use farlane_io_plan::{CostModel, Run, Scheduler, Way, greedy};
+use farlane_io_core::plan::oracle::{REQUEST, Random, exact, request};
+use farlane_io_core::plan::{CostModel, Run, Scheduler, Way, greedy};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -31,7 +31,8 @@ pub fn measure(report: &mut Report, model: &CostModel) -> Result<()> {
     let paper = quality(model, |runs, ways| *ways = greedy(model, runs));
     for (name, found) in [("exact in linear time", own), ("the paper's greedy", paper)] {
         println!(
-            "schedules of {REQUESTS} requests, {name:<22} mean {:.4} of the optimum, worst {:.3}x, {:.0} ns each",
+            "schedules of {REQUESTS} requests, {name:<22} mean {:.4} of the optimum, worst \
+             {:.3}x, {:.0} ns each",
             found.mean_of_optimum, found.worst, found.ns_a_call
         );
         report.keep(&format!("schedules, {name}"), found)?;

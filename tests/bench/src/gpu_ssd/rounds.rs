@@ -4,9 +4,9 @@ use crate::disk::Disk;
 use crate::job::{Job, Mechanism, Outcome};
 use crate::team::Team;
 use anyhow::Result;
-use farlane_compare::interval::median;
-use farlane_compare::{Bar, Comparison, Conditions, Plan, Watch, judge};
-use farlane_io_plan::oracle::Random;
+use farlane_io_core::plan::oracle::Random;
+use farlane_kit::compare::interval::median;
+use farlane_kit::compare::{Bar, Comparison, Conditions, Plan, Watch, judge};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -38,8 +38,9 @@ pub struct Round {
 }
 
 impl Rounds {
-    /// Has `mechanisms` do the rounds of a plan and one before that does not count: until the router beside each of the others is
-    /// judged by `bar`. `round` says what is done in one, and `arrange` brings the page cache into the state before it.
+    /// Has `mechanisms` do the rounds of a plan and one before that does not count: until the
+    /// router beside each of the others is judged by `bar`. `round` says what is done in one, and
+    /// `arrange` brings the page cache into the state before it.
     pub fn take(
         team: &mut Team,
         disk: &Disk,

@@ -3,9 +3,9 @@
 use crate::job::{Mechanism, Outcome, Scan};
 use crate::worker::cpu_time;
 use anyhow::{Context as _, Result, ensure};
-use farlane_gpu::{Bars, Buffer, Gpu, Search};
+use farlane_gpu::GpuSource;
+use farlane_gpu_driver::{Bars, Buffer, Gpu, Search};
 use farlane_pci::{Function, Region, Source as _};
-use farlane_soft_gpu::GpuSource;
 use farlane_zero_copy::Mapping;
 use rustix::fs::{Mode, OFlags, open};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};

@@ -1,7 +1,7 @@
 //! Reads through an NVMe driver.
 
 use anyhow::{Result, ensure};
-use farlane_nvme_driver::{Command, Driver, Queue, Transport, io};
+use farlane_vm_front_end::nvme::{Command, Driver, Queue, Transport, io};
 use std::time::{Duration, Instant};
 
 /// Bytes of a page, and of a random read.

@@ -8,10 +8,10 @@ use crate::report::Report;
 use crate::scale;
 use crate::stats::{Times, gib_per_s};
 use anyhow::{Context as _, Result};
-use farlane_compare::cpu::of_own_threads;
-use farlane_compare::{Bar, observe};
+use farlane_kit::compare::cpu::of_own_threads;
+use farlane_kit::compare::{Bar, observe};
 use farlane_nvme::{Backing, Doorbells, NvmeConfig, NvmeSource};
-use farlane_nvme_driver::{Driver, InProcess, Memory, Register, Socket, Transport};
+use farlane_vm_front_end::nvme::{Driver, InProcess, Memory, Register, Socket, Transport};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -209,7 +209,7 @@ impl Run<'_> {
             rates.push(rate.iops);
             rate.iops_per_core.context("No CPU time")
         })?;
-        let mut reference = format!("{:.0} IOPS", farlane_compare::interval::median(&rates));
+        let mut reference = format!("{:.0} IOPS", farlane_kit::compare::interval::median(&rates));
         if local.is_finite() {
             reference += &format!("; local io_uring {local:.0}");
         }
@@ -294,7 +294,8 @@ impl Run<'_> {
             pread.push((x, speed(local.pread_for(stretch, bytes, false)?)?));
             let at = |points: &[(f64, f64)]| points.last().map_or(f64::NAN, |p| p.1);
             println!(
-                "sequential reads of {kib:>4} KiB: lent {:>6.2} GiB/s   io_uring {:>6.2}   pread {:>6.2}",
+                "sequential reads of {kib:>4} KiB: lent {:>6.2} GiB/s   io_uring {:>6.2}   pread \
+                 {:>6.2}",
                 at(&lent),
                 at(&ring),
                 at(&pread)

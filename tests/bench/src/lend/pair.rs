@@ -98,6 +98,6 @@ impl Pair {
 
     /// CPU time of the lender so far.
     pub fn cpu_time(&self) -> Result<Duration> {
-        farlane_compare::cpu::of_process(self.lender.child.id())
+        farlane_kit::compare::cpu::of_process(self.lender.child.id())
     }
 }

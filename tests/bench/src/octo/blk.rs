@@ -1,4 +1,5 @@
-//! A disk with a path on each of two nodes: steered and not, split and not (ioctopus-asplos20, sections 3.3 and 5.4).
+//! A disk with a path on each of two nodes: steered and not, split and not (ioctopus-asplos20,
+//! sections 3.3 and 5.4).
 
 use crate::Options;
 use crate::drive::{Direction, Drive, MOST};
@@ -7,9 +8,9 @@ use crate::plot::{Axis, Figure, Line};
 use crate::report::Report;
 use crate::scale;
 use anyhow::{Context as _, Result};
-use farlane_compare::{Bar, Comparison, Plan, Side, alternating, compare};
-use farlane_net_driver::{Range, bind};
-use farlane_vmkit::backend::Backend;
+use farlane_kit::backend::Backend;
+use farlane_kit::compare::{Bar, Comparison, Plan, Side, alternating, compare};
+use farlane_vm_front_end::net::{Range, bind};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -241,5 +242,5 @@ fn splitting(rig: &Rig<'_>, report: &mut Report) -> Result<()> {
             },
         ],
     }
-    .write(&rig.options.out.join("octo-split.svg"))
+    .write(&rig.options.output.folder().join("octo-split.svg"))
 }

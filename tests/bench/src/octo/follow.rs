@@ -1,4 +1,5 @@
-//! A flow whose process goes from node to node: where its frames are received, over time (ioctopus-asplos20, figure 14).
+//! A flow whose process goes from node to node: where its frames are received, over time
+//! (ioctopus-asplos20, figure 14).
 
 use crate::Options;
 use crate::machine::Machine;
@@ -8,8 +9,8 @@ use crate::report::Report;
 use crate::rig::Generator;
 use crate::scale;
 use anyhow::{Result, ensure};
-use farlane_net_driver::Header;
-use farlane_net_driver::frame::udp;
+use farlane_vm_front_end::net::Header;
+use farlane_vm_front_end::net::frame::udp;
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -29,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 const PAYLOAD: usize = 1400;
 /// Bytes before the payload.
 const HEADERS: usize = 42;
-/// Part of the bytes that a limb of another node moves, at most.
+/// Part of the bytes that a worker of another node moves, at most.
 const LOCAL: f64 = 0.99;
 
 /// What was received.
@@ -80,12 +81,12 @@ pub fn run(options: &Options, machine: &Machine, folder: &Path, report: &mut Rep
     let late = f64::from(u32::try_from(seen.disordered)?);
     report.at_most("follow, frames out of order", late, "", 0.0, "none");
     let share = local_share(&served.metrics)?;
-    report.keep("follow, bytes by local limbs", share)?;
-    report.at_least("follow, bytes by local limbs", share, "", LOCAL, "all");
+    report.keep("follow, bytes by local workers", share)?;
+    report.at_least("follow, bytes by local workers", share, "", LOCAL, "all");
     draw(options, &seen)
 }
 
-fn receive(nic: &mut farlane_net_driver::Nic, mac: [u8; 6], seen: &mut Seen) -> Result<()> {
+fn receive(nic: &mut farlane_vm_front_end::net::Nic, mac: [u8; 6], seen: &mut Seen) -> Result<()> {
     let answer = udp(&guest(7), &host(mac, 7), &[0; 10]);
     let begin = Instant::now();
     while begin.elapsed() < scale::time(ALL).max(STAY) {
@@ -116,7 +117,7 @@ fn receive(nic: &mut farlane_net_driver::Nic, mac: [u8; 6], seen: &mut Seen) -> 
     Ok(())
 }
 
-/// The part of the bytes whose data is on the node of the limb that moved them.
+/// The part of the bytes whose data is on the node of the worker that moved them.
 fn local_share(metrics: &Path) -> Result<f64> {
     let mut text = String::new();
     UnixStream::connect(metrics)?.read_to_string(&mut text)?;
@@ -150,7 +151,7 @@ fn draw(options: &Options, seen: &Seen) -> Result<()> {
             Ok((x, bytes * 8e-6 / STEP.as_secs_f64()))
         };
         Ok(Line {
-            label: format!("received by the limb of node {queue}"),
+            label: format!("received by the worker of node {queue}"),
             points: seen
                 .steps
                 .iter()
@@ -166,5 +167,5 @@ fn draw(options: &Options, seen: &Seen) -> Result<()> {
         log_y: false,
         lines: vec![line(0)?, line(1)?],
     }
-    .write(&options.out.join("octo-fig14-migration.svg"))
+    .write(&options.output.folder().join("octo-fig14-migration.svg"))
 }

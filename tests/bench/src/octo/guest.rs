@@ -2,7 +2,7 @@
 
 use crate::report::Report;
 use anyhow::{Context as _, Result};
-use farlane_compare::Comparison;
+use farlane_kit::compare::Comparison;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 

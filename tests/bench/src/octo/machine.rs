@@ -1,7 +1,7 @@
 //! The machine with two nodes: the real one, or one that is described.
 
 use anyhow::Result;
-use farlane_net_driver::Range;
+use farlane_vm_front_end::net::Range;
 use farlane_zero_copy::topology::{Node, Topology};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine, if it has two nodes with memory and processors of their own. Otherwise one that has this machine's
-    /// processors in turns, described in `folder`.
+    /// This machine, if it has two nodes with memory and processors of their own. Otherwise one
+    /// that has this machine's processors in turns, described in `folder`.
     pub fn find(folder: &Path) -> Result<Self> {
         let this = Topology::default();
         let nodes = [Node(0), Node(1)];
@@ -30,14 +30,15 @@ impl Machine {
                 is_real: true,
             });
         }
-        farlane_vmkit::numa::describe_this(folder, NODES)?;
+        farlane_kit::numa::describe_this(folder, NODES)?;
         Ok(Self {
             sysfs: folder.to_owned(),
             is_real: false,
         })
     }
 
-    /// The words that tell a backend of the machine, and on which node each range of the VM's memory is.
+    /// The words that tell a backend of the machine, and on which node each range of the VM's
+    /// memory is.
     pub fn words(&self, ranges: &[Range; 2]) -> Vec<OsString> {
         let mut words = vec!["--sysfs".into(), self.sysfs.clone().into_os_string()];
         for (node, Range { start, length }) in ranges.iter().enumerate() {
@@ -55,9 +56,11 @@ impl Machine {
     /// What is to be said of the figures.
     pub fn note(&self) -> &'static str {
         if self.is_real {
-            "Two NUMA nodes: memory is bound to them, figures show steering and the memory's distance."
+            "Two NUMA nodes: memory is bound to them, figures show steering and the memory's \
+             distance."
         } else {
-            "One NUMA node, two are described to the backends: figures show steering and what it costs, not the memory's \
+            "One NUMA node, two are described to the backends: figures show steering and what it \
+             costs, not the memory's \
              distance. The same command shows both on a machine with two sockets."
         }
     }

@@ -1,4 +1,5 @@
-//! farlane-net without a VM, beside a plain loop of system calls on a tap (ioctopus-asplos20, figures 6 to 9 and 14 in shape).
+//! farlane-net without a VM, beside a plain loop of system calls on a tap (ioctopus-asplos20,
+//! figures 6 to 9 and 14 in shape).
 
 use crate::Options;
 use crate::follow;
@@ -10,11 +11,11 @@ use crate::scale;
 use crate::stats::Times;
 use crate::ways::{BUFFER, Ours, Plain, Put, Rate, Way};
 use anyhow::{Context as _, Result};
-use farlane_compare::interval::median;
-use farlane_compare::{Bar, Comparison, Conditions, Plan, Watch};
-use farlane_net_driver::frame::{End, Tcp, echo_request, tcp_large, udp};
-use farlane_net_driver::{Header, Nic, Options as Vm, feature};
-use farlane_vmkit::backend::Backend;
+use farlane_kit::backend::Backend;
+use farlane_kit::compare::interval::median;
+use farlane_kit::compare::{Bar, Comparison, Conditions, Plan, Watch};
+use farlane_vm_front_end::net::frame::{End, Tcp, echo_request, tcp_large, udp};
+use farlane_vm_front_end::net::{Header, Nic, Options as Vm, feature};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -176,13 +177,14 @@ impl Figures {
             self.trip_medians[at].push(Times::of(trips.clone()).p50_us);
             self.trips[at].extend(trips);
         }
-        self.wake_ups.push(farlane_compare::wake_up(32)?);
+        self.wake_ups.push(farlane_kit::compare::wake_up(32)?);
         Ok(())
     }
 }
 
 /// What the figures stand beside.
-const NOTE: &str = "QEMU's own tap backend cannot be driven without a VM: it is the reference in one. Here that is a plain loop of \
+const NOTE: &str = "QEMU's own tap backend cannot be driven without a VM: it is the reference in \
+                    one. Here that is a plain loop of \
                     readv and writev on the tap, the least that any backend does.";
 
 /// Measures everything, in a network of its own.
@@ -247,7 +249,8 @@ fn tell(
                 |rate: f64| -> Result<f64> { Ok(rate * f64::from(u32::try_from(*bytes)?) * 8e-9) };
             let what = format!("{name} {bytes} B, frames/s");
             println!(
-                "{what:<32} farlane-net {ours:>9.0} ({:>6.2} Gbit/s, {:>5.0} ns CPU)   readv/writev {plain:>9.0} ({:>6.2}, {:>5.0})   {ratio:.2}x",
+                "{what:<32} farlane-net {ours:>9.0} ({:>6.2} Gbit/s, {:>5.0} ns CPU)   \
+                 readv/writev {plain:>9.0} ({:>6.2}, {:>5.0})   {ratio:.2}x",
                 gigabits(ours)?,
                 costs[0],
                 gigabits(plain)?,
@@ -289,7 +292,7 @@ fn draw(options: &Options, name: &str, figure: &str, points: [Vec<(f64, f64)>; 2
         log_y: true,
         lines: both(points),
     }
-    .write(&options.out.join(format!("octo-{figure}.svg")))
+    .write(&options.output.folder().join(format!("octo-{figure}.svg")))
 }
 
 /// Frames a second of small frames (fig. 8).
@@ -315,11 +318,11 @@ fn packets(options: &Options, medians: &[(&str, usize, f64, f64)]) -> Result<()>
         log_y: false,
         lines,
     }
-    .write(&options.out.join("octo-fig8-frames.svg"))
+    .write(&options.output.folder().join("octo-fig8-frames.svg"))
 }
 
-/// Times of round trips (fig. 9): the plain loop's and two wake-ups, as many as a backend needs that sleeps, measured in the same
-/// rounds.
+/// Times of round trips (fig. 9): the plain loop's and two wake-ups, as many as a backend needs
+/// that sleeps, measured in the same rounds.
 fn trips(
     options: &Options,
     [ours, plain]: &[Figures; 2],
@@ -356,6 +359,6 @@ fn trips(
         log_y: false,
         lines: both(lines),
     }
-    .write(&options.out.join("octo-fig9-latency.svg"))
+    .write(&options.output.folder().join("octo-fig9-latency.svg"))
     .context("fig. 9")
 }

@@ -1,7 +1,8 @@
-//! A network of this bench's own: a namespace without a name, in which a backend's tap is the only interface.
+//! A network of this bench's own: a namespace without a name, in which a backend's tap is the only
+//! interface.
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use farlane_net_driver::{HEADER_BYTES, Header};
+use farlane_vm_front_end::net::{HEADER_BYTES, Header};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -14,8 +15,8 @@ pub const TAP_FRAMES: u32 = 10_000;
 /// Frames of one system call.
 const AT_ONCE: usize = 64;
 
-/// Takes the calling thread, and the threads and processes that come from it, into a new network. To be called before there are
-/// others: processes are started by a thread that was made before.
+/// Takes the calling thread, and the threads and processes that come from it, into a new network.
+/// To be called before there are others: processes are started by a thread that was made before.
 pub fn enter() -> Result<()> {
     // SAFETY: only the calling thread gets another network; it shares nothing of that with others.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
@@ -67,7 +68,8 @@ fn call<T>(what: &str, number: libc::Ioctl, argument: &mut T) -> Result<()> {
     Ok(())
 }
 
-/// Gives this end of the tap an address, a neighbour who is the guest, and a long queue; returns its MAC address.
+/// Gives this end of the tap an address, a neighbour who is the guest, and a long queue; returns
+/// its MAC address.
 pub fn set_up(own: Ipv4Addr, guest: (Ipv4Addr, [u8; 6])) -> Result<[u8; 6]> {
     let mut request = libc::ifreq {
         ifr_name: named(),
@@ -212,7 +214,8 @@ impl Generator {
         let mut sent = 0;
         while sent < count {
             let now = u32::try_from(AT_ONCE.min(count - sent))?;
-            // SAFETY: the messages and what they point at live throughout the call, which only reads frames.
+            // SAFETY: the messages and what they point at live throughout the call, which only
+            // reads frames.
             let done =
                 unsafe { libc::sendmmsg(self.socket.as_raw_fd(), messages.as_mut_ptr(), now, 0) };
             match usize::try_from(done) {

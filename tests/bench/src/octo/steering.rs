@@ -1,15 +1,16 @@
-//! What steering costs, without the I/O that is steered: where the bytes of a request lie, and where a flow goes.
+//! What steering costs, without the I/O that is steered: where the bytes of a request lie, and
+//! where a flow goes.
 
 use crate::machine::NODES;
 use crate::report::Report;
 use crate::scale;
 use anyhow::{Context as _, Result};
-use farlane_blk::limb::steering::{cut, single_node};
-use farlane_compare::{Bar, Comparison, observe};
-use farlane_net::flow::table::{FlowTable, Placement as Unknown, Route, Settings, Task};
-use farlane_net::flow::{Parsed, Span, parse};
-use farlane_net_driver::frame::{End, Tcp, tcp, udp};
-use farlane_vhost::segment::Segment;
+use farlane_blk::per_node::steering::{cut, single_node};
+use farlane_kit::compare::{Bar, Comparison, observe};
+use farlane_net::flow::table::{FlowTable, Placement as Unknown, Settings};
+use farlane_net::flow::{Parsed, Route, Span, parse};
+use farlane_vhost_user::segment::Segment;
+use farlane_vm_front_end::net::frame::{End, Tcp, tcp, udp};
 use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::{Given, NodeMap, Placement};
 use farlane_zero_copy::topology::{Node, Topology};
@@ -150,7 +151,8 @@ fn frames(received: bool) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The flow table as a limb uses it: the way of a frame that is received, and learning from one that is sent.
+/// The flow table as a worker uses it: the way of a frame that is received, and learning from one
+/// that is sent.
 fn flows(keep: &mut impl FnMut(&str, Result<Comparison>) -> Result<()>) -> Result<()> {
     let frames = [frames(true), frames(false)];
     let first = frames[0].first().context("No frame")?;
@@ -182,13 +184,10 @@ fn flows(keep: &mut impl FnMut(&str, Result<Comparison>) -> Result<()>) -> Resul
         now += 1;
         let end = *next;
         match table.received(queue, &parsed, Span { begin, end }, now) {
-            Route::Deliver => {}
             Route::Forward {
-                task: Task::Deliver(ticket),
-                ..
+                flow: Some(ticket), ..
             } => table.delivered(ticket, *next),
-            Route::Forward { task, .. } => table.dropped(task),
-            Route::Hold { ticket, .. } => table.dropped(Task::Held(ticket)),
+            other => table.dropped(&other),
         }
         table.set_consumed(queue, *next);
     };

@@ -1,16 +1,20 @@
-//! The ways between a program and a tap that are compared: a plain loop of system calls, and farlane-net with a driver.
+//! The ways between a program and a tap that are compared: a plain loop of system calls, and
+//! farlane-net with a driver.
 
 use crate::rig::{Generator, taken};
 use anyhow::{Context as _, Result, ensure};
+use farlane_net::bits::FrameHeader;
 use farlane_net::port::tap::Tap;
-use farlane_net::port::{Port as _, PortQueue};
-use farlane_net_driver::{HEADER_BYTES, Header, Nic};
+use farlane_net::port::{FrameRoom, Port as _, PortQueue};
+use farlane_vm_front_end::net::{HEADER_BYTES, Header, Nic};
+use farlane_zero_copy::slices::GuestRuns;
 use std::time::{Duration, Instant};
-use zerocopy::IntoBytes as _;
+use zerocopy::{FromBytes as _, IntoBytes as _};
 
 /// How long frames may take to come.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes of a receive buffer of the driver, with mergeable buffers: a page, as Linux takes for a stream of large frames.
+/// Bytes of a receive buffer of the driver, with mergeable buffers: a page, as Linux takes for a
+/// stream of large frames.
 pub const BUFFER: usize = 4096;
 
 /// How fast frames went, and what that took.
@@ -87,22 +91,17 @@ impl Plain {
     }
 
     fn take(&mut self) -> Result<Option<usize>> {
-        let vector = libc::iovec {
-            iov_base: self.buffer.as_mut_ptr().cast(),
-            iov_len: self.buffer.len(),
-        };
-        // SAFETY: the vector is this buffer.
-        Ok(unsafe { self.queue.receive(&[vector]) }?)
+        Ok(self.queue.receive(FrameRoom {
+            header: &mut FrameHeader::default(),
+            guest: GuestRuns::default(),
+            own: &mut self.buffer,
+        })?)
     }
 
     fn send(&mut self, header: &Header, frame: &[u8]) -> Result<bool> {
-        let vector = |bytes: &[u8]| libc::iovec {
-            iov_base: bytes.as_ptr().cast_mut().cast(),
-            iov_len: bytes.len(),
-        };
-        let vectors = [vector(header.as_bytes()), vector(frame)];
-        // SAFETY: the vectors are what is borrowed; it is only read.
-        Ok(unsafe { self.queue.send(&vectors) }?)
+        let header = FrameHeader::read_from_bytes(header.as_bytes())
+            .map_err(|e| anyhow::anyhow!("A header of another length: {e}"))?;
+        Ok(self.queue.send(&header, GuestRuns::default(), frame)?)
     }
 }
 
@@ -159,7 +158,7 @@ pub struct Ours {
 impl Ours {
     /// CPU time of farlane-net.
     fn cpu(&self) -> Result<Duration> {
-        farlane_compare::cpu::of_process(self.process)
+        farlane_kit::compare::cpu::of_process(self.process)
     }
 }
 

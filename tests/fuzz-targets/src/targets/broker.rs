@@ -1,5 +1,5 @@
-//! The broker of device memory between backends: subscribers that say anything to a publisher which serves an honest one, too; and
-//! a publisher that says anything to a subscriber.
+//! The broker of device memory between backends: subscribers that say anything to a publisher which
+//! serves an honest one, too; and a publisher that says anything to a subscriber.
 
 use crate::{Input, PAGE, format_all_logs};
 use farlane_zero_copy::broker::still::{

@@ -1,5 +1,5 @@
-//! Two processes of two VMs that write whatever they like into their context headers, queues and call rings, and whose
-//! kernels attach and detach whatever they like meanwhile.
+//! Two processes of two VMs that write whatever they like into their context headers, queues and
+//! call rings, and whose kernels attach and detach whatever they like meanwhile.
 
 use farlane_abi::arena::{
     CALL_PAYLOAD_BYTES, CALL_SLOT_BYTES, CALL_SLOTS, CallHeader, HEADER_SEGMENT_BYTES,
@@ -195,7 +195,8 @@ impl<'a> Guest<'a> {
 }
 
 impl Scene<'_> {
-    /// Makes a call and reads its answer. Like a guest that behaves, and gets what it asks for or an error.
+    /// Makes a call and reads its answer. Like a guest that behaves, and gets what it asks for or
+    /// an error.
     fn call(&mut self, who: usize, number: u32, args: &[u8]) {
         let guest = &mut self.guests[who];
         guest.submit(number, u32::try_from(args.len()).expect("a slot"), args);

@@ -1,22 +1,23 @@
-//! The driver of a VM that writes whatever it likes into its control and its event queue, and a VMM that stops the queues
-//! and takes memory away meanwhile.
+//! The driver of a VM that writes whatever it likes into its control and its event queue, and a VMM
+//! that stops the queues and takes memory away meanwhile.
 
 use farlane_abi::control::{Extent, MAX_CONTEXTS, Reply, Request};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use farlane_daemon::vring::{VmMemory, Vring};
 use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_guest_device::control::{Control, MapWindow, RequestCounters};
 use farlane_guest_device::events::EventQueue;
-use farlane_guest_device::request::{ControlRequest, parse, parse_host};
+use farlane_guest_device::request::{ContextRequest, ControlRequest, parse, parse_host};
+use farlane_guest_device::ring::{Ring, VmMemory};
 use farlane_rdma::contexts::PortContexts;
 use farlane_rdma_remoting::{Counters, Port, Server};
-use farlane_zero_copy::Pool;
+use farlane_vhost_user::channel::Channel;
+use farlane_vhost_user::session::Setup;
+use farlane_vhost_user::vring::Layout;
+use farlane_zero_copy::{AddressSpace, Pool};
 use std::cell::{Cell, LazyCell};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vhost_user_backend::VringT as _;
-use virtio_queue::QueueT as _;
 use vm_memory::GuestMemoryMmap;
 
 /// Pages of the VM.
@@ -49,8 +50,7 @@ const WRITE: u16 = 2;
 struct Machine {
     ram: Ram,
     memory: VmMemory,
-    control: Vring,
-    events: Vring,
+    space: Arc<AddressSpace>,
 }
 
 thread_local! {
@@ -58,9 +58,7 @@ thread_local! {
         format_all_logs();
         let ram = Ram::new(PAGES);
         let memory = VmMemory::new(table(&ram, 0));
-        let vring = || Vring::new(memory.clone(), 256).expect("a power of two");
-        let (control, events) = (vring(), vring());
-        Machine { ram, memory, control, events }
+        Machine { ram, memory, space: AddressSpace::new() }
     }) };
 }
 
@@ -90,7 +88,7 @@ impl MapWindow for Vmm<'_> {
             2 => Err(io::ErrorKind::Other.into()),
             _ => {
                 // The guest resets its device while the VMM is asked.
-                self.control.stop();
+                self.control.reset();
                 Ok(())
             }
         }
@@ -154,26 +152,43 @@ struct Scene<'a> {
 }
 
 impl<'a> Scene<'a> {
-    /// Sets a queue up as the VMM does when the guest's driver has come.
-    fn start(vring: &Vring, page: u64, event_idx: bool) {
-        vring.get_mut().get_queue_mut().reset();
-        vring.set_queue_size(QUEUE_SIZE);
-        vring
-            .set_queue_info(page * PAGE, page * PAGE + AVAIL, page * PAGE + USED)
-            .expect("aligned addresses");
-        vring.set_queue_event_idx(event_idx);
-        vring.set_queue_ready(true);
-        vring.set_enabled(true);
+    /// A queue as the VMM sets it up when the guest's driver has come.
+    fn ring(&self, addresses: [u64; 3], event_index: bool) -> Option<Ring> {
+        let [descriptors, available, used] = addresses;
+        let setup = Setup {
+            index: 0,
+            space: Arc::clone(&self.machine.space),
+            layout: Layout {
+                size: QUEUE_SIZE,
+                descriptors,
+                available,
+                used,
+            },
+            event_index,
+            next_available: 0,
+            resumes: false,
+            inflight: None,
+            kick: None,
+            call: Arc::default(),
+            error: Arc::default(),
+        };
+        Ring::start(&self.machine.memory, &setup).ok()
+    }
+
+    fn start(&self, page: u64, event_index: bool) -> Option<Ring> {
+        let at = page * PAGE;
+        self.machine.ram.poke(at, &[0; 4096]);
+        self.ring([at, at + AVAIL, at + USED], event_index)
     }
 
     fn restart(&mut self, event_idx: bool) {
         let machine = self.machine;
-        for (vring, page) in [
-            (&machine.control, CONTROL_PAGE),
-            (&machine.events, EVENT_PAGE),
-        ] {
-            machine.ram.poke(page * PAGE, &[0; 4096]);
-            Self::start(vring, page, event_idx);
+        // None where the memory ends before.
+        if let Some(ring) = self.start(CONTROL_PAGE, event_idx) {
+            self.control.start(ring, false);
+        }
+        if let Some(ring) = self.start(EVENT_PAGE, event_idx) {
+            self.events.start(ring);
         }
         let driver = |page| Driver {
             ram: &machine.ram,
@@ -187,7 +202,7 @@ impl<'a> Scene<'a> {
     }
 
     fn serve(&self) {
-        self.control.serve(&self.machine.control, &self.vmm);
+        self.control.serve(&self.vmm);
     }
 
     fn change_memory(&mut self, which: u8) {
@@ -197,7 +212,7 @@ impl<'a> Scene<'a> {
             .lock()
             .expect("no panic before")
             .replace(table.clone());
-        let _ = self.control.replace_ram(&table);
+        let _ = self.machine.space.replace_ram(&table);
         self.short = which % 4 == 3;
         self.honest &= !self.short;
     }
@@ -242,10 +257,10 @@ impl<'a> Scene<'a> {
 
     /// Posts a request, cut in two, and has it served.
     fn ask(&mut self, bytes: &[u8], input: &mut Input<'_>) {
-        if let Ok((context, request)) = parse(bytes) {
-            assert!(context < MAX_CONTEXTS || request == ControlRequest::Ping);
-            if let ControlRequest::Attach { extents, .. }
-            | ControlRequest::AttachMore { extents, .. } = request
+        if let Ok(ControlRequest::Context(context, request)) = parse(bytes) {
+            assert!(context.get() < MAX_CONTEXTS);
+            if let ContextRequest::Attach { extents, .. }
+            | ContextRequest::AttachMore { extents, .. } = request
             {
                 self.honest &= extents.iter().all(|&(address, _)| address >= FREE);
             }
@@ -276,7 +291,8 @@ impl<'a> Scene<'a> {
         self.driver.post(&chain);
         self.serve();
         if self.vmm.mood.get() % 4 == 3 {
-            // A request during which the device was reset is never given back; a driver starts its queue anew then.
+            // A request during which the device was reset is never given back; a driver starts its
+            // queue anew then.
             self.honest &= self.driver.used() == self.driver.next_avail;
         } else if self.honest {
             assert_eq!(
@@ -339,25 +355,24 @@ impl<'a> Scene<'a> {
             }
             6 => self.events.flush(),
             7 => self.turns(input),
-            8 => self.control.stop(),
+            8 => self.control.reset(),
             9 => self.change_memory(input.u8()),
             10 => {
                 let event_idx = input.u8() % 2 == 1;
                 self.control.stop();
-                self.events.settle();
+                self.events.stop();
                 self.restart(event_idx);
             }
             11 => self.vmm.mood.set(input.u8()),
             _ => {
                 // The VMM takes the queue away, or puts it anywhere.
-                let vring = &self.machine.control;
                 self.honest = false;
-                match input.u8() % 3 {
-                    0 => vring.set_queue_ready(false),
-                    1 => vring.set_enabled(false),
-                    _ => {
-                        let at = |input: &mut Input<'_>| u64::from(input.u16()) << 4;
-                        let _ = vring.set_queue_info(at(input), at(input), at(input));
+                self.control.stop();
+                if input.u8() % 3 == 2 {
+                    let at = |input: &mut Input<'_>| u64::from(input.u16()) << 4;
+                    let addresses = [at(input), at(input), at(input)];
+                    if let Some(ring) = self.ring(addresses, false) {
+                        self.control.start(ring, input.u8().is_multiple_of(2));
                     }
                 }
                 self.serve();
@@ -372,15 +387,13 @@ pub fn run(data: &[u8]) {
         machine.ram.clear();
         let server = Server::without_workers();
         let port = server.port([7; 16], "vm".into()).expect("a new GID");
-        let events = EventQueue::new(machine.memory.clone());
-        events.set_vring(Some(machine.events.clone()));
+        let events = EventQueue::new();
         let control = Control::new(
             "vm".into(),
             PortContexts::new(Arc::clone(&port), Arc::clone(&server)),
-            machine.memory.clone(),
             Arc::clone(&events),
             Arc::new(RequestCounters::default()),
-            Arc::default(),
+            Channel::new(Arc::default()),
             1,
         );
         let mut input = Input::new(data);
@@ -416,7 +429,8 @@ pub fn run(data: &[u8]) {
             scene.step(&mut input);
         }
         control.end();
-        events.set_vring(None);
+        events.stop();
+        machine.space.clear();
         let left = Counters {
             contexts: 0,
             queue_pairs: 0,

@@ -1,11 +1,10 @@
-//! Frames of any kind, from outside and from a guest: what the flow table makes of them, and workers that take every step at any
-//! time; and what is cut and summed in place of a NIC.
+//! Frames of any kind, from outside and from a guest: what the flow table makes of them, and
+//! workers that take every step at any time; and what is cut and summed in place of a NIC.
 
 use crate::{Input, format_all_logs};
 use farlane_net::bits::{FrameHeader, HEADER_BYTES};
 use farlane_net::flow::hash::KeyedHash;
-use farlane_net::flow::table::Ticket;
-use farlane_net::flow::{FlowTable, Parsed, Placement, Route, Settings, Span, Task, parse};
+use farlane_net::flow::{FlowTable, Parsed, Placement, Route, Settings, Span, Ticket, parse};
 use farlane_net::offload::{Outgoing, prepare};
 use zerocopy::FromBytes as _;
 
@@ -46,7 +45,7 @@ fn look(frame: &[u8]) -> Parsed {
 /// What is under way between workers.
 #[derive(Default)]
 struct Hands {
-    tasks: Vec<(u16, Task)>,
+    forwarded: Vec<Route>,
     held: Vec<(u16, Ticket)>,
 }
 
@@ -54,13 +53,13 @@ impl Hands {
     fn take(&mut self, worker: u16, route: Route) {
         match route {
             Route::Deliver => assert!(worker < WORKERS),
-            Route::Forward { to, task } => {
+            Route::Forward { to, .. } | Route::Sequence { to, .. } => {
                 assert!(to < WORKERS);
-                self.tasks.push((to, task));
+                self.forwarded.push(route);
             }
-            Route::Hold { ticket, on } => {
+            Route::Hold { on, flow } => {
                 assert!(on < WORKERS);
-                self.held.push((worker, ticket));
+                self.held.push((worker, flow));
             }
         }
     }
@@ -125,17 +124,19 @@ pub fn run(data: &[u8]) {
                 header.resize(HEADER_BYTES, 0);
                 send(&header, frame(&mut input, &mut kept));
             }
-            6 => match hands.tasks.pop() {
-                Some((_, Task::Deliver(ticket))) => table.delivered(ticket, next),
-                Some((to, Task::Sequence(ticket))) => {
-                    hands.take(to, table.sequenced(to, ticket, now));
+            6 => match hands.forwarded.pop() {
+                Some(Route::Sequence { to, flow }) => {
+                    hands.take(to, table.sequenced(to, flow, now));
                 }
+                Some(Route::Forward {
+                    flow: Some(flow), ..
+                }) => table.delivered(flow, next),
                 _ => {}
             },
-            7 => match (hands.tasks.pop(), hands.held.pop()) {
-                (Some((_, task)), None) => table.dropped(task),
-                (task, Some((worker, ticket))) => {
-                    hands.tasks.extend(task);
+            7 => match (hands.forwarded.pop(), hands.held.pop()) {
+                (Some(route), None) => table.dropped(&route),
+                (route, Some((worker, ticket))) => {
+                    hands.forwarded.extend(route);
                     hands.take(worker, table.retry(worker, ticket, now));
                 }
                 (None, None) => {}
@@ -155,6 +156,6 @@ pub fn run(data: &[u8]) {
             _ => table.set_queues(worker),
         }
     }
-    let census = table.census();
-    assert!(census.flows <= 128 && census.established <= census.flows);
+    let counts = table.counts();
+    assert!(counts.flows <= 128 && counts.established <= counts.flows);
 }

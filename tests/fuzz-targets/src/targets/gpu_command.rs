@@ -1,12 +1,12 @@
-//! A guest that writes whatever it likes into the registers, the queue and the video memory of the software GPU, also while a
-//! command is executed, and lends it whatever system memory.
+//! A guest that writes whatever it likes into the registers, the queue and the video memory of the
+//! software GPU, also while a command is executed, and lends it whatever system memory.
 
 use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_abi::gpu as abi;
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_pci::{DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal};
-use farlane_soft_gpu::GpuSource;
-use farlane_soft_gpu::still::{Still, with};
+use farlane_gpu::GpuSource;
+use farlane_gpu::still::{Still, with};
 use std::cell::{Cell, LazyCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

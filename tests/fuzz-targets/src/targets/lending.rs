@@ -1,17 +1,18 @@
-//! A lender that is told anything, by a borrower that holds a device or not; and a borrower's end of the protocol.
+//! A lender that is told anything, by a borrower that holds a device or not; and a borrower's end
+//! of the protocol.
 //!
-//! Input: frames, each a length and its bytes. They follow a hello, or come instead of it. Lease 1 in a message stands for
-//! the lease that the lender has given last; a key of ones is that of a device which another borrower holds. After all
-//! frames the device must be on offer again.
+//! Input: frames, each a length and its bytes. They follow a hello, or come instead of it. Lease 1
+//! in a message stands for the lease that the lender has given last; a key of ones is that of a
+//! device which another borrower holds. After all frames the device must be on offer again.
 
 use crate::Input;
 use farlane_nvme::{Backing, NvmeConfig, NvmeSource};
-use farlane_soft_gpu::GpuSource;
+use farlane_gpu::GpuSource;
 use farlane_vfio_remote::lender::{Lender, LenderConfig, Offer};
-use farlane_vfio_remote::link::message::{
+use farlane_vfio_remote::protocol::message::{
     Fence, PeerKey, Place, Reply, Request, ToBorrower, ToLender, VERSION,
 };
-use farlane_vfio_remote::link::{Received, Receiver, Sender, pair};
+use farlane_vfio_remote::protocol::{Received, Receiver, Sender, pair};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -60,7 +61,7 @@ impl Holder {
     fn begin() -> Option<Self> {
         let lender = Arc::clone(lender());
         let [(sender, mut receiver), (theirs, its_receiver)] = pair().expect("a link");
-        std::thread::spawn(move || lender.serve_link(theirs, its_receiver));
+        std::thread::spawn(move || lender.serve_session(theirs, its_receiver));
         let hello = ToLender::Hello {
             version: VERSION,
             name: "holder".into(),
@@ -164,7 +165,7 @@ pub fn run(bytes: &[u8]) {
     let [(ours, mut answers), (theirs, receiver)] = pair().expect("a link");
     let serving = std::thread::spawn({
         let lender = Arc::clone(lender);
-        move || lender.serve_link(theirs, receiver)
+        move || lender.serve_session(theirs, receiver)
     });
     if input.u8() != 0xff {
         let hello = ToLender::Hello {

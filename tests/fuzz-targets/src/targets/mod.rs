@@ -2,6 +2,28 @@
 
 use crate::Target;
 
+/// Gives the names of all targets to a macro.
+#[macro_export]
+macro_rules! for_all_targets {
+    ($then:ident) => {
+        $then! {
+            broker
+            call_ring
+            control_queue
+            flow_parse
+            gpu_command
+            lending
+            net_control
+            nvme_command
+            token_page
+            vfio_user
+            vhost_session
+            virtio_blk
+            work_request
+        }
+    };
+}
+
 macro_rules! targets {
     ($($name:ident)*) => {
         $(pub mod $name;)*
@@ -11,18 +33,4 @@ macro_rules! targets {
     };
 }
 
-targets! {
-    broker
-    call_ring
-    control_queue
-    flow_parse
-    gpu_command
-    lending
-    net_control
-    nvme_command
-    token_page
-    vfio_user
-    vhost_session
-    virtio_blk
-    work_request
-}
+for_all_targets!(targets);

@@ -1,4 +1,5 @@
-//! A driver that writes whatever it likes into the control queue of a network interface, and frames of any kind afterwards.
+//! A driver that writes whatever it likes into the control queue of a network interface, and frames
+//! of any kind afterwards.
 
 use crate::{Input, format_all_logs};
 use farlane_net::bits::feature;

@@ -1,5 +1,5 @@
-//! A guest that writes whatever it likes into the queues, registers and doorbells of an NVMe controller, and into the
-//! memory that those point at.
+//! A guest that writes whatever it likes into the queues, registers and doorbells of an NVMe
+//! controller, and into the memory that those point at.
 
 use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_nvme::still::{Still, parse};

@@ -1,5 +1,6 @@
-//! Two processes of a VM that write whatever they like into phony pages and into their slots, and disks whose requests come
-//! from there in any pieces, while memory is taken away and processes come and go.
+//! Two processes of a VM that write whatever they like into phony pages and into their slots, and
+//! disks whose requests come from there in any pieces, while memory is taken away and processes
+//! come and go.
 
 use farlane_abi::tunnel::{
     DIRECTION_INTO_DEVICE, DIRECTION_OUT_OF_DEVICE, Disk, ENVELOPE_MAGIC, Envelope, OFF_SLOTS,
@@ -264,7 +265,8 @@ fn step(world: &mut World<'_>, input: &mut Input<'_>) {
             }
         }
         11 => world.tokens.tick(),
-        // Whoever takes away or suspends waits for requests under way, and here is nobody to end them meanwhile.
+        // Whoever takes away or suspends waits for requests under way, and here is nobody to end
+        // them meanwhile.
         12 => match input.u8() % 2 {
             0 => {
                 world.open.clear();

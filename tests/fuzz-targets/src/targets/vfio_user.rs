@@ -1,6 +1,7 @@
 //! A vfio-user client that sends anything, to a device that says what it must not be asked.
 //!
-//! Input: whether the version is agreed first, then messages, each a command, what is odd about it, descriptors, and a body.
+//! Input: whether the version is agreed first, then messages, each a command, what is odd about it,
+//! descriptors, and a body.
 
 use crate::{Input, format_all_logs};
 use farlane_vfio_user::wire::{self, Command, HEADER_BYTES, Header};
@@ -198,7 +199,9 @@ impl Device for Checked {
             .checked_add(map.size)
             .expect("a range that does not wrap");
         assert!(
-            map.size > 0 && (map.address | map.size).is_multiple_of(PAGE) && (map.readable || map.writable)
+            map.size > 0
+                && (map.address | map.size).is_multiple_of(PAGE)
+                && (map.readable || map.writable)
         );
         let before = self.ranges.range(..end).next_back();
         assert!(

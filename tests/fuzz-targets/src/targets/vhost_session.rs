@@ -1,16 +1,23 @@
-//! A VMM that sends any vhost-user message at any time, with queues that are in use, and a guest that writes whatever it likes into
-//! them.
+//! A VMM that sends any vhost-user message at any time, with queues that are in use, and a guest
+//! that writes whatever it likes into them: of a device that checks what it is asked, or of the
+//! Farlane device.
 
 use crate::{Input, PAGE, Ram, format_all_logs};
-use farlane_vhost::bits::feature;
-use farlane_vhost::chain::Chain;
-use farlane_vhost::inflight::{make, region_bytes};
-use farlane_vhost::segment::take_last_byte;
-use farlane_vhost::serve::Connection;
-use farlane_vhost::session::{Device, Setup};
-use farlane_vhost::vring::{Progress, Rings};
-use farlane_zero_copy::eventfd::drain;
-use rustix::event::{EventfdFlags, eventfd};
+use farlane_abi::control::{OP_OPEN, Request};
+use farlane_abi::zerocopy::IntoBytes as _;
+use farlane_guest_device::device::{FarlaneDevice, Vm};
+use farlane_rdma::contexts::PortContexts;
+use farlane_rdma_remoting::{Counters, Server};
+use farlane_sys::eventfd;
+use farlane_vhost_user::bits::feature;
+use farlane_vhost_user::chain::Chain;
+use farlane_vhost_user::channel::Channel;
+use farlane_vhost_user::inflight::{make, region_bytes};
+use farlane_vhost_user::segment::take_last_byte;
+use farlane_vhost_user::serve::Connection;
+use farlane_vhost_user::session::{Device, PROTOCOL_FEATURES, Setup};
+use farlane_vhost_user::vring::{Progress, Rings};
+use rustix::event::EventfdFlags;
 use rustix::net::{
     RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
     sendmsg,
@@ -23,7 +30,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
-use vhost::vhost_user::Error;
+use vhost::vhost_user::{Error, VhostUserProtocolFeatures};
 
 const QUEUES: u16 = 3;
 const FEATURES: u64 =
@@ -32,9 +39,15 @@ const FEATURES: u64 =
 const PAGES: u64 = 32;
 /// The VMM's address of the guest's first byte.
 const USER: u64 = 0x7f00_0000_0000;
-/// Entries of the queues of a VMM that behaves, and how many pages each takes: descriptors, available ring, used ring.
+/// Entries of the queues of a VMM that behaves, and how many pages each takes: descriptors,
+/// available ring, used ring.
 const SIZE: u16 = 16;
 const QUEUE_PAGES: u64 = 3;
+/// Bytes of the Farlane device's window.
+const WINDOW_BYTES: u64 = 16 * PAGE;
+/// Where a guest writes its control requests.
+const REQUEST: u64 = 16 * PAGE;
+const INFLIGHT: u64 = VhostUserProtocolFeatures::INFLIGHT_SHMFD.bits();
 /// Messages of one input.
 const MAX_MESSAGES: usize = 64;
 /// Bytes of a message's header.
@@ -56,12 +69,14 @@ mod request {
     pub const SET_VRING_ERR: u32 = 14;
     pub const SET_PROTOCOL_FEATURES: u32 = 16;
     pub const SET_VRING_ENABLE: u32 = 18;
+    pub const SET_BACKEND_REQ_FD: u32 = 21;
     pub const GET_CONFIG: u32 = 24;
     pub const SET_CONFIG: u32 = 25;
     pub const GET_INFLIGHT_FD: u32 = 31;
     pub const SET_INFLIGHT_FD: u32 = 32;
     pub const ADD_MEM_REG: u32 = 37;
     pub const REM_MEM_REG: u32 = 38;
+    pub const GET_SHMEM_CONFIG: u32 = 44;
 }
 
 /// A queue in use.
@@ -102,8 +117,8 @@ impl Device for Checked {
         FEATURES
     }
 
-    fn protocol_features(&self) -> vhost::vhost_user::VhostUserProtocolFeatures {
-        vhost::vhost_user::VhostUserProtocolFeatures::INFLIGHT_SHMFD
+    fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        PROTOCOL_FEATURES | VhostUserProtocolFeatures::INFLIGHT_SHMFD
     }
 
     fn negotiated(&mut self, features: u64) {
@@ -162,10 +177,10 @@ impl Running {
             return;
         }
         if let Some(kick) = &self.setup.kick {
-            let _ = drain(kick.as_fd());
+            let _ = eventfd::drain(kick.as_fd());
         }
         if let Err(error) = self.serve() {
-            log::warn!("{}", farlane_zero_copy::chain(&*error));
+            log::warn!("{}", farlane_sys::chain(&*error));
             self.setup.error.signal();
             self.broken = true;
         }
@@ -236,7 +251,7 @@ struct Files {
 
 impl Files {
     fn new(ram: &Ram) -> Self {
-        let eventfd = || eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+        let eventfd = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
         let full = eventfd();
         rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).expect("room");
         Self {
@@ -307,34 +322,41 @@ impl Message {
     }
 }
 
-struct Scene<'r> {
+struct Scene<'r, D: Device> {
     ram: &'r Ram,
     files: Files,
-    state: Arc<Mutex<State>>,
-    connection: Connection<Checked>,
+    connection: Connection<D>,
     vmm: UnixStream,
+    protocol: u64,
+    /// Ends of the device's channels, where nobody ever answers.
+    channels: Vec<UnixStream>,
     /// What was made available in each queue.
     available: [u16; QUEUES as usize],
 }
 
-impl<'r> Scene<'r> {
-    fn new(ram: &'r Ram) -> Self {
+impl<'r, D: Device> Scene<'r, D> {
+    fn new(ram: &'r Ram, make: impl FnOnce(&Arc<Channel>) -> io::Result<D>) -> Self {
         let (vmm, backend) = UnixStream::pair().expect("a socket");
-        let state = Arc::new(Mutex::new(State::default()));
-        let device = Checked(Arc::clone(&state));
-        let connection = Connection::new(backend, |_| Ok(device)).expect("a connection");
+        let mut protocol = 0;
+        let make = |channel: &Arc<Channel>| {
+            let device = make(channel)?;
+            protocol = device.protocol_features().bits();
+            Ok(device)
+        };
+        let connection = Connection::new(backend, &Arc::default(), make).expect("a connection");
         Self {
             ram,
             files: Files::new(ram),
-            state,
             connection,
             vmm,
+            protocol,
+            channels: Vec::new(),
             available: [0; QUEUES as usize],
         }
     }
 
-    /// Sends a message and has it answered; says whether the connection goes on. The size in the header may be a lie: then it is the
-    /// last message.
+    /// Sends a message and has it answered; says whether the connection goes on. The size in the
+    /// header may be a lie: then it is the last message.
     fn send(&mut self, message: &Message, flags: u32, lie: u32) -> bool {
         let bytes = u32::try_from(message.body.len()).expect("a short body");
         let header = [message.request, VERSION | flags, bytes.wrapping_add(lie)];
@@ -382,20 +404,13 @@ impl<'r> Scene<'r> {
         assert_eq!(word(8) as usize, got.bytes - HEADER);
     }
 
-    /// Gives each queue in use a turn.
-    fn turn(&self) {
-        for running in lock(&self.state).running.values_mut() {
-            running.turn();
-        }
-    }
-
     /// What a VMM says that behaves.
     fn begin(&mut self, features: u64) -> bool {
         let ram = || self.files.ram.try_clone().expect("a descriptor");
         let half = PAGES / 2 * PAGE;
         let mut messages = vec![
             Message::new(request::SET_FEATURES).long(features),
-            Message::new(request::SET_PROTOCOL_FEATURES).long(0x0001_b23b),
+            Message::new(request::SET_PROTOCOL_FEATURES).long(self.protocol),
             Message::new(request::SET_MEM_TABLE)
                 .word(2)
                 .word(0)
@@ -452,7 +467,7 @@ impl<'r> Scene<'r> {
     }
 
     /// A message that is not altogether improbable.
-    fn message(&self, input: &mut Input<'_>) -> Message {
+    fn message(&mut self, input: &mut Input<'_>) -> Message {
         let files = &self.files;
         match input.u8() % 24 {
             0 => Message::new(request::SET_FEATURES).long(match input.u8() {
@@ -543,6 +558,13 @@ impl<'r> Scene<'r> {
                     _ => message.file(files.pick(&files.inflight, input)),
                 }
             }
+            19 => {
+                let (near, far) = UnixStream::pair().expect("a socket");
+                self.channels.push(near);
+                let message = Message::new(request::SET_BACKEND_REQ_FD);
+                message.file(files.pick(&far.into(), input))
+            }
+            20 => Message::new(request::GET_SHMEM_CONFIG),
             _ => {
                 let mut message = Message::new(u32::from(input.u8() % 46));
                 message.body = input.counted().to_vec();
@@ -571,12 +593,46 @@ impl<'r> Scene<'r> {
             descriptor[15] = 0;
         }
         self.ram.poke(base + index * 16, &descriptor);
+        self.publish(queue, u16::from(input.u8() % 20));
+    }
+
+    /// Makes the chain that begins there available.
+    fn publish(&mut self, queue: usize, head: u16) {
+        let ring = (queue as u64 * QUEUE_PAGES + 1) * PAGE;
         let count = &mut self.available[queue];
         let slot = u64::from(*count % SIZE);
-        let head = u16::from(input.u8() % 20);
-        self.ram.poke(base + PAGE + 4 + slot * 2, &head.to_le_bytes());
+        self.ram.poke(ring + 4 + slot * 2, &head.to_le_bytes());
         *count = count.wrapping_add(1);
-        self.ram.poke(base + PAGE + 2, &count.to_le_bytes());
+        self.ram.poke(ring + 2, &count.to_le_bytes());
+    }
+
+    /// A process of the guest asks the Farlane device for something.
+    fn ask(&mut self, input: &mut Input<'_>) {
+        let number = u64::from(input.u8() % 4);
+        let at = REQUEST + number * 0x100;
+        let request = Request {
+            op: (OP_OPEN + u32::from(input.u8() % 8)).into(),
+            context: u32::from(input.u8() % 4).into(),
+            region: u32::from(input.u8() % 4).into(),
+            kind: u32::from(input.u8() % 4).into(),
+            flags: u32::from(input.u8() % 4).into(),
+            extents: 0.into(),
+            address: (u64::from(input.u8()) * PAGE).into(),
+            length: (u64::from(input.u8()) * PAGE).into(),
+        };
+        self.ram.poke(at, request.as_bytes());
+        let parts = [(at, size_of::<Request>(), 1_u16), (at + 0x80, 16, 2)];
+        for (index, (address, bytes, flags)) in (2 * number..).zip(parts) {
+            let mut descriptor = [0; 16];
+            descriptor[..8].copy_from_slice(&address.to_le_bytes());
+            let bytes = u32::try_from(bytes).expect("a few");
+            descriptor[8..12].copy_from_slice(&bytes.to_le_bytes());
+            descriptor[12..14].copy_from_slice(&flags.to_le_bytes());
+            let next = u16::try_from(index + 1).expect("a few");
+            descriptor[14..].copy_from_slice(&next.to_le_bytes());
+            self.ram.poke(index * 16, &descriptor);
+        }
+        self.publish(0, u16::try_from(2 * number).expect("a few"));
     }
 
     /// Returns whether the connection goes on.
@@ -599,6 +655,7 @@ impl<'r> Scene<'r> {
                 let at = u64::from(input.u32()) % (PAGES * PAGE);
                 self.ram.poke(at, input.counted());
             }
+            _ if self.protocol & INFLIGHT == 0 => self.ask(input),
             _ => {
                 let bytes = input.counted();
                 let at = u64::from(input.u16()) % region_bytes(QUEUES, SIZE);
@@ -611,31 +668,59 @@ impl<'r> Scene<'r> {
     }
 }
 
+/// Plays an input. `turn` has the queues served.
+fn play<D: Device>(mut scene: Scene<'_, D>, input: &mut Input<'_>, turn: impl Fn(&Files)) {
+    let how = input.u8();
+    let features = match how & 2 {
+        0 => FEATURES,
+        _ => FEATURES & !feature::EVENT_IDX,
+    };
+    let mut goes_on = how & 1 != 0 || scene.begin(features);
+    assert!(goes_on, "a VMM that behaves is disconnected");
+    turn(&scene.files);
+    for _ in 0..MAX_MESSAGES {
+        if !goes_on || input.is_empty() {
+            break;
+        }
+        goes_on = scene.step(input);
+        turn(&scene.files);
+    }
+    // Whatever waits for the VMM ends with it, though the other ends of its channels are open.
+    drop(scene.connection);
+}
+
 /// Runs one input.
 pub fn run(data: &[u8]) {
     RAM.with(|ram| {
         ram.clear();
         let mut input = Input::new(data);
-        let mut scene = Scene::new(ram);
-        let how = input.u8();
-        let features = match how & 2 {
-            0 => FEATURES,
-            _ => FEATURES & !feature::EVENT_IDX,
-        };
-        let mut goes_on = how & 1 != 0 || scene.begin(features);
-        assert!(goes_on, "a VMM that behaves is disconnected");
-        scene.turn();
-        for _ in 0..MAX_MESSAGES {
-            if !goes_on || input.is_empty() {
-                break;
-            }
-            goes_on = scene.step(&mut input);
-            scene.turn();
+        if data.first().is_some_and(|how| how & 0x40 != 0) {
+            let server = Server::without_workers();
+            let port = server.port([7; 16], "vm".into()).expect("a new GID");
+            let vm = Vm {
+                name: "fuzz".to_owned(),
+                contexts: PortContexts::new(port, Arc::clone(&server)),
+                window_bytes: WINDOW_BYTES,
+                counters: Arc::default(),
+            };
+            let scene = Scene::new(ram, |channel| FarlaneDevice::new(vm, channel));
+            play(scene, &mut input, |files| eventfd::signal(files.event.as_fd()));
+            let left = Counters {
+                contexts: 0,
+                queue_pairs: 0,
+                memory_regions: 0,
+                ..server.counters()
+            };
+            assert_eq!(server.counters(), left);
+            return;
         }
-        let Scene {
-            connection, state, ..
-        } = scene;
-        drop(connection);
+        let state = Arc::new(Mutex::new(State::default()));
+        let device = Checked(Arc::clone(&state));
+        play(Scene::new(ram, |_| Ok(device)), &mut input, |_| {
+            for running in lock(&state).running.values_mut() {
+                running.turn();
+            }
+        });
         assert!(lock(&state).running.is_empty(), "a queue is in use without a VMM");
     });
 }

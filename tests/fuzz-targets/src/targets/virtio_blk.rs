@@ -1,13 +1,13 @@
-//! A guest that writes whatever it likes into the queue of a disk and the memory around it, and a VMM that does the same
-//! to the memory that tracks requests.
+//! A guest that writes whatever it likes into the queue of a disk and the memory around it, and a
+//! VMM that does the same to the memory that tracks requests.
 
-use farlane_blk::limb::steering::{MAX_PARTS, cut, single_node};
+use farlane_blk::per_node::steering::{MAX_PARTS, cut, single_node};
 use farlane_blk::request::{HEADER_BYTES, Limits, Request, parse, parse_ranges};
 use crate::{Input, PAGE, Ram, format_all_logs};
-use farlane_vhost::chain::{Chain, MAX_SEGMENTS};
-use farlane_vhost::inflight::{Inflight, make, region_bytes};
-use farlane_vhost::segment::{Segment, take_front, take_last_byte, total};
-use farlane_vhost::vring::{Layout, Progress, Rings};
+use farlane_vhost_user::chain::{Chain, MAX_SEGMENTS};
+use farlane_vhost_user::inflight::{Inflight, make, region_bytes};
+use farlane_vhost_user::segment::{Segment, take_front, take_last_byte, total};
+use farlane_vhost_user::vring::{Layout, Progress, Rings};
 use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::{Given, NodeMap, Placement};
 use farlane_zero_copy::topology::{Node, Topology};

@@ -1,5 +1,5 @@
-//! Two queue pairs whose processes write whatever they like into their queues and completion queues, connected to each
-//! other or to anybody.
+//! Two queue pairs whose processes write whatever they like into their queues and completion
+//! queues, connected to each other or to anybody.
 
 use farlane_abi::queue::{
     CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_PRODUCED, CqLayout, MAX_INLINE_BYTES, MAX_SGE,
@@ -18,8 +18,8 @@ use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
 use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine as _, EngineQp, PortAddress, QpSpec};
-use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
-use farlane_rdma_remoting::request::{RecvRequest, SendRequest};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
+use farlane_rdma_remoting::request::{RecvWqe, SendWqe};
 use farlane_rdma_remoting::work_queue::shared_queues;
 use farlane_zero_copy::{AddressSpace, Region, SharedMemory};
 use std::cell::LazyCell;
@@ -47,7 +47,8 @@ const REGIONS: [(u64, u64, u32, u32); 4] = [
         2,
     ),
 ];
-/// Pages that no request may write: in no region, in one without the right, or in another protection domain.
+/// Pages that no request may write: in no region, in one without the right, or in another
+/// protection domain.
 const UNTOUCHED: [u64; 8] = [5, 8, 10, 11, 12, 13, 14, 15];
 /// The first page of a region starts, and its last one ends, so many bytes inside of the page.
 const MARGIN: usize = 24;
@@ -73,7 +74,8 @@ thread_local! {
             let region = Region::from_guest(&space, &[(page * PAGE, pages * PAGE)], true);
             region.and_then(|region| region.stitch_shared()).expect("whole pages")
         };
-        let segments = [0, END_PAGES].map(|base| [segment(base, QP_PAGES), segment(base + CQ_PAGE, 1)]);
+        let of = |base| [segment(base, QP_PAGES), segment(base + CQ_PAGE, 1)];
+        let segments = [0, END_PAGES].map(of);
         Machine { ram, space, segments }
     }) };
 }
@@ -109,7 +111,7 @@ impl<'a> End<'a> {
             let region =
                 Region::from_guest(&machine.space, &[(start, length)], writable).expect("memory");
             let memory = MemoryRegion {
-                pd,
+                pd: PdHandle(pd),
                 iova: IOVA,
                 offset: 0,
                 length,
@@ -130,7 +132,7 @@ impl<'a> End<'a> {
         let cq = Arc::new(cq.expect("a segment that is long enough"));
         let qp = engine.create_qp(QpSpec {
             kind: QPT_RC,
-            pd: 1,
+            pd: PdHandle(1),
             address: PortAddress {
                 gid: [index; 16],
                 lid: LID,
@@ -335,11 +337,11 @@ struct Scene<'a> {
 impl Scene<'_> {
     fn turn(&self) -> bool {
         let [a, b] = &self.ends;
-        a.qp.progress(self.now).worked | b.qp.progress(self.now).worked
+        a.qp.progress(self.now.into()).worked | b.qp.progress(self.now.into()).worked
     }
 
-    /// Gives turns until neither has anything to do any more, and so a worker would sleep. An entry takes at most
-    /// so many turns as its elements have megabytes.
+    /// Gives turns until neither has anything to do any more, and so a worker would sleep. An entry
+    /// takes at most so many turns as its elements have megabytes.
     fn rest(&self) {
         for _ in 0..2000 {
             if !self.turn() {
@@ -391,7 +393,7 @@ impl Scene<'_> {
             8 => self.now += Duration::from_nanos(input.magnitude() % (1 << 40)),
             9 => self.rest(),
             10 => {
-                let to = [peer.qp.number(), end.qp.number(), peer.qp.number() ^ 1, 0];
+                let to = [peer.qp.number().get(), end.qp.number().get(), peer.qp.number().get() ^ 1, 0];
                 end.connect(*input.pick(&to), input);
             }
             11 => end.modify(
@@ -425,7 +427,7 @@ impl Scene<'_> {
 
 /// The parsers alone, which must find no more in an entry than there is.
 fn parse(entry: &[u8]) {
-    let mut send = SendRequest::default();
+    let mut send = SendWqe::default();
     if send.parse(entry).is_ok() {
         let elements = send.elements.as_slice().len();
         assert!(elements <= MAX_SGE as usize);
@@ -435,7 +437,7 @@ fn parse(entry: &[u8]) {
             assert_eq!(send.length(), inline.len() as u64);
         }
     }
-    let mut recv = RecvRequest::default();
+    let mut recv = RecvWqe::default();
     if recv.parse(entry).is_ok() {
         let elements = recv.elements.as_slice().len();
         assert!(elements <= MAX_SGE as usize);
@@ -469,8 +471,8 @@ pub fn run(data: &[u8]) {
         let [a, b] = &scene.ends;
         let flags = input.u8();
         if flags & 1 == 0 {
-            a.connect(b.qp.number(), &mut Input::new(&[0, 0x2f]));
-            b.connect(a.qp.number(), &mut Input::new(&[0, 0x2f]));
+            a.connect(b.qp.number().get(), &mut Input::new(&[0, 0x2f]));
+            b.connect(a.qp.number().get(), &mut Input::new(&[0, 0x2f]));
         }
         while !input.is_empty() {
             scene.step(&mut input);

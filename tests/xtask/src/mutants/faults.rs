@@ -106,7 +106,8 @@ impl Fault {
     /// The text of its file with the fault in it.
     ///
     /// # Errors
-    /// When the text to replace is not in the file, or more than once: the product has changed, and the list must follow.
+    /// When the text to replace is not in the file, or more than once: the product has changed, and
+    /// the list must follow.
     pub fn put_into(&self, text: &str) -> Result<String> {
         let Self {
             name, file, find, ..
@@ -137,7 +138,7 @@ impl Fault {
 mod tests {
     use super::*;
     use crate::scenarios;
-    use farlane_vmkit::workspace::Workspace;
+    use farlane_kit::workspace::Workspace;
 
     #[test]
     fn every_fault_is_found_in_its_file_and_its_scenario_in_the_list() {

@@ -1,4 +1,5 @@
-//! One fault, in a process and a view of the checkout of its own: it is put in and built, and the named test runs.
+//! One fault, in a process and a view of the checkout of its own: it is put in and built, and the
+//! named test runs.
 
 use std::env;
 use std::fs;
@@ -7,16 +8,17 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use farlane_vmkit::process::{Process, describe};
-use farlane_vmkit::scratch::Scratch;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::process::{Process, describe};
+use farlane_kit::scratch::Scratch;
+use farlane_kit::workspace::Workspace;
 use serde_json::json;
 
 use super::faults::{Check, Fault};
 use super::overlay;
 use crate::jobs::RECORD_VARIABLE;
 
-/// How long a named test may take. With some faults it never ends: something waits for what was lost.
+/// How long a named test may take. With some faults it never ends: something waits for what was
+/// lost.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a scenario may take, with its build.
@@ -124,7 +126,8 @@ fn run_scenario(workspace: &Workspace, scenario: &str) -> Result<Outcome> {
     })
 }
 
-/// Runs a program to its end. Returns whether it succeeded, and what it said, which is said again here.
+/// Runs a program to its end. Returns whether it succeeded, and what it said, which is said again
+/// here.
 fn perform(name: &str, command: Command, timeout: Duration) -> Result<(bool, String)> {
     let scratch = Scratch::new()?;
     let log = scratch.join("log");

@@ -1,6 +1,8 @@
-//! `cargo xtask mutants`: deliberate faults in the product, each of which must turn a named test or scenario red.
+//! `cargo xtask mutants`: deliberate faults in the product, each of which must turn a named test or
+//! scenario red.
 //!
-//! A test that cannot fail says nothing. The list names what a user would suffer from most, and the test that stands against it.
+//! A test that cannot fail says nothing. The list names what a user would suffer from most, and the
+//! test that stands against it.
 
 mod faults;
 mod inside;
@@ -14,7 +16,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::workspace::Workspace;
 use serde_json::Value;
 
 use crate::jobs::{self, Ended, Job, Outcome, Verdict, Weight};
@@ -32,7 +34,8 @@ const TIMEOUT: Duration = Duration::from_secs(1200);
 pub struct Arguments {
     /// Only faults whose name contains this
     filter: Option<String>,
-    /// Only those that cost seconds, which `cargo xtask test` has too; their tests are taken to pass without a fault
+    /// Only those that cost seconds, which `cargo xtask test` has too; their tests are taken to
+    /// pass without a fault
     #[arg(long)]
     small: bool,
     /// Lists the faults
@@ -142,7 +145,8 @@ fn result(outcome: &Outcome) -> &'static str {
     }
 }
 
-/// The faults that cost seconds, as jobs of a test run, which runs their tests without a fault, too.
+/// The faults that cost seconds, as jobs of a test run, which runs their tests without a fault,
+/// too.
 ///
 /// # Errors
 /// When this process is not root's, or the list cannot be read.

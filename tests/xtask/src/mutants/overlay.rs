@@ -1,9 +1,10 @@
 //! A private view of the checkout, in which a fault can be put into a file and built.
 //!
-//! The process runs in a mount namespace of its own (mount_namespaces(7)). Over the checkout and over cargo's target folder it mounts
-//! an overlayfs (Documentation/filesystems/overlayfs.rst) whose lower layer is what is there and whose upper layer is memory. Paths
-//! stay the same, so cargo finds everything built that the fault does not change; nothing reaches the checkout; and all of it is gone
-//! with the process, also when it is killed.
+//! The process runs in a mount namespace of its own (mount_namespaces(7)). Over the checkout and
+//! over cargo's target folder it mounts an overlayfs (Documentation/filesystems/overlayfs.rst)
+//! whose lower layer is what is there and whose upper layer is memory. Paths stay the same, so
+//! cargo finds everything built that the fault does not change; nothing reaches the checkout; and
+//! all of it is gone with the process, also when it is killed.
 
 use std::env;
 use std::fs;
@@ -12,14 +13,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::packages;
-use farlane_vmkit::process::check_output;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::packages;
+use farlane_kit::process::check_output;
+use farlane_kit::workspace::Workspace;
 
 /// How long a mount may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The folder in the target folder on which the memory of the upper layers is mounted; outside of the namespace it is empty.
+/// The folder in the target folder on which the memory of the upper layers is mounted; outside of
+/// the namespace it is empty.
 const UPPER: &str = "mutants";
 
 /// What starts a program in a mount namespace of its own, from which no mount reaches others.

@@ -1,6 +1,8 @@
-//! cargo-mutants over the pure parts of the product: code without system calls, whose unit tests take seconds.
+//! cargo-mutants over the pure parts of the product: code without system calls, whose unit tests
+//! take seconds.
 //!
-//! Beside the list of deliberate faults it finds what nobody thought of. It takes hours, and is for nights.
+//! Beside the list of deliberate faults it finds what nobody thought of. It takes hours, and is for
+//! nights.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,12 +10,13 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vmkit::packages;
-use farlane_vmkit::process::{Process, describe};
-use farlane_vmkit::progress;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::packages;
+use farlane_kit::process::{Process, describe};
+use farlane_kit::progress;
+use farlane_kit::workspace::Workspace;
 
-/// A part of the product: its package, and which of its files, as globs from the root of the checkout.
+/// A part of the product: its package, and which of its files, as globs from the root of the
+/// checkout.
 struct Part {
     package: &'static str,
     files: &'static [&'static str],
@@ -22,20 +25,24 @@ struct Part {
 /// The pure parts.
 const PARTS: &[Part] = &[
     part("farlane-abi", &["zero-copy/abi/src/**"]),
-    part("farlane-io-plan", &["guest-lib/io-plan/src/**"]),
+    part("farlane-io-core", &["guest-lib/io-core/src/plan/**"]),
     part("farlane-pci", &["vfio-remote/pci/src/**"]),
     part("farlane-net", &["backends/net/src/flow/**"]),
     part("farlane-vfio-remote", &["vfio-remote/src/lender/lease.rs"]),
-    part("farlane-vhost", &["backends/vhost/src/chain.rs"]),
+    part(
+        "farlane-vhost-user",
+        &["backends/common/vhost-user/src/chain.rs"],
+    ),
     part("farlane-nvme", &["vfio-remote/nvme/src/cmds.rs"]),
-    part("farlane-vfio-user", &["vfio-remote/user/src/wire.rs"]),
+    part("farlane-vfio-user", &["vfio-remote/vfio-user/src/wire.rs"]),
 ];
 
 const fn part(package: &'static str, files: &'static [&'static str]) -> Part {
     Part { package, files }
 }
 
-/// What starts it: a process namespace of its own, with which tests end that a fault keeps from ending.
+/// What starts it: a process namespace of its own, with which tests end that a fault keeps from
+/// ending.
 const NAMESPACE: [&str; 4] = ["unshare", "--pid", "--fork", "--kill-child"];
 
 /// How long the tests may take with one fault.

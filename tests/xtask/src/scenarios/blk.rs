@@ -1,32 +1,25 @@
-//! Disks of farlane-blk: the guest's own virtio driver makes a file system, checks what it reads, gives blocks back, sees
-//! a disk grow, and is refused writes to a read-only one.
+//! Disks of farlane-blk: the guest's own virtio driver makes a file system, checks what it reads,
+//! gives blocks back, sees a disk grow, and is refused writes to a read-only one.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 
-use super::Scenario;
 use crate::conditions::{no_complaint, wait_until};
 use crate::disks::{Disk, DiskBackend, node, socket};
 use crate::fio::Fio;
 use crate::lending::Blocks;
 use crate::run::Run;
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "blk",
-    about: "a VM works with disks of farlane-blk: ext4, fio --verify, discard, growth, read-only, two queues",
-    is_test: true,
-    run,
-};
-
-/// A disk with direct I/O, where the temporary folder has it; one in memory; one that cannot be written.
+/// A disk with direct I/O, where the temporary folder has it; one in memory; one that cannot be
+/// written.
 const DISK: &str = "disk";
 const MEMORY: &str = "memory";
 const SEALED: &str = "sealed";
@@ -43,7 +36,7 @@ const COPY: &str = "cp -r /usr/sbin /usr/lib/modules /mnt/";
 /// What is on the sealed disk.
 const SEAL: &[u8] = b"sealed";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let folder = Scratch::new()?;
     let [file, sealed] = [DISK, SEALED].map(|name| folder.join(name));
     for (path, mib) in [(&file, DISK_MIB), (&sealed, SMALL_MIB)] {
@@ -121,7 +114,8 @@ impl Story<'_> {
             "cd /mnt && find . -type f ! -name sums | sort | xargs sha256sum >sums && wc -l <sums",
         )?;
         guest.run(&format!(
-            "cd / && umount /mnt && fsck.ext4 -f -n {node} && mount -t ext4 {node} /mnt && cd /mnt && \
+            "cd / && umount /mnt && fsck.ext4 -f -n {node} && mount -t ext4 {node} /mnt && cd \
+             /mnt && \
              {{ sha256sum -c sums >/tmp/check || {{ grep -v OK /tmp/check; exit 1; }}; }}"
         ))?;
         self.say("fsck.ext4, sha256sum -c", &format!("{} files", sums.trim()));

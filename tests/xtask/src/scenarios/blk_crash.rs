@@ -1,32 +1,25 @@
-//! kill -9 of a disk's backend, again and again, while fio writes to the disk and checks what it has written: the backend
-//! that comes next completes what was under way, and the guest notices nothing but a pause.
+//! kill -9 of a disk's backend, again and again, while fio writes to the disk and checks what it
+//! has written: the backend that comes next completes what was under way, and the guest notices
+//! nothing but a pause.
 //!
-//! Each kill happens while the backend has requests that it has taken and not completed: its workers are stopped where they
-//! are about to move the data of one (`farlane_vmkit::held`).
+//! Each kill happens while the backend has requests that it has taken and not completed: its
+//! workers are stopped where they are about to move the data of one (`farlane_kit::held`).
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::held::Held;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::guest::Guest;
+use farlane_kit::held::Held;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 
-use super::Scenario;
 use crate::conditions::{no_complaint, wait_until};
 use crate::disks::{Disk, DiskBackend, node, socket};
 use crate::run::Run;
 use crate::under_way;
 use crate::work::{Work, in_flight};
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "blk-crash",
-    about: "kill -9 of farlane-blk with requests in its hands, under fio --verify: nothing lost, nothing completed twice",
-    is_test: true,
-    run,
-};
 
 const DISK: &str = "disk";
 const MEMORY: &str = "memory";
@@ -34,21 +27,23 @@ const MEMORY: &str = "memory";
 /// How often the backend is killed while a disk is in use.
 const KILLS: usize = 5;
 
-/// Writes at random, many at a time, and checks each block soon after and all in the end. A request that is lost never ends,
-/// and neither does fio.
-pub const JOB: &str = "--rw=randwrite --bsrange=16k-256k --iodepth=32 --size=24m --loops=2 --verify=crc32c \
+/// Writes at random, many at a time, and checks each block soon after and all in the end. A request
+/// that is lost never ends, and neither does fio.
+pub const JOB: &str = "--rw=randwrite --bsrange=16k-256k --iodepth=32 --size=24m --loops=2 \
+                       --verify=crc32c \
     --verify_fatal=1 --verify_backlog=64";
 
 /// How long the backend's workers are watched before it is looked whether fio has ended.
 const WATCH: Duration = Duration::from_secs(1);
 
-/// The guest has so many requests in its queues before the workers go on: they take several at once.
+/// The guest has so many requests in its queues before the workers go on: they take several at
+/// once.
 const QUEUED: u64 = 16;
 
 /// What the guest's driver and block layer say of requests that fail or end twice.
 pub const ERRORS: &[&str] = &["I/O error", "is not a head", "bad response"];
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let folders = [(DISK, Scratch::new()?), (MEMORY, Scratch::in_memory()?)];
     let mut disks = Vec::new();
     for (name, folder) in &folders {
@@ -82,8 +77,9 @@ pub fn no_disk_error(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// All requests of a disk have ended, each once. A completion too many would have stood for another request's, whose own then
-/// found none that was waiting: that is what the driver complains of, at the last one if not before.
+/// All requests of a disk have ended, each once. A completion too many would have stood for another
+/// request's, whose own then found none that was waiting: that is what the driver complains of, at
+/// the last one if not before.
 fn settled(guest: &Guest, node: &str) -> Result<()> {
     let left = in_flight(guest, node)?;
     ensure!(
@@ -104,8 +100,8 @@ fn queues_up(guest: &Guest, node: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// Waits until the backend has requests under way, and a worker is about to move the data of one for the `turn`th time.
-/// Returns how many they are, and the workers, which stand still.
+/// Waits until the backend has requests under way, and a worker is about to move the data of one
+/// for the `turn`th time. Returns how many they are, and the workers, which stand still.
 fn caught(backend: &DiskBackend, work: &mut Work<'_>, turn: usize) -> Result<(usize, Held)> {
     let is_worker = |name: &str| name.starts_with("queue") || name.starts_with("limb");
     let mut found = None;
@@ -138,11 +134,15 @@ fn caught(backend: &DiskBackend, work: &mut Work<'_>, turn: usize) -> Result<(us
     })
     .with_context(|| {
         format!(
-            "The guest has {:?} requests in flight, the backend {:?} under way; kernel of the guest:\n{}",
+            "The guest has {:?} requests in flight, the backend {:?} under way; kernel of the \
+             guest:\n{}",
             in_flight(work.guest(), work.node()),
             under_way::count(backend.pid()),
             work.guest()
-                .run("for q in /sys/block/vd*/mq/*; do echo $q; done; cat /proc/interrupts | grep virtio; cat /sys/block/vd*/stat; ps | grep fio")
+                .run(
+                    "for q in /sys/block/vd*/mq/*; do echo $q; done; cat /proc/interrupts | grep \
+                      virtio; cat /sys/block/vd*/stat; ps | grep fio"
+                )
                 .unwrap_or_default()
         )
     })?;

@@ -1,35 +1,21 @@
-//! fio in one guest, in turns, on disks of farlane-blk and of qemu-storage-daemon over files that are alike.
+//! fio in one guest, in turns, on disks of farlane-blk and of qemu-storage-daemon over files that
+//! are alike.
 
 use std::ffi::OsString;
 use std::process::Command;
 
 use anyhow::Result;
-use farlane_compare::{Bar, Bars};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::backend::Backend;
+use farlane_kit::compare::{Bar, Bars};
+use farlane_kit::guest::Guest;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::disks::{Disk, node, socket};
 use crate::fio::{Figures, Turns};
 use crate::lending::Blocks;
 use crate::run::Run;
 use crate::versus::{Form, rounds, tell};
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "blk-vs-qsd",
-    about: "fio on a disk of farlane-blk and on one of qemu-storage-daemon, in one VM, in turns (small form)",
-    is_test: true,
-    run: |run, report| versus(run, Form::Small, report),
-};
-
-pub const LONG: Scenario = Scenario {
-    name: "blk-vs-qsd-long",
-    about: "fio on a disk of farlane-blk and on one of qemu-storage-daemon, in one VM, in turns",
-    is_test: false,
-    run: |run, report| versus(run, Form::Long, report),
-};
 
 /// How much of what the other gives farlane-blk gives at least: the emulated guest is what is slow.
 const BAR: f64 = 0.97;
@@ -92,7 +78,7 @@ const MEASURES: &[Measure] = &[
     },
 ];
 
-fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
+pub fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
     let size = form.disk_mib();
     let (ours, theirs) = (Blocks::random(size)?, Blocks::random(size)?);
     let disks = [Disk::new(OURS, ours.path())];
@@ -123,7 +109,8 @@ fn reference(run: &Run<'_>, blocks: &Blocks) -> Result<Backend> {
         blocks.path().display()
     )));
     command.arg("--export").arg(option(format!(
-        "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={},writable=on,iothread=thread",
+        "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={},\
+         writable=on,iothread=thread",
         socket.display()
     )));
     let log = run.logs().join("qemu-storage-daemon.log");
@@ -141,7 +128,7 @@ fn compare(form: Form, guest: &Guest, nodes: &[String; 2], report: &mut Report) 
             words: measure.words,
             time: form.fio_time(),
         };
-        let found = farlane_compare::compare(&form.plan(), &[Bar::AtLeast(bar)], |numbers| {
+        let found = farlane_kit::compare::compare(&form.plan(), &[Bar::AtLeast(bar)], |numbers| {
             Ok(rounds(turns.run(guest, numbers)?, measure.figure))
         })?;
         for comparison in &found {

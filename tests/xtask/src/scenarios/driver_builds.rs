@@ -3,23 +3,15 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::debian::TreeSpec;
-use farlane_vmkit::driver::{self, Driver, KERNELS};
-use farlane_vmkit::report::Report;
-use farlane_vmkit::tree::Tree;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::debian::TreeSpec;
+use farlane_kit::driver::{self, Driver, KERNELS};
+use farlane_kit::report::Report;
+use farlane_kit::tree::Tree;
+use farlane_kit::workspace::Workspace;
 
-use super::Scenario;
 use crate::run::Run;
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "driver-builds",
-    about: "the guest driver builds for Linux 6.1, 6.12 and 7.x with each one's own compiler",
-    is_test: true,
-    run,
-};
-
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let mut failures = Vec::new();
     for (release, spec) in KERNELS {
         match build(run.context.workspace(), release, spec) {

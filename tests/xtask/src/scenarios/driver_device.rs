@@ -1,27 +1,19 @@
-//! Device memory of a process at the guest driver: what is refused, and that the backend lets go of it before it goes.
+//! Device memory of a process at the guest driver: what is refused, and that the backend lets go of
+//! it before it goes.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_abi::config::FEATURE_TUNNEL;
-use farlane_vmkit::driver;
-use farlane_vmkit::guest::{Guest, Job};
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::qemu::{FARLANE_DEVICE, VmConfig};
-use farlane_vmkit::recorder::{self, Detaching, Event, Recorder};
-use farlane_vmkit::report::Report;
+use farlane_kit::driver;
+use farlane_kit::guest::{Guest, Job};
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::qemu::{FARLANE_DEVICE, VmConfig};
+use farlane_kit::recorder::{self, Detaching, Event, Recorder};
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "driver-device",
-    about: "the guest driver lends out device memory only while it is mapped and the device is there",
-    is_test: true,
-    run,
-};
 
 /// The devices whose BARs are mapped; the first one is unplugged in the end.
 const BARS: [&str; 2] = ["bar", "other"];
@@ -135,14 +127,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 /// The driver and the program.
 fn files(run: &Run<'_>) -> Result<[GuestFile; 2]> {
     let (workspace, kit) = (run.context.workspace(), run.context.kit()?);
-    let folder = workspace.root().join("tests/xtask/guest");
-    let program = run.path("device_memory");
-    GuestProgram {
-        source: &folder.join("device_memory.c"),
-        headers: &workspace.root().join("guest-driver"),
-        libraries: &[],
-    }
-    .build(kit.tree(), &program)?;
+    let program = run.guest_program_with("device_memory", "guest-driver", &[])?;
     Ok([
         GuestFile::new(
             driver::build(workspace, kit.kernel_tree())?.path,
@@ -235,7 +220,8 @@ impl<'a> Machine<'a> {
         ensure!(
             said.iter().filter(|event| is_device(event)).count() == 3
                 && said.iter().filter(phony).count() == 1,
-            "Three pieces of device memory and a phony page were registered, but the backend was told {said:?}"
+            "Three pieces of device memory and a phony page were registered, but the backend was \
+             told {said:?}"
         );
         Ok(())
     }
@@ -407,8 +393,8 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// A backend that is asked to let go of several regions, and cannot yet, is asked for each of them before it is asked again: nothing
-    /// more begins in any.
+    /// A backend that is asked to let go of several regions, and cannot yet, is asked for each of
+    /// them before it is asked again: nothing more begins in any.
     fn each_is_asked(&self) -> Result<()> {
         for part in 0..PARTS {
             let region = u32::try_from(part)?;
@@ -428,7 +414,8 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// The driver is unbound: device memory goes before the device is reset. The contexts stay, their processes live.
+    /// The driver is unbound: device memory goes before the device is reset. The contexts stay,
+    /// their processes live.
     fn unbound(&self) -> Result<()> {
         let line = |what| format!("{PROGRAM} {what} {} {}/resource2", self.node, self.bars[1]);
         let device = format!("basename $(readlink -f /sys/class/farlane/{}/device)", {

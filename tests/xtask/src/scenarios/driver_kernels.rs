@@ -1,28 +1,15 @@
-//! The guest driver in kernels of earlier Debian releases: it loads, does what its own scenario asks of it, and carries RDMA.
+//! The guest driver in kernels of earlier Debian releases: it loads, does what its own scenario
+//! asks of it, and carries RDMA.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::debian::{HEADERS_6_1, HEADERS_6_12, TreeSpec};
-use farlane_vmkit::report::Report;
-use farlane_vmkit::tree::Tree;
+use farlane_kit::debian::TreeSpec;
+use farlane_kit::report::Report;
+use farlane_kit::tree::Tree;
 
-use super::{Scenario, driver_device, rdma_pingpong};
+use super::{driver_device, rdma_pingpong};
 use crate::run::{Context, Run};
 
-pub const LINUX_6_1: Scenario = Scenario {
-    name: "driver-6.1",
-    about: "driver-device and rdma-pingpong in guests with Linux 6.1",
-    is_test: true,
-    run: |run, report| in_kernel(run, report, &HEADERS_6_1, "6.1."),
-};
-
-pub const LINUX_6_12: Scenario = Scenario {
-    name: "driver-6.12",
-    about: "driver-device and rdma-pingpong in guests with Linux 6.12",
-    is_test: true,
-    run: |run, report| in_kernel(run, report, &HEADERS_6_12, "6.12."),
-};
-
-fn in_kernel(run: &Run<'_>, report: &mut Report, spec: &TreeSpec, release: &str) -> Result<()> {
+pub fn in_kernel(run: &Run<'_>, report: &mut Report, spec: &TreeSpec, release: &str) -> Result<()> {
     let tree = Tree::ensure(run.context.workspace(), spec)?;
     let kit = run.context.kit()?.with_kernel_of(&tree)?;
     let kernel = kit.kernel().release.clone();

@@ -1,33 +1,21 @@
-//! One process writes a file through the page cache and another reads it into GPU memory, and the reverse, with fsync and
-//! without: whatever was written before is what is read, whichever way bytes take.
+//! One process writes a file through the page cache and another reads it into GPU memory, and the
+//! reverse, with fsync and without: whatever was written before is what is read, whichever way
+//! bytes take.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
-use crate::gpu_machine::{Backends, mount, prepare, run_with_library};
+use crate::gpu_machine::{boot_mounted, run_with_library};
 use crate::lending::Blocks;
 use crate::run::Run;
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-coherence",
-    about: "a process with the page cache and one with GPU memory see each other's writes in order, with fsync and without",
-    is_test: true,
-    run,
-};
-
 const DISK_MIB: u32 = 64;
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = Blocks::new(DISK_MIB)?;
-    let parts = run.context.gpu_parts()?;
-    let backends = Backends::start(run, "a", &[&blocks])?;
-    let [guest] = run.boot([backends.configure(parts, VmConfig::new("a"))])?;
-    prepare(&guest)?;
-    mount(&guest, "/dev/vda")?;
+    let (backends, guest) = boot_mounted(run, &blocks)?;
     for way in ["p2p", "auto"] {
         let (_, ways) = run_with_library(&guest, way, "gpu_coherence /mnt/shared --rounds 60")?;
         ensure!(way != "p2p" || ways.p2p > 0, "FARLANE_IO={way}: {ways:?}");

@@ -1,19 +1,18 @@
-//! A guest process forges, replays and steals tokens, takes memory away in flight, and uses tokens of another VM; an honest
-//! one beside it, and another VM, go on.
+//! A guest process forges, replays and steals tokens, takes memory away in flight, and uses tokens
+//! of another VM; an honest one beside it, and another VM, go on.
 
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_abi::tunnel::{ENVELOPE_MAGIC, SECTOR_BYTES};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::held::{Call, Held};
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::held::{Call, Held};
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::{PATIENCE, no_complaint, wait_until};
 use crate::gpu_machine::{
     Backends, GPU, PROGRAM_TIMEOUT, mount, prepare, run_with_library, ways, with_library,
@@ -21,14 +20,7 @@ use crate::gpu_machine::{
 use crate::lending::Blocks;
 use crate::run::Run;
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-hostile",
-    about: "tokens forged, replayed, of another VM, after unregister, and memory unmapped in flight: errors, and nothing else",
-    is_test: true,
-    run,
-};
-
-const PACKAGE: &str = "farlane-token-hostile";
+const PACKAGE: &str = "farlane-attacks";
 const DISK_MIB: u32 = 128;
 const FILE_BYTES: u64 = 16 << 20;
 const SEED: u32 = 3;
@@ -37,7 +29,8 @@ const HELD_BYTES: u64 = 64 << 10;
 /// The files that have the attacker read, and unmap its memory.
 const READ: &str = "/tmp/read";
 const UNMAP: &str = "/tmp/unmap";
-/// How long the guest is seen to wait for a read: twice as long as a backend may be silent to the guest's driver.
+/// How long the guest is seen to wait for a read: twice as long as a backend may be silent to the
+/// guest's driver.
 const HOLD_SECONDS: u64 = 8;
 /// The disk that is attacked, and the one of honest processes.
 const TARGET: &str = "/dev/vda";
@@ -45,14 +38,15 @@ const HONEST: &str = "/dev/vdb";
 /// The tunnel's driver.
 const DRIVER: &str = "/sys/bus/virtio/drivers/farlane";
 /// The GPU's memory, in sysfs.
-const RESOURCE: &str = "$(for d in /sys/bus/pci/devices/*; do [ $(cat $d/class) = 0x120000 ] && echo $d/resource2; done)";
+const RESOURCE: &str = "$(for d in /sys/bus/pci/devices/*; do [ $(cat $d/class) = 0x120000 ] && \
+                        echo $d/resource2; done)";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
     progress::step("Building the attacker", || workspace.build(&[PACKAGE]))?;
     let program = GuestFile::new(
-        workspace.built("farlane-token-hostile")?,
-        "usr/bin/token-hostile",
+        workspace.built("farlane-attack-tokens")?,
+        "usr/bin/farlane-attack-tokens",
     );
     let parts = run.context.gpu_parts()?;
     let blocks = [0; 4].map(|_| Blocks::new(DISK_MIB));
@@ -115,7 +109,7 @@ fn honest(guests: &[Guest; 2], report: &mut Report) -> Result<()> {
         guest.run("sync && echo 3 >/proc/sys/vm/drop_caches")?;
         bystanders.push(guest.spawn(&line)?);
     }
-    let attack = format!("token-hostile {TARGET} {RESOURCE} attack");
+    let attack = format!("farlane-attack-tokens {TARGET} {RESOURCE} attack");
     let output = guests[0].spawn(&attack)?.wait(PROGRAM_TIMEOUT)?;
     ensure!(
         output.success(),
@@ -140,7 +134,8 @@ fn honest(guests: &[Guest; 2], report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Stops what serves the disks of a VM, and has it go on until it is about to read blocks into memory for what `begin` begins.
+/// Stops what serves the disks of a VM, and has it go on until it is about to read blocks into
+/// memory for what `begin` begins.
 fn hold_read(
     backends: &Backends,
     blocks: &Path,
@@ -157,8 +152,8 @@ fn hold_read(
     Ok(held)
 }
 
-/// Goes on holding, by the guest's clock, as its driver counts. Time for a backend that does not wait to let go of the memory,
-/// too: where it is not enough, what lands afterwards tells.
+/// Goes on holding, by the guest's clock, as its driver counts. Time for a backend that does not
+/// wait to let go of the memory, too: where it is not enough, what lands afterwards tells.
 fn hold_on(guest: &Guest, mut check: impl FnMut() -> Result<()>) -> Result<()> {
     let uptime = || {
         let seconds = guest.run("cut -d . -f 1 /proc/uptime")?;
@@ -171,14 +166,15 @@ fn hold_on(guest: &Guest, mut check: impl FnMut() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// Memory is unmapped while a disk reads into it: the unmapping waits, and nothing lands afterwards.
+/// Memory is unmapped while a disk reads into it: the unmapping waits, and nothing lands
+/// afterwards.
 fn unmapped_in_flight(
     guest: &Guest,
     backends: &Backends,
     blocks: &Path,
     report: &mut Report,
 ) -> Result<()> {
-    let line = format!("token-hostile {TARGET} {RESOURCE} unmap {READ} {UNMAP}");
+    let line = format!("farlane-attack-tokens {TARGET} {RESOURCE} unmap {READ} {UNMAP}");
     let job = guest.spawn(&line)?;
     job.wait_output(PATIENCE, |said| said.contains("Ready"))?;
     let held = hold_read(backends, blocks, || {
@@ -206,15 +202,16 @@ fn unmapped_in_flight(
     Ok(())
 }
 
-/// The tunnel's driver is unbound while a disk reads into device memory: that waits, and the VM goes on. The process that reads has
-/// its bytes, by the tunnel; one that writes to the other disk meanwhile is told of each write that has not arrived, and none of its envelopes is on a disk.
+/// The tunnel's driver is unbound while a disk reads into device memory: that waits, and the VM
+/// goes on. The process that reads has its bytes, by the tunnel; one that writes to the other disk
+/// meanwhile is told of each write that has not arrived, and none of its envelopes is on a disk.
 fn unbound_in_flight(
     guest: &Guest,
     backends: &Backends,
     [target, honest]: [&Path; 2],
     report: &mut Report,
 ) -> Result<()> {
-    let line = format!("token-hostile {TARGET} {RESOURCE} write");
+    let line = format!("farlane-attack-tokens {TARGET} {RESOURCE} write");
     // Its context is the first one.
     let writing = guest.spawn(&line)?;
     writing.wait_output(PATIENCE, |said| said.contains("Writing"))?;
@@ -297,7 +294,8 @@ fn stolen(guests: &[Guest; 2], backends: &[Backends; 2]) -> Result<u64> {
     let [a, b] = guests;
     // It keeps its token until its standard input ends.
     let lend = format!(
-        "sh -c 'echo $$ >/tmp/holder; exec tail -f /dev/null' | token-hostile {TARGET} {RESOURCE} lend >/tmp/token"
+        "sh -c 'echo $$ >/tmp/holder; exec tail -f /dev/null' | farlane-attack-tokens {TARGET} \
+         {RESOURCE} lend >/tmp/token"
     );
     let lending = a.spawn(&lend)?;
     wait_until("a token is lent", || {
@@ -305,7 +303,10 @@ fn stolen(guests: &[Guest; 2], backends: &[Backends; 2]) -> Result<u64> {
     })?;
     let token = a.read_file("/tmp/token")?;
     let before = backends[1].disks.metrics()?.sum("tokens_refused")?;
-    let steal = format!("token-hostile {TARGET} {RESOURCE} steal {}", token.trim());
+    let steal = format!(
+        "farlane-attack-tokens {TARGET} {RESOURCE} steal {}",
+        token.trim()
+    );
     let output = b.spawn(&steal)?.wait(Duration::from_secs(60))?;
     ensure!(
         output.success(),
@@ -330,7 +331,8 @@ fn stolen(guests: &[Guest; 2], backends: &[Backends; 2]) -> Result<u64> {
 fn unplugged(guest: &Guest) -> Result<()> {
     guest.run("echo 3 >/proc/sys/vm/drop_caches")?;
     let line = format!(
-        "while FARLANE_IO=p2p farlane-run --io gpu_io read /mnt/data --seed {SEED} --bytes {FILE_BYTES}; do :; done"
+        "while FARLANE_IO=p2p farlane-run --io gpu_io read /mnt/data --seed {SEED} --bytes \
+         {FILE_BYTES}; do :; done"
     );
     let reading = guest.spawn(&line)?;
     guest.unplug(GPU).context("The GPU cannot be unplugged")?;

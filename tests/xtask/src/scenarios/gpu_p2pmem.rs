@@ -1,27 +1,18 @@
-//! Direct I/O between an SSD and the memory of another PCI device by the kernel's own peer-to-peer DMA: an NVMe controller
-//! with a controller memory buffer stands for a GPU.
+//! Direct I/O between an SSD and the memory of another PCI device by the kernel's own peer-to-peer
+//! DMA: an NVMe controller with a controller memory buffer stands for a GPU.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
 use crate::fio::Fio;
 use crate::gpu_machine::{Ways, run_with_library};
 use crate::lending::namespace;
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-p2pmem",
-    about: "reads and writes between SSDs and a PCI device's memory by peer-to-peer DMA, with and without the library",
-    is_test: true,
-    run,
-};
 
 /// The SSD behind the same switch as the memory, and the one behind a root port of its own.
 const NEAR: &str = "near";
@@ -37,7 +28,7 @@ const PROGRAM: &str = "/usr/bin/p2pmem";
 const VERIFY: &str =
     "--rw=randwrite --verify=crc32c --verify_fatal=1 --iodepth=4 --bsrange=4k-64k --size=2m";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let [guest] = run.boot([config(run)?])?;
     guest.run("modprobe nvme")?;
     let memory = memory(&guest)?;
@@ -88,14 +79,7 @@ fn config(run: &Run<'_>) -> Result<VmConfig<'static>> {
     progress::step("Building the I/O library", || {
         workspace.build(&["farlane-io", "farlane-run"])
     })?;
-    let folder = workspace.root().join("tests/xtask/guest");
-    let program = run.path("p2pmem");
-    GuestProgram {
-        source: &folder.join("p2pmem.c"),
-        headers: &folder,
-        libraries: &[],
-    }
-    .build(run.context.kit()?.tree(), &program)?;
+    let program = run.guest_program("p2pmem")?;
     let disk = run.path(NEAR);
     std::fs::File::create(&disk)
         .and_then(|file| file.set_len(DISK_BYTES))
@@ -226,7 +210,8 @@ impl Library<'_> {
     /// By calls that the library knows; jobs are threads, so that all of it is one program.
     fn fio(&self, file: &str) -> Result<Ways> {
         self.ways(&format!(
-            "fio --name=job --thread --filename={file} --direct=1 --ioengine=psync {VERIFY} --iomem=mmapshared:{}",
+            "fio --name=job --thread --filename={file} --direct=1 --ioengine=psync {VERIFY} \
+             --iomem=mmapshared:{}",
             self.memory
         ))
     }

@@ -1,23 +1,15 @@
 //! Reads and writes between GPU memory and files on volumes of two disks.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::gpu_machine::{Backends, drop_caches, mount, prepare, run_with_library};
 use crate::lending::Blocks;
 use crate::run::Run;
 use crate::volumes::Volume;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-raid",
-    about: "files on md RAID-0 and striped LVM go between two disks and GPU memory; on mirrors and dm-crypt they do not",
-    is_test: true,
-    run,
-};
 
 const DISK_MIB: u32 = 64;
 const NODES: [&str; 2] = ["/dev/vda", "/dev/vdb"];
@@ -41,7 +33,7 @@ struct Machine<'a> {
     backends: &'a Backends,
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = [Blocks::new(DISK_MIB)?, Blocks::new(DISK_MIB)?];
     let parts = run.context.gpu_parts()?;
     let backends = Backends::start(run, "a", &[&blocks[0], &blocks[1]])?;
@@ -112,7 +104,8 @@ impl Machine<'_> {
         }
         // As a program finds it that knows nothing of GPUs, from the disks.
         guest.run(&format!(
-            "umount /mnt && fsck.ext4 -f -n {0} && mount -t ext4 {0} /mnt && gpu_io check /mnt/data --seed {SEED}",
+            "umount /mnt && fsck.ext4 -f -n {0} && mount -t ext4 {0} /mnt && gpu_io check \
+             /mnt/data --seed {SEED}",
             made.node
         ))?;
         guest.run("umount /mnt")?;

@@ -1,28 +1,20 @@
-//! A log scanner built on plain `pread`: it looks on the GPU for addresses in a log file that lies on an ext4 disk. The
-//! program knows nothing of how bytes get there; run with the library, they come from the page cache, by read-ahead, or
-//! straight from the disk, past the guest's memory (spin-atc17, section 6.2).
+//! A log scanner built on plain `pread`: it looks on the GPU for addresses in a log file that lies
+//! on an ext4 disk. The program knows nothing of how bytes get there; run with the library, they
+//! come from the page cache, by read-ahead, or straight from the disk, past the guest's memory
+//! (spin-atc17, section 6.2).
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
-use crate::gpu_machine::{Backends, Ways, drop_caches, mount, prepare, run_with_library};
+use crate::gpu_machine::{Backends, Ways, boot_mounted, drop_caches, run_with_library};
 use crate::lending::Blocks;
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-scan",
-    about: "a log scanner on plain pread finds planted addresses on the GPU; what is in no cache never crosses the guest's memory",
-    is_test: true,
-    run,
-};
 
 const DISK_MIB: u32 = 128;
 /// How often the piece of log is repeated, each time with an address of its own after it.
@@ -31,18 +23,14 @@ const PIECE_LINES: usize = 4096;
 /// What may cross the guest's memory besides: the file system's own blocks, the program's files.
 const OWN_BYTES: u64 = 2 << 20;
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     show(run, report)
 }
 
 /// The story, for whoever watches.
 pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = Blocks::new(DISK_MIB)?;
-    let parts = run.context.gpu_parts()?;
-    let backends = Backends::start(run, "a", &[&blocks])?;
-    let [guest] = run.boot([backends.configure(parts, VmConfig::new("a"))])?;
-    prepare(&guest)?;
-    mount(&guest, "/dev/vda")?;
+    let (backends, guest) = boot_mounted(run, &blocks)?;
     let bytes = plant(&guest)?;
     let expected = expected(&guest)?;
     let mut scan = |what: &str| {
@@ -108,14 +96,16 @@ fn counted(backends: &Backends) -> Result<Counted> {
     })
 }
 
-/// Makes a log of harmless lines with an address that is looked for after each piece; returns its length.
+/// Makes a log of harmless lines with an address that is looked for after each piece; returns its
+/// length.
 fn plant(guest: &Guest) -> Result<u64> {
     let mut piece = String::new();
     for line in 0..PIECE_LINES {
         let (a, b, port) = (line % 251, line / 251, 1024 + line * 13 % 50_000);
         writeln!(
             piece,
-            "Nov 21 04:{:02}:{:02} gate sshd[{port}]: Accepted publickey for ops from 10.{b}.{a}.7 port {port} ssh2",
+            "Nov 21 04:{:02}:{:02} gate sshd[{port}]: Accepted publickey for ops from \
+             10.{b}.{a}.7 port {port} ssh2",
             line / 60 % 60,
             line % 60
         )?;

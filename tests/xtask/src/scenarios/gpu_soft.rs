@@ -1,26 +1,18 @@
-//! A software GPU that another process lends: a guest uses all of it from user space, it is taken away while it works, and the next
-//! guest finds nothing in its memory.
+//! A software GPU that another process lends: a guest uses all of it from user space, it is taken
+//! away while it works, and the next guest finds nothing in its memory.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 use serde_json::Value;
 
-use super::Scenario;
 use crate::conditions::{no_complaint, wait_until};
 use crate::lending::{Device, Lender, gpu_programs};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-soft",
-    about: "a VM works with a lent GPU: video memory, copies, search, checksum, tiles; unplug; the next VM",
-    is_test: true,
-    run,
-};
 
 const GPU: &str = "gpu0";
 const MEMORY_MIB: u32 = 64;
@@ -32,8 +24,8 @@ const LARGEST: u32 = (1 << 20) + 513;
 /// How long a program may take to begin, or to notice that its GPU is gone.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// For large memory to be plugged in: QEMU reserves the last addresses of its emulated processor, as an AMD processor's, and its
-/// firmware places them there.
+/// For large memory to be plugged in: QEMU reserves the last addresses of its emulated processor,
+/// as an AMD processor's, and its firmware places them there.
 const PLUG_MEMORY: [&str; 1] = ["pci=no_e820"];
 
 /// Patterns that lie in the log at known places: at chunks' and pages' borders among others.
@@ -47,7 +39,7 @@ const PLANTED: &[(usize, &str)] = &[
     (LOG_BYTES - 7, "fe80::7"),
 ];
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let files = gpu_programs(run.context.workspace())?;
     let lending = run.context.lending()?;
     let lender = lending.lender(run, "lender", &[Device::gpu(GPU, MEMORY_MIB)])?;
@@ -181,7 +173,8 @@ fn log_scan(guest: &Guest) -> Result<String> {
     Ok(format!("{} occurrences, all of them", found.len()))
 }
 
-/// Unplugs the device while a program has it search. The program ends with an error, and the device is on offer.
+/// Unplugs the device while a program has it search. The program ends with an error, and the device
+/// is on offer.
 fn taken_away(guest: &Guest, lender: &Lender) -> Result<()> {
     let searching = guest.spawn("gpu_io search 2>&1; echo ended: $?")?;
     searching.wait_output(PATIENCE, |text| text.contains("searching"))?;

@@ -1,36 +1,28 @@
-//! Programs that know nothing of the I/O library behave with it as they do without, byte for byte; and one of them, told only that
-//! its buffers are a mapped file, which is the GPU's memory, has its bytes moved past the page cache.
+//! Programs that know nothing of the I/O library behave with it as they do without, byte for byte;
+//! and one of them, told only that its buffers are a mapped file, which is the GPU's memory, has
+//! its bytes moved past the page cache.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::{Guest, Output};
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::{Guest, Output};
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
-use crate::gpu_machine::{
-    Backends, PROGRAM_TIMEOUT, drop_caches, mount, prepare, run_with_library,
-};
+use crate::gpu_machine::{PROGRAM_TIMEOUT, boot_mounted, drop_caches, run_with_library};
 use crate::lending::Blocks;
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-unmodified",
-    about: "grep, sha256sum, sqlite3 and fio --verify are the same with the I/O library; fio's buffers in GPU memory",
-    is_test: true,
-    run,
-};
 
 const DISK_MIB: u32 = 192;
 
 /// Has a log of 6 MiB and a data base with two indices made, without the library.
-const MAKE: &str = "cd /mnt && sqlite3 :memory: \"with recursive n(i) as (select 1 union all select i + 1 from n where i < 150000) \
+const MAKE: &str = "cd /mnt && sqlite3 :memory: \"with recursive n(i) as (select 1 union all \
+                    select i + 1 from n where i < 150000) \
      select printf('entry %d from 10.0.%d.7: nothing to see', i, i % 256) from n\" >log && \
      sqlite3 db \"create table t(id integer primary key, name text, value real); \
      with recursive n(i) as (select 1 union all select i + 1 from n where i < 20000) \
      insert into t select i, printf('name %d', i * 7919 % 20000), i * 0.5 from n; \
-     create index a on t(name); create index b on t(value);\" && cp /usr/lib/farlane/farlane.ko module";
+     create index a on t(name); create index b on t(value);\" && cp /usr/lib/farlane/farlane.ko \
+     module";
 
 /// Programs that read. What they print, and how they end, must not depend on the library.
 const READERS: &[&str] = &[
@@ -38,28 +30,29 @@ const READERS: &[&str] = &[
     "grep -c nothing /mnt/log /mnt/module /mnt/absent",
     "grep -r -l farlane /mnt",
     "sha256sum /mnt/log /mnt/db /mnt/module",
-    "sh -c 'sha256sum </mnt/log; cat /mnt/module | sha256sum; head -c 100001 /mnt/log | tail -c 77'",
-    "sqlite3 -readonly /mnt/db 'pragma integrity_check; select count(*), sum(value), max(name) from t; select id from t where name = \"name 7\"'",
+    "sh -c 'sha256sum </mnt/log; cat /mnt/module | sha256sum; head -c 100001 /mnt/log | tail -c \
+     77'",
+    "sqlite3 -readonly /mnt/db 'pragma integrity_check; select count(*), sum(value), max(name) \
+     from t; select id from t where name = \"name 7\"'",
     "dd if=/mnt/log bs=4097 skip=3 count=50 status=none",
     "cmp /mnt/log /mnt/db",
     "dd if=/mnt/module iflag=direct bs=4096 count=2 status=none",
 ];
 
 /// A program that changes a data base, which is then what it is to be.
-const CHANGE: &str = "sqlite3 /mnt/COPY 'pragma journal_mode=JMODE; begin; update t set value = value + 1 where id % 3 = 0; commit; \
-     begin; delete from t; rollback; insert into t values (999999, \"new\", 1.5); pragma integrity_check; vacuum'";
+const CHANGE: &str = "sqlite3 /mnt/COPY 'pragma journal_mode=JMODE; begin; update t set value = \
+                      value + 1 where id % 3 = 0; commit; \
+     begin; delete from t; rollback; insert into t values (999999, \"new\", 1.5); pragma \
+     integrity_check; vacuum'";
 
 /// Has fio write at random, read everything back, and check it.
-const VERIFY: &str = "fio --name=job --rw=randwrite --bsrange=512-64k --size=8m --verify=crc32c --verify_fatal=1 \
+const VERIFY: &str = "fio --name=job --rw=randwrite --bsrange=512-64k --size=8m --verify=crc32c \
+                      --verify_fatal=1 \
      --randseed=7 --output-format=json";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = Blocks::new(DISK_MIB)?;
-    let parts = run.context.gpu_parts()?;
-    let backends = Backends::start(run, "a", &[&blocks])?;
-    let [guest] = run.boot([backends.configure(parts, VmConfig::new("a"))])?;
-    prepare(&guest)?;
-    mount(&guest, "/dev/vda")?;
+    let (backends, guest) = boot_mounted(run, &blocks)?;
     guest.run(MAKE)?;
     for line in READERS {
         drop_caches(&guest)?;
@@ -147,7 +140,8 @@ fn changed_alike(guest: &Guest, mode: &str) -> Result<()> {
     Ok(())
 }
 
-/// What fio writes with the library it finds again without, and the reverse. (The files themselves differ: fio puts the time in.)
+/// What fio writes with the library it finds again without, and the reverse. (The files themselves
+/// differ: fio puts the time in.)
 fn verified_alike(guest: &Guest) -> Result<()> {
     for engine in ["psync", "pvsync2", "sync"] {
         for (write, check) in [("farlane-run --io ", ""), ("", "farlane-run --io ")] {
@@ -167,14 +161,16 @@ fn verified_alike(guest: &Guest) -> Result<()> {
 /// fio with its buffers in the GPU's memory; returns the bytes that were read by P2P.
 fn in_gpu_memory(guest: &Guest) -> Result<u64> {
     let find = "for d in /sys/bus/pci/devices/*; do \
-                [ \"$(cat $d/vendor $d/device | tr -d '\\n')\" = 0x12340xfa9b ] && echo $d; done; true";
+                [ \"$(cat $d/vendor $d/device | tr -d '\\n')\" = 0x12340xfa9b ] && echo $d; done; \
+                true";
     let device = guest.run(find)?;
     let device = device.trim();
     ensure!(!device.is_empty(), "The guest has no GPU");
     guest.run(&format!("echo 1 >{device}/enable"))?;
     let fio = |words: &str| {
         format!(
-            "fio --name=job --thread --filename=/mnt/gpu --size=8m --ioengine=psync --verify=crc32c --verify_fatal=1 \
+            "fio --name=job --thread --filename=/mnt/gpu --size=8m --ioengine=psync \
+             --verify=crc32c --verify_fatal=1 \
              --randseed=7 --iomem=mmapshared:{device}/resource2 {words}"
         )
     };

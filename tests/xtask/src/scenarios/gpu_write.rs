@@ -1,34 +1,21 @@
-//! Plain writes of GPU memory to files: of all sizes and alignments, by eight threads; the file system and the file are
-//! right afterwards, also to programs that know nothing of GPUs.
+//! Plain writes of GPU memory to files: of all sizes and alignments, by eight threads; the file
+//! system and the file are right afterwards, also to programs that know nothing of GPUs.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
-use super::Scenario;
-use crate::gpu_machine::{Backends, drop_caches, mount, prepare, run_with_library};
+use crate::gpu_machine::{boot_mounted, drop_caches, run_with_library};
 use crate::lending::Blocks;
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-write",
-    about: "GPU memory is written to files, 1 B to 64 MiB, all alignments, 8 threads; the file system stays whole",
-    is_test: true,
-    run,
-};
 
 const DISK_MIB: u32 = 256;
 const FILE_BYTES: u64 = 80 << 20;
 const SEED: u32 = 11;
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = Blocks::new(DISK_MIB)?;
-    let parts = run.context.gpu_parts()?;
-    let backends = Backends::start(run, "a", &[&blocks])?;
-    let [guest] = run.boot([backends.configure(parts, VmConfig::new("a"))])?;
-    prepare(&guest)?;
-    mount(&guest, "/dev/vda")?;
+    let (backends, guest) = boot_mounted(run, &blocks)?;
     guest.run(&format!(
         "gpu_io make /mnt/data --seed {SEED} --bytes {FILE_BYTES}"
     ))?;

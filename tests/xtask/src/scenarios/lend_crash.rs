@@ -1,8 +1,10 @@
-//! kill -9 of a borrower, a VM and a lender, each while a disk is in use: nobody but the VM that used it notices, that
-//! VM sees errors and lives, nothing is written to its memory after its lease has ended, and the disk is on offer again.
+//! kill -9 of a borrower, a VM and a lender, each while a disk is in use: nobody but the VM that
+//! used it notices, that VM sees errors and lives, nothing is written to its memory after its lease
+//! has ended, and the disk is on offer again.
 //!
-//! Each of them dies while the lender is about to read blocks into the VM's memory: the controller's worker is held there
-//! (`farlane_vmkit::held`), and the disk must not be on offer before that read is over.
+//! Each of them dies while the lender is about to read blocks into the VM's memory: the
+//! controller's worker is held there (`farlane_kit::held`), and the disk must not be on offer
+//! before that read is over.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -10,27 +12,19 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vm_agent::protocol::Ending;
-use farlane_vmkit::attachments::Ram;
-use farlane_vmkit::guest::{Guest, Job};
-use farlane_vmkit::held::{Call, Held};
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::attachments::Ram;
+use farlane_kit::guest::{Guest, Job};
+use farlane_kit::held::{Call, Held};
+use farlane_kit::progress;
+use farlane_kit::protocol::Ending;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 
-use super::Scenario;
 use crate::conditions::{PATIENCE, no_complaint, wait_until};
 use crate::fio::{FIO_TIMEOUT, Fio, figures};
 use crate::lending::{Blocks, Borrower, Lender, Nvme, namespace, wait_gone, wait_traffic};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "lend-crash",
-    about: "kill -9 of borrower, VM and lender while a lent NVMe reads for fio; others go on, nothing lands after a lease's end",
-    is_test: true,
-    run,
-};
 
 /// The disk whose users die.
 const DISK: &str = "disk";
@@ -39,8 +33,8 @@ const DISK: &str = "disk";
 const NEAR: &str = "near";
 const OTHER: &str = "other";
 
-/// How long a lease lasts that is not renewed: the longest there is. A disk whose user has died is on offer again without
-/// that.
+/// How long a lease lasts that is not renewed: the longest there is. A disk whose user has died is
+/// on offer again without that.
 const TERM: Duration = Duration::from_secs(60);
 
 /// What the lender calls a holder whose lease has ended and whose device is not yet as new.
@@ -52,14 +46,15 @@ pub const IMPATIENT: [&str; 2] = ["nvme_core.io_timeout=3", "nvme_core.admin_tim
 const ENDLESS: &str = "--rw=randrw --bs=4k --iodepth=32 --time_based --runtime=600";
 
 /// Writes and checks twice; what it writes is checked soon after.
-const WITNESS: &str = "--rw=randwrite --bs=4k --iodepth=4 --size=8m --loops=2 --verify=crc32c --verify_fatal=1 \
+const WITNESS: &str = "--rw=randwrite --bs=4k --iodepth=4 --size=8m --loops=2 --verify=crc32c \
+                       --verify_fatal=1 \
     --verify_backlog=64";
 
 /// Writes and checks once.
 const CHECK: &str =
     "--rw=randwrite --bs=4k --iodepth=32 --size=4m --verify=crc32c --verify_fatal=1";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let disks = [Blocks::new(32)?, Blocks::new(32)?, Blocks::new(32)?];
     let mut stage = Stage::new(run, &disks)?;
     let memory = Scratch::in_memory()?;
@@ -140,8 +135,8 @@ impl<'r> Stage<'r> {
         })
     }
 
-    /// The guest's processors stand still from before the end of its lease: what its memory gets then comes from the
-    /// device alone.
+    /// The guest's processors stand still from before the end of its lease: what its memory gets
+    /// then comes from the device alone.
     fn borrower_killed(
         &mut self,
         guest: &Guest,
@@ -191,12 +186,14 @@ impl<'r> Stage<'r> {
         let near = going(witness, NEAR)?;
         guest.kill()?;
         drop(job);
-        // Its borrower takes memory away from the device first, and gives it back when that takes long.
+        // Its borrower takes memory away from the device first, and gives it back when that takes
+        // long.
         self.offered_after("VM killed", RETURNING, reading, (witness, near), report)?;
         self.next_one_leaves_alone(ram, witness)
     }
 
-    /// All who have borrowed from this lender lose their disks; those of another lender notice nothing.
+    /// All who have borrowed from this lender lose their disks; those of another lender notice
+    /// nothing.
     fn lender_killed(&mut self, guest: &Guest, witness: &Guest, report: &mut Report) -> Result<()> {
         guest.plug_vfio_user(DISK, self.victim.socket())?;
         let job = self.use_disk(guest)?;
@@ -222,7 +219,8 @@ impl<'r> Stage<'r> {
         Ok(())
     }
 
-    /// Stops the controller of [`DISK`] where it is about to read blocks into the memory of its user.
+    /// Stops the controller of [`DISK`] where it is about to read blocks into the memory of its
+    /// user.
     fn hold_a_read(&self) -> Result<Held> {
         let mut held = Held::stop(self.lender.backend().pid(), |name| name == "nvme")?;
         let reads = |held: &Held, call: &Call| {
@@ -235,9 +233,9 @@ impl<'r> Stage<'r> {
         Ok(held)
     }
 
-    /// The user of the disk has died while the lender had a read in its hands. The disk is not on offer as long as the read is
-    /// under way, and the lender says that it is `held`; then it is, and not when the lease's term is over. Others go on
-    /// meanwhile.
+    /// The user of the disk has died while the lender had a read in its hands. The disk is not on
+    /// offer as long as the read is under way, and the lender says that it is `held`; then it is,
+    /// and not when the lease's term is over. Others go on meanwhile.
     fn offered_after(
         &self,
         what: &str,
@@ -280,8 +278,8 @@ impl<'r> Stage<'r> {
         Ok(job)
     }
 
-    /// The next holder of the disk works with it, and the memory of a guest that does not run, and whose lease has
-    /// ended, stays as it is.
+    /// The next holder of the disk works with it, and the memory of a guest that does not run, and
+    /// whose lease has ended, stays as it is.
     fn next_one_leaves_alone(&self, ram: &Path, next: &Guest) -> Result<()> {
         let before = fs::read(ram).with_context(|| format!("Cannot read {}", ram.display()))?;
         next.plug_vfio_user(DISK, self.next.socket())?;

@@ -1,7 +1,7 @@
-//! Attackers of a lender and of a borrower, and a VM that abuses its lent disk, beside a VM that uses a disk of the same
-//! lender through the same borrower. They get errors, or lose their connections; the VM finds all that it has written.
+//! Attackers of a lender and of a borrower, and a VM that abuses its lent disk, beside a VM that
+//! uses a disk of the same lender through the same borrower. They get errors, or lose their
+//! connections; the VM finds all that it has written.
 
-use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,28 +9,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::process::check_output;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::process::check_output;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
-use super::Scenario;
-use crate::conditions::{PATIENCE, no_complaint, wait_until};
+use crate::conditions::{no_complaint, wait_until};
 use crate::fio::Fio;
 use crate::lending::{Blocks, Lender, Nvme, namespace};
 use crate::run::Run;
 use crate::seed::seed;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "lend-hostile",
-    about: "10,000 malformed vfio-user and lending messages each, and a guest that abuses its NVMe, beside a VM with another",
-    is_test: true,
-    run,
-};
+use crate::vitals::Vitals;
 
 /// The disk of the VM, and the one that is attacked.
 const DISK: &str = "disk";
@@ -45,15 +37,13 @@ const TRAFFIC: &str = "--rw=randrw --bs=4k --iodepth=32 --size=8m --verify=crc32
 const ABUSE_ROUNDS: u32 = 1024;
 
 /// Prints the address of the NVMe function of a guest.
-const FIND_FUNCTION: &str = "for d in /sys/bus/pci/devices/*; do [ $(cat $d/class) = 0x010802 ] && echo ${d##*/}; done; true";
-
-/// What a daemon's own memory may grow by, in KiB.
-const GROWTH_KIB: u64 = 16 << 10;
+const FIND_FUNCTION: &str = "for d in /sys/bus/pci/devices/*; do [ $(cat $d/class) = 0x010802 ] \
+                             && echo ${d##*/}; done; true";
 
 /// How long an attack may take, on a machine that does much else.
 const ATTACK_TIMEOUT: Duration = Duration::from_secs(600);
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let (disk, target) = (Blocks::new(32)?, Blocks::new(32)?);
     let lending = run.context.lending()?;
     let devices = [Nvme::new(DISK, &disk), Nvme::new(TARGET, &target)];
@@ -65,7 +55,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         .vfio_user(DISK, &borrower.disk)
         .vfio_user_port(TARGET);
     config.memory_mib = 512;
-    let abuser = GuestFile::new(abuser(run)?, "usr/bin/nvme_hostile");
+    let abuser = GuestFile::new(run.guest_program("nvme_hostile")?, "usr/bin/nvme_hostile");
     let mut hostile = VmConfig::new("hostile")
         .vfio_user_port(TARGET)
         .files([abuser]);
@@ -143,19 +133,6 @@ fn attacks(
     Ok(())
 }
 
-/// Builds the program by which a guest abuses its disk.
-fn abuser(run: &Run<'_>) -> Result<PathBuf> {
-    let folder = run.context.workspace().root().join("tests/xtask/guest");
-    let program = run.path("nvme_hostile");
-    GuestProgram {
-        source: &folder.join("nvme_hostile.c"),
-        headers: &folder,
-        libraries: &[],
-    }
-    .build(run.context.kit()?.tree(), &program)?;
-    Ok(program)
-}
-
 /// Has a guest program its disk with what no driver would.
 fn abuse(guest: &Guest, borrower: &SharedBorrower, seed: u64, report: &mut Report) -> Result<()> {
     guest.plug_vfio_user(TARGET, &borrower.target)?;
@@ -191,10 +168,10 @@ impl Attacker {
     fn build(run: &Run<'_>) -> Result<Self> {
         let workspace = run.context.workspace();
         progress::step("Building the attacker", || {
-            workspace.build(&["farlane-lend-hostile"])
+            workspace.build(&["farlane-attacks"])
         })?;
         Ok(Self {
-            program: workspace.built("farlane-lend-hostile")?,
+            program: workspace.built("farlane-attack-lending")?,
             seed: seed()?,
         })
     }
@@ -217,7 +194,8 @@ impl Attacker {
     }
 }
 
-/// Runs an attack with so many messages. It fails when one of those that are invalid is not refused; it must have had some.
+/// Runs an attack with so many messages. It fails when one of those that are invalid is not
+/// refused; it must have had some.
 fn outcome(name: &str, command: Command, count: u64) -> Result<String> {
     let begin = Instant::now();
     let said = check_output(name, command, ATTACK_TIMEOUT)?;
@@ -288,66 +266,5 @@ impl SharedBorrower {
             disk,
             target,
         })
-    }
-}
-
-/// What a daemon holds of its own.
-#[derive(Debug, Clone)]
-struct Vitals {
-    /// Memory that is nobody else's, in KiB.
-    own_kib: u64,
-    /// What its open files are.
-    files: Vec<String>,
-}
-
-impl Vitals {
-    fn of(backend: &Backend) -> Result<Self> {
-        let folder = format!("/proc/{}", backend.pid());
-        let status = fs::read_to_string(format!("{folder}/status"));
-        let status = status.context("Cannot see a daemon's memory")?;
-        let own = status
-            .lines()
-            .find_map(|line| line.strip_prefix("RssAnon:"));
-        let own = own.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse().ok());
-        let mut files = Vec::new();
-        for file in fs::read_dir(format!("{folder}/fd")).context("Cannot see its files")? {
-            // One that is closed at this moment is none.
-            if let Ok(file) = fs::read_link(file?.path()) {
-                files.push(file.display().to_string());
-            }
-        }
-        Ok(Self {
-            own_kib: own.context("The kernel does not tell a daemon's own memory")?,
-            files,
-        })
-    }
-
-    /// What it holds when no more than this and what it may grow by.
-    fn settled(&self, name: &str, backend: &Backend) -> Result<Self> {
-        let mut now = Self::of(backend)?;
-        let what = format!("{name} holds no more than {self}");
-        let settled = wait_until(&what, || {
-            now = Self::of(backend)?;
-            Ok(now.own_kib <= self.own_kib + GROWTH_KIB && now.files.len() <= self.files.len())
-        });
-        settled.with_context(|| {
-            let mut new = now.files.clone();
-            for old in &self.files {
-                if let Some(at) = new.iter().position(|file| file == old) {
-                    new.swap_remove(at);
-                }
-            }
-            format!(
-                "It holds {now} after {} s; new are {new:?}",
-                PATIENCE.as_secs()
-            )
-        })?;
-        Ok(now)
-    }
-}
-
-impl std::fmt::Display for Vitals {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} KiB, {} files", self.own_kib, self.files.len())
     }
 }

@@ -1,23 +1,24 @@
-//! A lender and a borrower that do not hear each other any more, while the physical NVMe that is lent is about to write into the memory of
-//! the borrower's VM: packets are dropped, the lender's process is stopped, or killed. When the lender says that the lease has ended,
-//! nothing lands in that memory any more, whose next user may be another VM.
+//! A lender and a borrower that do not hear each other any more, while the physical NVMe that is
+//! lent is about to write into the memory of the borrower's VM: packets are dropped, the lender's
+//! process is stopped, or killed. When the lender says that the lease has ended, nothing lands in
+//! that memory any more, whose next user may be another VM.
 //!
-//! The device's reads are throttled before, so that they are under way for longer than the lease, and let go after it.
+//! The device's reads are throttled before, so that they are under way for longer than the lease,
+//! and let go after it.
 
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::attachments::Ram;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::attachments::Ram;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 use serde_json::json;
 
-use super::Scenario;
 use super::lend_crash::first_difference;
 use super::lend_vfio::certificates::Authority;
 use super::lend_vfio::machine::{self, Lender, Parts};
@@ -26,26 +27,13 @@ use crate::fio::Fio;
 use crate::lending::{Blocks, Borrower, namespace, wait_traffic};
 use crate::run::Run;
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "lend-partition",
-    about: "two kernels: lender and borrower part with DMA under way, with a term of 1 s; nothing lands after the lease's end",
-    is_test: true,
-    run: |run, report| partition(run, &[1], report),
-};
-
-pub const LONG: Scenario = Scenario {
-    name: "lend-partition-long",
-    about: "lend-partition with terms of 1 s and of 60 s",
-    is_test: false,
-    run: |run, report| partition(run, &[1, 60], report),
-};
-
 const DISK: &str = "disk";
 const DISK_MIB: u32 = 96;
 const BORROWER: &str = "b";
 const MEMORY_MIB: u32 = 512;
 
-/// Reads of the VM, and so many at least at a time: the block layer makes one of those that follow each other.
+/// Reads of the VM, and so many at least at a time: the block layer makes one of those that follow
+/// each other.
 const READS: &str = "--rw=randread --bs=256k --iodepth=8 --time_based --runtime=600";
 const UNDER_WAY: u64 = 4;
 
@@ -72,7 +60,7 @@ const PARTINGS: [Parting; 4] = [
     Parting::Killed,
 ];
 
-fn partition(run: &Run<'_>, terms: &[u16], report: &mut Report) -> Result<()> {
+pub fn partition(run: &Run<'_>, terms: &[u16], report: &mut Report) -> Result<()> {
     let blocks = Blocks::random(DISK_MIB)?;
     let memory = Scratch::in_memory()?;
     let ram = machine::memory_file(&memory, MEMORY_MIB)?;
@@ -218,13 +206,15 @@ impl<'r> Stage<'r> {
     /// How many bytes a second the device may read, 0 for as many as it can.
     fn throttle(&self, bytes: u64) -> Result<()> {
         let limits = json!({
-            "id": DISK, "bps": 0, "bps_rd": bytes, "bps_wr": 0, "iops": 0, "iops_rd": 0, "iops_wr": 0,
+            "id": DISK, "bps": 0, "bps_rd": bytes, "bps_wr": 0,
+            "iops": 0, "iops_rd": 0, "iops_wr": 0,
         });
         let qmp = self.machine.qmp();
         qmp.execute("block_set_io_throttle", limits).map(drop)
     }
 
-    /// Waits until the disk of the lender's machine has nothing under way: a command that is to wait for all of it has ended.
+    /// Waits until the disk of the lender's machine has nothing under way: a command that is to
+    /// wait for all of it has ended.
     fn disk_is_idle(&self) -> Result<()> {
         self.machine.qmp().stop()?;
         self.machine.qmp().cont()
@@ -236,7 +226,8 @@ fn say(report: &mut Report, what: &str, figure: &str) {
     report.add("NVMe lent by another kernel", what, figure);
 }
 
-/// How many reads the controllers of a VM have not completed. A disk that may have several paths counts them there.
+/// How many reads the controllers of a VM have not completed. A disk that may have several paths
+/// counts them there.
 fn under_way(vm: &Guest) -> Result<u64> {
     let text = vm.run("cat /sys/block/nvme*/inflight")?;
     let reads = text

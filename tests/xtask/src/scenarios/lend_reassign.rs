@@ -1,27 +1,19 @@
-//! One disk and three guests that take turns: each finds what the one before has written. Then the administrator takes
-//! the disk away from one that is using it.
+//! One disk and three guests that take turns: each finds what the one before has written. Then the
+//! administrator takes the disk away from one that is using it.
 
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_compare::interval::median;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::compare::interval::median;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::{PATIENCE, no_complaint};
 use crate::fio::Fio;
 use crate::lending::{Blocks, Borrower, Lender, Nvme, namespace, wait_gone, wait_traffic};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "lend-reassign",
-    about: "three VMs take turns with one lent NVMe, 20 rounds of hot-plug; then it is revoked from one that uses it",
-    is_test: true,
-    run,
-};
 
 const DISK: &str = "disk";
 
@@ -33,7 +25,7 @@ const STAMP_BYTES: usize = 4096;
 /// Never ends by itself.
 const ENDLESS: &str = "--rw=randrw --bs=4k --iodepth=32 --time_based --runtime=600";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = Blocks::new(32)?;
     let lending = run.context.lending()?;
     let lender = lending.lender(run, "lender", &[Nvme::new(DISK, &blocks)])?;
@@ -91,7 +83,8 @@ impl Turns<'_> {
         Ok(())
     }
 
-    /// One guest gets the disk, finds the stamp of the one before, leaves its own, and lets go of the disk.
+    /// One guest gets the disk, finds the stamp of the one before, leaves its own, and lets go of
+    /// the disk.
     fn round(&self, round: usize) -> Result<()> {
         let who = round % self.guests.len();
         let guest = &self.guests[who];
@@ -120,8 +113,8 @@ impl Turns<'_> {
         Ok(())
     }
 
-    /// The administrator takes the disk from the guest that writes to it: the guest sees it going and lives, and the
-    /// next one gets the disk.
+    /// The administrator takes the disk from the guest that writes to it: the guest sees it going
+    /// and lives, and the next one gets the disk.
     fn revoke(&self, report: &mut Report) -> Result<()> {
         let [a, b, _] = self.guests;
         a.plug_vfio_user(DISK, self.borrowers[0].socket())?;

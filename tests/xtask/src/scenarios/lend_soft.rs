@@ -1,28 +1,20 @@
-//! A disk that another process lends: the guest's own NVMe driver, nvme-cli, ext4 and fio work with it, and the next
-//! guest finds the same files on it.
+//! A disk that another process lends: the guest's own NVMe driver, nvme-cli, ext4 and fio work with
+//! it, and the next guest finds the same files on it.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_compare::cpu::kept_from;
-use farlane_vmkit::attachments::Ram;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::attachments::Ram;
+use farlane_kit::compare::cpu::kept_from;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 use serde_json::Value;
 use std::time::Duration;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
 use crate::fio::Fio;
 use crate::lending::{Blocks, Borrower, Lender, Nvme, namespace, wait_gone};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "lend-soft",
-    about: "a VM works with a lent NVMe and another one goes on with its files; memory by messages; shared doorbells",
-    is_test: true,
-    run,
-};
 
 /// The device that goes from one guest to another, and those of the variants.
 const DISK: &str = "disk";
@@ -44,8 +36,9 @@ const STEADY_TRIES: usize = 4;
 /// In steady state at most one access to the device's registers stops the VM for so many requests.
 const REQUESTS_PER_TRAP: u64 = 20;
 
-/// For how long others have a processor at a time (`base_slice_ns` of Linux on two processors, rounded up). A device whose guest does not
-/// run so long sleeps (`farlane_file_io::idle`), and the next request wakes it, by a doorbell of each queue of the pair at most.
+/// For how long others have a processor at a time (`base_slice_ns` of Linux on two processors,
+/// rounded up). A device whose guest does not run so long sleeps (`farlane_worker::idle`), and the
+/// next request wakes it, by a doorbell of each queue of the pair at most.
 const TIME_SLICE: Duration = Duration::from_millis(3);
 const DOORBELLS: u64 = 2;
 
@@ -62,7 +55,7 @@ struct Story<'a> {
     place: &'static str,
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = [DISK_MIB, SMALL_MIB, SMALL_MIB].map(Blocks::new);
     let [disk, messages, shared] = blocks;
     let (disk, messages, shared) = (disk?, messages?, shared?);
@@ -137,7 +130,8 @@ impl<'a> Story<'a> {
         self.report.add(self.place, what, figure);
     }
 
-    /// A guest makes a file system on the lent disk; after it lets go of the disk another one has its files.
+    /// A guest makes a file system on the lent disk; after it lets go of the disk another one has
+    /// its files.
     fn tell(
         &mut self,
         lender: &Lender,
@@ -201,8 +195,9 @@ impl<'a> Story<'a> {
         Ok(())
     }
 
-    /// Many requests at a time hardly ever stop the VM, as far as nothing else keeps guest and device from running: the
-    /// device sleeps when the guest has not run for long, and then needs to be woken.
+    /// Many requests at a time hardly ever stop the VM, as far as nothing else keeps guest and
+    /// device from running: the device sleeps when the guest has not run for long, and then needs
+    /// to be woken.
     fn steady(
         &mut self,
         guest: &Guest,
@@ -220,7 +215,8 @@ impl<'a> Story<'a> {
             let sleeps = kept.as_nanos() / TIME_SLICE.as_nanos();
             let allowed = read.requests / REQUESTS_PER_TRAP + DOORBELLS * u64::try_from(sleeps)?;
             let figure = format!(
-                "{:.0} IOPS, {trapped} trapped accesses for {} requests; guest and device waited {:.0} ms for processors",
+                "{:.0} IOPS, {trapped} trapped accesses for {} requests; guest and device waited \
+                 {:.0} ms for processors",
                 read.iops,
                 read.requests,
                 1000.0 * kept.as_secs_f64()
@@ -232,7 +228,8 @@ impl<'a> Story<'a> {
             tries.push(figure);
         }
         bail!(
-            "More than one trapped access for {REQUESTS_PER_TRAP} requests, and those after waiting for processors:\n{}",
+            "More than one trapped access for {REQUESTS_PER_TRAP} requests, and those after \
+             waiting for processors:\n{}",
             tries.join("\n")
         )
     }

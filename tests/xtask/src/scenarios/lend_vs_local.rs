@@ -1,40 +1,26 @@
-//! fio in one guest, in turns, on QEMU's own NVMe, on a lent one over the same file, and on NVMe/TCP to another guest.
+//! fio in one guest, in turns, on QEMU's own NVMe, on a lent one over the same file, and on
+//! NVMe/TCP to another guest.
 
 use anyhow::Result;
-use farlane_compare::{Bar, Bars};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::{End, Wire};
+use farlane_kit::compare::{Bar, Bars};
+use farlane_kit::guest::Guest;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::wire::{End, Wire};
 
-use super::Scenario;
 use crate::fio::{Figures, Turns};
 use crate::lending::{Blocks, Borrower, Lender, Nvme, namespace};
 use crate::run::Run;
 use crate::versus::{Form, rounds, tell};
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "lend-vs-local",
-    about: "fio on QEMU's own NVMe and on a lent one over the same file, in turns (small form)",
-    is_test: true,
-    run: |run, report| small(run, report),
-};
-
-pub const LONG: Scenario = Scenario {
-    name: "lend-vs-local-long",
-    about: "fio on QEMU's own NVMe, on a lent one over the same file, and on NVMe/TCP to another VM, in turns",
-    is_test: false,
-    run: |run, report| long(run, report),
-};
 
 /// The serial numbers by which the guest tells its controllers from each other.
 const LOCAL: &str = "local";
 const LENT: &str = "lent";
 const FAR: &str = "far";
 
-/// What fio does, what of it counts, and how much more of it a lent device must give than the others. The small form's bars are
-/// half of what a lent device usually gives: they are missed where the time of a request doubles, as it does when it takes a
-/// message or a wake-up more.
+/// What fio does, what of it counts, and how much more of it a lent device must give than the
+/// others. The small form's bars are half of what a lent device usually gives: they are missed
+/// where the time of a request doubles, as it does when it takes a message or a wake-up more.
 struct Measure {
     name: &'static str,
     words: &'static str,
@@ -53,7 +39,8 @@ const MEASURES: &[Measure] = &[
         figure: |figures| figures.read.iops,
         over_local: 1.0,
         over_far: 5.0,
-        // One at a time is a question of wake-ups, of which a lent device takes one more: too much of the machine's.
+        // One at a time is a question of wake-ups, of which a lent device takes one more: too much
+        // of the machine's.
         small: None,
     },
     Measure {
@@ -83,12 +70,14 @@ const TARGET: &str = "modprobe -a nvmet nvmet-tcp && mount -t configfs none /sys
     mkdir subsystems/@NAME@ && echo 1 >subsystems/@NAME@/attr_allow_any_host && \
     echo @NAME@ >subsystems/@NAME@/attr_serial && mkdir subsystems/@NAME@/namespaces/1 && \
     echo -n /run/blocks >subsystems/@NAME@/namespaces/1/device_path && \
-    echo 1 >subsystems/@NAME@/namespaces/1/enable && mkdir ports/1 && echo ipv4 >ports/1/addr_adrfam && \
-    echo tcp >ports/1/addr_trtype && echo @ADDRESS@ >ports/1/addr_traddr && echo 4420 >ports/1/addr_trsvcid && \
+    echo 1 >subsystems/@NAME@/namespaces/1/enable && mkdir ports/1 && echo ipv4 \
+    >ports/1/addr_adrfam && \
+    echo tcp >ports/1/addr_trtype && echo @ADDRESS@ >ports/1/addr_traddr && echo 4420 \
+    >ports/1/addr_trsvcid && \
     ln -s /sys/kernel/config/nvmet/subsystems/@NAME@ ports/1/subsystems/@NAME@";
 
 /// In one VM, beside QEMU's own device.
-fn small(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn small(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let rig = Rig::new(run, Form::Small)?;
     let [guest] = run.boot([rig.add_devices(VmConfig::new("a"))])?;
     guest.run("modprobe nvme")?;
@@ -100,7 +89,7 @@ fn small(run: &Run<'_>, report: &mut Report) -> Result<()> {
 }
 
 /// Beside NVMe/TCP to another VM, too.
-fn long(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn long(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let rig = Rig::new(run, Form::Long)?;
     let wire = Wire::new()?;
     let [a, b] = run.boot([
@@ -117,7 +106,8 @@ fn long(run: &Run<'_>, report: &mut Report) -> Result<()> {
     rig.lender.stop()
 }
 
-/// A file, a lender of it, and a borrower; and a file for QEMU's own device: one is for one of them only.
+/// A file, a lender of it, and a borrower; and a file for QEMU's own device: one is for one of them
+/// only.
 struct Rig {
     _lent: Blocks,
     local: Blocks,
@@ -131,8 +121,8 @@ impl Rig {
         let local = Blocks::random(form.disk_mib())?;
         let lending = run.context.lending()?;
         let lender = lending.lender(run, "lender", &[Nvme::new(LENT, &lent)])?;
-        // As QEMU's own device and an NVMe of the host have it: an interrupt, and with it a queue, for each processor. It is
-        // not the default because QEMU 11.1 cannot unplug such a device.
+        // As QEMU's own device and an NVMe of the host have it: an interrupt, and with it a queue,
+        // for each processor. It is not the default because QEMU 11.1 cannot unplug such a device.
         let msix = ["--interrupts", "msix"].map(String::from);
         let borrower = lending.borrower_at(run, "borrower", &lender.address(), LENT, &msix)?;
         Ok(Self {
@@ -155,7 +145,8 @@ impl Rig {
     }
 }
 
-/// Measures a lent device, the first of the nodes, in turns with QEMU's own and, in the long form, with one behind TCP.
+/// Measures a lent device, the first of the nodes, in turns with QEMU's own and, in the long form,
+/// with one behind TCP.
 fn compare(form: Form, guest: &Guest, nodes: &[String], report: &mut Report) -> Result<()> {
     let mut bars = Bars::default();
     for measure in MEASURES {
@@ -169,7 +160,7 @@ fn compare(form: Form, guest: &Guest, nodes: &[String], report: &mut Report) -> 
         };
         let wanted = [over_local, measure.over_far].map(Bar::AtLeast);
         let found =
-            farlane_compare::compare(&form.plan(), &wanted[..nodes.len() - 1], |numbers| {
+            farlane_kit::compare::compare(&form.plan(), &wanted[..nodes.len() - 1], |numbers| {
                 Ok(rounds(turns.run(guest, numbers)?, measure.figure))
             })?;
         for (other, comparison) in ["QEMU's NVMe", "NVMe/TCP"].into_iter().zip(&found) {

@@ -1,4 +1,4 @@
-//! The scenarios: one file per user story, registered in one list.
+//! The scenarios: one file per user story, registered in one list (`list.rs`).
 
 mod blk;
 mod blk_crash;
@@ -25,6 +25,7 @@ mod lend_reassign;
 pub mod lend_soft;
 mod lend_vfio;
 mod lend_vs_local;
+mod list;
 pub mod net_vs_tap;
 pub mod octo_net;
 mod octo_net_flood;
@@ -52,13 +53,15 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
+use farlane_kit::workspace::Workspace;
 
 use crate::jobs::RECORD_VARIABLE;
 use crate::run::{Context, Run};
 use crate::test_run;
+
+pub use list::ALL;
 
 /// One user story.
 pub struct Scenario {
@@ -71,7 +74,8 @@ pub struct Scenario {
     run: fn(&Run<'_>, &mut Report) -> Result<()>,
 }
 
-/// Why a scenario cannot be run on this machine. As the error of one it says that it has neither passed nor failed.
+/// Why a scenario cannot be run on this machine. As the error of one it says that it has neither
+/// passed nor failed.
 #[derive(Debug)]
 pub struct NotRun(pub String);
 
@@ -91,70 +95,9 @@ pub enum Ending {
     NotRun(String),
 }
 
-/// The exit status of `cargo xtask scenario` when nothing has failed and something could not be run, as automake's tests have it.
+/// The exit status of `cargo xtask scenario` when nothing has failed and something could not be
+/// run, as automake's tests have it.
 const NOT_RUN_STATUS: u8 = 77;
-
-/// All scenarios, in the order in which a test run begins them: the longest first.
-pub const ALL: &[Scenario] = &[
-    lend_hostile::SCENARIO,
-    octo_ssd_failover::SCENARIO,
-    topology::SCENARIO,
-    octo_net::SCENARIO,
-    octo_net_flood::SCENARIO,
-    octo_net_flood::LONG,
-    kills::SCENARIO,
-    lend_partition::SCENARIO,
-    lend_partition::LONG,
-    octo_net_peers::SCENARIO,
-    gpu_unmodified::SCENARIO,
-    octo_restart::SCENARIO,
-    lend_crash::SCENARIO,
-    octo_ssd::SCENARIO,
-    gpu_stacks::SCENARIO,
-    gpu_raid::SCENARIO,
-    blk_crash::SCENARIO,
-    rdma_crash::SCENARIO,
-    rdma_workers::CRASH,
-    rdma_workers::CRASH_LONG,
-    rdma_workers::PERFTEST,
-    rdma_workers::PERFTEST_LONG,
-    rdma_workers::HOST,
-    rdma_workers::HOST_LONG,
-    gpu_write::SCENARIO,
-    driver_builds::SCENARIO,
-    driver_kernels::LINUX_6_1,
-    driver_kernels::LINUX_6_12,
-    lend_reassign::SCENARIO,
-    rdma_isolation::SCENARIO,
-    rdma_workers::ISOLATION,
-    rdma_workers::BUFFERS,
-    lend_soft::SCENARIO,
-    gpu_soft::SCENARIO,
-    gpu_read::SCENARIO,
-    blk::SCENARIO,
-    cloud_hypervisor::SCENARIO,
-    rdma_buffers::SCENARIO,
-    rdma_host::SCENARIO,
-    gpu_hostile::SCENARIO,
-    rdma_perftest::SCENARIO,
-    lend_vfio::SCENARIO,
-    gpu_p2pmem::SCENARIO,
-    gpu_scan::SCENARIO,
-    gpu_coherence::SCENARIO,
-    driver_device::SCENARIO,
-    rdma_pingpong::SCENARIO,
-    rdma_workers::PINGPONG,
-    vmkit::SCENARIO,
-    p2p_lent::SCENARIO,
-    blk_vs_qsd::SCENARIO,
-    blk_vs_qsd::LONG,
-    lend_vs_local::SCENARIO,
-    lend_vs_local::LONG,
-    net_vs_tap::SCENARIO,
-    net_vs_tap::LONG,
-    rdma_vs_rxe::SCENARIO,
-    rdma_vs_rxe::LONG,
-];
 
 /// Those that measure: nothing else runs beside them.
 pub const MEASURING: &[&str] = &["blk-vs-qsd", "lend-vs-local", "net-vs-tap", "rdma-vs-rxe"];

@@ -1,41 +1,26 @@
-//! iperf3 and a ping-pong in one guest, in turns, on an interface of farlane-net and on one of QEMU's own over a tap that is
-//! alike; the peer is the same.
+//! iperf3 and a ping-pong in one guest, in turns, on an interface of farlane-net and on one of
+//! QEMU's own over a tap that is alike; the peer is the same.
 
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use farlane_compare::{Bar, Bars, Comparison, Side, alternating};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::interfaces::{Interface, Server};
-use farlane_vmkit::network::{BRIDGE, Network};
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::compare::{Bar, Bars, Comparison, Side, alternating};
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::interfaces::{Interface, Server};
+use farlane_kit::network::{BRIDGE, Network};
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 use serde::Serialize;
 
-use super::Scenario;
 use crate::iperf::Iperf;
 use crate::net::{At, GUEST, TAP, config, connect, socket};
 use crate::run::Run;
 use crate::tools::Program;
 use crate::versus::{Form, tell};
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "net-vs-tap",
-    about: "iperf3 and a ping-pong over farlane-net and over QEMU's own tap backend, in one VM, in turns (small form)",
-    is_test: true,
-    run: |run, report| versus(run, Form::Small, report),
-};
-
-pub const LONG: Scenario = Scenario {
-    name: "net-vs-tap-long",
-    about: "iperf3 and a ping-pong over farlane-net and over QEMU's own tap backend, in one VM, in turns",
-    is_test: false,
-    run: |run, report| versus(run, Form::Long, report),
-};
-
-/// farlane-net is no worse than the other: at least so much of its rate, at most so much of its time.
+/// farlane-net is no worse than the other: at least so much of its rate, at most so much of its
+/// time.
 const BAR: f64 = 1.0;
 
 /// The small form's: usual is 0.9 to 1.2, and 0.5 where the time of a frame has doubled.
@@ -117,7 +102,7 @@ pub struct Compared {
     comparison: Comparison,
 }
 
-fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
+pub fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
     let mut bars = Bars::default();
     for compared in compare(run, form)? {
         let what = ("one VM", compared.name);
@@ -129,7 +114,7 @@ fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
 
 /// Measures all.
 pub fn compare(run: &Run<'_>, form: Form) -> Result<Vec<Compared>> {
-    let pingpong = pingpong(run)?;
+    let pingpong = run.guest_program("pingpong")?;
     let network = Network::new(run.context.kit()?.tree(), run.logs())?;
     for tap in [TAP, THEIR_TAP] {
         network.tap(tap, false)?;
@@ -147,7 +132,8 @@ pub fn compare(run: &Run<'_>, form: Form) -> Result<Vec<Compared>> {
     // Each interface answers for its own address only.
     guest
         .run(&format!(
-            "echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore && echo 2 > /proc/sys/net/ipv4/conf/all/arp_announce && \
+            "echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore && echo 2 > \
+             /proc/sys/net/ipv4/conf/all/arp_announce && \
              ip link set eth1 up && /usr/sbin/ip address add {THEIR_GUEST}/24 dev eth1"
         ))
         .context("The guest has no second interface")?;
@@ -164,19 +150,6 @@ pub fn compare(run: &Run<'_>, form: Form) -> Result<Vec<Compared>> {
     drop(guest);
     backend.stop()?;
     Ok(all)
-}
-
-/// Compiles the ping-pong, for the guest and for its peer.
-fn pingpong(run: &Run<'_>) -> Result<PathBuf> {
-    let program = run.path("pingpong");
-    let folder = run.context.workspace().root().join("tests/xtask/guest");
-    GuestProgram {
-        source: &folder.join("pingpong.c"),
-        headers: &folder,
-        libraries: &[],
-    }
-    .build(run.context.kit()?.tree(), &program)?;
-    Ok(program)
 }
 
 struct Rig<'a> {
@@ -211,7 +184,7 @@ impl Rig<'_> {
             let figure = self.measure(measure, address);
             figure.with_context(|| format!("{name}, {address}"))
         };
-        let found = farlane_compare::compare(&self.form.plan(), &[bar], alternating(1, one))?;
+        let found = farlane_kit::compare::compare(&self.form.plan(), &[bar], alternating(1, one))?;
         let comparison = found.into_iter().next().context("No comparison")?;
         progress::note(&format!("{name}: {comparison}"));
         Ok(Some(Compared {

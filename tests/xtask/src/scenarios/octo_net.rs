@@ -1,21 +1,20 @@
-//! Flows whose endpoints in the guest migrate between its nodes: each is received by the limb of the node that its process is
-//! on, nothing is lost, and hardly anything comes out of order on the way there.
+//! Flows whose endpoints in the guest migrate between its nodes: each is received by the worker of
+//! the node that its process is on, nothing is lost, and hardly anything comes out of order on the
+//! way there.
 
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::interfaces::Server;
-use farlane_vmkit::network::Network;
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::process::Process;
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::interfaces::Server;
+use farlane_kit::network::Network;
+use farlane_kit::numa::Numa;
+use farlane_kit::process::Process;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::capture::Captures;
 use crate::conditions::{no_complaint, wait_until};
 use crate::drops::Counters;
@@ -25,29 +24,24 @@ use crate::numa::{Locality, backend_words, per_cent};
 use crate::place::{Place, Running};
 use crate::run::Run;
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "octo-net",
-    about: "TCP and UDP flows whose endpoints migrate 1,000 times between nodes: no loss, hardly any disorder, by the local limb",
-    is_test: true,
-    run,
-};
-
 /// How often a stream's program moves once the stream has followed.
 const FOLLOWED_MOVES: u32 = 40;
 
 /// Frames within which a stream follows.
 const MOST_FRAMES: u32 = 2000;
 
-/// Of each hundred frames that come to a stream that has followed, so many at least come to its program's node.
+/// Of each hundred frames that come to a stream that has followed, so many at least come to its
+/// program's node.
 const STAYS: u64 = 95;
 
-/// A flow that moves is to keep its order, and does not quite: a frame of the new queue has been seen before the last one of the old, once
-/// in about a thousand moves, as a queue counts as drained when the driver has taken its frames and not when the guest's stack has seen
-/// them. More than one late frame in so many moves is something else.
+/// A flow that moves is to keep its order, and does not quite: a frame of the new queue has been
+/// seen before the last one of the old, once in about a thousand moves, as a queue counts as
+/// drained when the driver has taken its frames and not when the guest's stack has seen them. More
+/// than one late frame in so many moves is something else.
 const MOVES_A_LATE_FRAME: u64 = 100;
 
-/// Of each hundred frames so many at most are handed from one thread to another, on the way of a move: later the tap itself gives
-/// them to the right one.
+/// Of each hundred frames so many at most are handed from one thread to another, on the way of a
+/// move: later the tap itself gives them to the right one.
 const MOST_HANDED_OVER: u64 = 10;
 
 /// How often each program migrates, and how long it stays, where its flows cannot follow each time.
@@ -57,8 +51,9 @@ const STAY: Duration = Duration::from_millis(15);
 /// The flows meanwhile.
 const FLOWS: [&str; 4] = ["-b 400M", "-b 200M -R", "-u -b 10M", "-u -b 10M -R"];
 
-/// Of each hundred bytes that come to the guest, so many at least are moved by the limb of the node where they lie: that a pair's
-/// limb is that of its buffers. Of those that it sends, fewer: a frame may lie where its program was before.
+/// Of each hundred bytes that come to the guest, so many at least are moved by the worker of the
+/// node where they lie: that a pair's worker is that of its buffers. Of those that it sends, fewer: a
+/// frame may lie where its program was before.
 const RECEIVED_LOCALLY: u64 = 99;
 const SENT_LOCALLY: u64 = 75;
 
@@ -68,7 +63,7 @@ const FOR_EVER: u32 = 3600;
 /// The program in the guest that moves others.
 const MIGRATE: &str = "/usr/bin/migrate";
 
-/// What came through which limb while processes migrated.
+/// What came through which worker while processes migrated.
 #[derive(Debug, Clone, Copy)]
 pub struct Moved {
     /// Bytes that came through the queue of the processor that the processes were on.
@@ -77,15 +72,9 @@ pub struct Moved {
     pub elsewhere: u64,
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let network = network(run)?;
-    let numa = Numa::pair(512);
-    let words = backend_words(run, &numa)?;
-    let backend = run.context.nets()?.serve(run, &network, 2, &words)?;
-    let [guest] = run.boot([config("a", Server::VhostUser(socket(run)), 2)
-        .numa(numa)
-        .files([migrator(run)?])])?;
-    connect(&guest)?;
+    let (backend, guest) = two_nodes(run, &network)?;
     let ends = Ends {
         run,
         network: &network,
@@ -99,20 +88,15 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     backend.stop()
 }
 
-/// A stream whose receiver migrates every 100 ms, and what each limb moves meanwhile, as it happens.
+/// A stream whose receiver migrates every 100 ms, and what each worker moves meanwhile, as it
+/// happens.
 pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
     const MIGRATIONS: u32 = 80;
     const PAUSE: Duration = Duration::from_millis(100);
     let workspace = run.context.workspace();
     workspace.build(&["farlane-topology"])?;
     let network = network(run)?;
-    let numa = Numa::pair(512);
-    let words = backend_words(run, &numa)?;
-    let backend = run.context.nets()?.serve(run, &network, 2, &words)?;
-    let [guest] = run.boot([config("a", Server::VhostUser(socket(run)), 2)
-        .numa(numa)
-        .files([migrator(run)?])])?;
-    connect(&guest)?;
+    let (backend, guest) = two_nodes(run, &network)?;
     let at = At::new(&guest);
     let iperf = Iperf::new(GUEST, "-t 10 -b 400M");
     let port = at.free_port()?;
@@ -136,7 +120,7 @@ pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
         "farlane-net",
         format!("iperf3, its receiver on another node every 100 ms, {MIGRATIONS} times"),
         format!(
-            "{} % moved by the limb of their node, {} % received on the program's node",
+            "{} % moved by the worker of their node, {} % received on the program's node",
             per_cent(locality.local(), locality.total()),
             per_cent(moved.here, moved.here + moved.elsewhere)
         ),
@@ -145,17 +129,21 @@ pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
     backend.stop()
 }
 
+/// A guest on two nodes with an interface of two queue pairs, and what serves that.
+pub fn two_nodes<'a>(run: &Run<'_>, network: &'a Network) -> Result<(NetBackend<'a>, Guest)> {
+    let numa = Numa::pair(512);
+    let words = backend_words(run, &numa)?;
+    let backend = run.context.nets()?.serve(run, network, 2, &words)?;
+    let [guest] = run.boot([config("a", Server::VhostUser(socket(run)), 2)
+        .numa(numa)
+        .files([migrator(run)?])])?;
+    connect(&guest)?;
+    Ok((backend, guest))
+}
+
 /// The program that migrates others.
-pub fn migrator(run: &Run<'_>) -> Result<GuestFile> {
-    let program = run.path("migrate");
-    let folder = run.context.workspace().root().join("tests/xtask/guest");
-    GuestProgram {
-        source: &folder.join("migrate.c"),
-        headers: &folder,
-        libraries: &[],
-    }
-    .build(run.context.kit()?.tree(), &program)?;
-    Ok(GuestFile::new(program, MIGRATE))
+fn migrator(run: &Run<'_>) -> Result<GuestFile> {
+    Ok(GuestFile::new(run.guest_program("migrate")?, MIGRATE))
 }
 
 /// A server of iperf3 in the guest and its client, which go on until they are ended.
@@ -231,7 +219,8 @@ impl Ends<'_> {
             since("rx_frames")?,
         );
         let figure = format!(
-            "{} of {FOLLOWED_MOVES} moves followed, each within {} frames; {} of {} frames afterwards on the program's node; \
+            "{} of {FOLLOWED_MOVES} moves followed, each within {} frames; {} of {} frames \
+             afterwards on the program's node; \
              {moves} moves of flows, {handed} of {frames} frames handed from thread to thread",
             followed.moves,
             followed.slowest,
@@ -242,10 +231,12 @@ impl Ends<'_> {
         report.add("octo-net", "a stream follows its program", figure);
         ensure!(
             followed.moves == u64::from(FOLLOWED_MOVES),
-            "The stream has followed its program {} of {FOLLOWED_MOVES} times within {MOST_FRAMES} frames",
+            "The stream has followed its program {} of {FOLLOWED_MOVES} times within \
+             {MOST_FRAMES} frames",
             followed.moves
         );
-        // A few frames come between two steps of a move: those of the window that showed it are not among these.
+        // A few frames come between two steps of a move: those of the window that showed it are not
+        // among these.
         ensure!(
             per_cent(followed.here, followed.here + followed.elsewhere) >= STAYS,
             "The stream did not stay with its program: {followed:?}"
@@ -258,7 +249,8 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// Has flows of all kinds side by side whose servers, in the guest, migrate together, faster than flows can follow.
+    /// Has flows of all kinds side by side whose servers, in the guest, migrate together, faster
+    /// than flows can follow.
     fn keeps_order(&self, report: &mut Report) -> Result<()> {
         let at = At::new(self.guest);
         let captures = Captures::begin(self.run, self.network, self.guest, "tcp or udp")?;
@@ -301,9 +293,10 @@ impl Ends<'_> {
                 );
                 lost += order.lost;
             }
-            // What the guest sends is in the order of each of its transmit queues, and the guest chooses the queue of each frame:
-            // an acknowledgement by the program and one by the interrupt of the queue on which a segment came may overtake each
-            // other, as on any interface with several queues.
+            // What the guest sends is in the order of each of its transmit queues, and the guest
+            // chooses the queue of each frame: an acknowledgement by the program and one by the
+            // interrupt of the queue on which a segment came may overtake each other, as on any
+            // interface with several queues.
             late += there.late;
         }
         let tcp = format!(
@@ -312,7 +305,8 @@ impl Ends<'_> {
             after.both_since(&before, "Tcp:RetransSegs")?
         );
         let figure = format!(
-            "{received} % of received bytes and {sent} % of sent ones moved by the limb of their node, {} % received on the \
+            "{received} % of received bytes and {sent} % of sent ones moved by the worker of their \
+             node, {} % received on the \
              program's node; {lost} frames lost ({drops}); {tcp}",
             per_cent(moved.here, moved.here + moved.elsewhere),
         );
@@ -348,8 +342,8 @@ struct Followed {
     elsewhere: u64,
 }
 
-/// Moves all processes of a name between the guest's two processors, each time when what they receive has followed, or has not
-/// within so many frames.
+/// Moves all processes of a name between the guest's two processors, each time when what they
+/// receive has followed, or has not within so many frames.
 fn follow(guest: &Guest, name: &str, moves: u32, most: u32) -> Result<Followed> {
     let said = ask(guest, &format!("--follow {}", words(name, moves, most)))?;
     Ok(Followed {
@@ -360,7 +354,8 @@ fn follow(guest: &Guest, name: &str, moves: u32, most: u32) -> Result<Followed> 
     })
 }
 
-/// Moves all processes of a name to a processor of the guest, and returns when the stream that one of them receives has followed.
+/// Moves all processes of a name to a processor of the guest, and returns when the stream that one
+/// of them receives has followed.
 pub fn settle_on(guest: &Guest, name: &str, cpu: u32) -> Result<()> {
     let moves = cpu + 1;
     let followed = follow(guest, name, moves, MOST_FRAMES)?;

@@ -1,49 +1,33 @@
-//! Many flows that each last for two frames, beside one that was there before and stays: they fill the flow table, and go on.
+//! Many flows that each last for two frames, beside one that was there before and stays: they fill
+//! the flow table, and go on.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::interfaces::Server;
-use farlane_vmkit::network::{BRIDGE, Network, PEER};
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::network::{BRIDGE, Network, PEER};
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
-use super::Scenario;
-use super::octo_net::{Flow, migrator, settle_on};
+use super::octo_net::{Flow, settle_on, two_nodes};
 use crate::capture::Captures;
 use crate::conditions::{no_complaint, wait_until};
 use crate::drops::Counters;
 use crate::iperf::Iperf;
-use crate::net::{At, GUEST, GUEST_MAC, NetBackend, config, connect, network, socket};
-use crate::numa::backend_words;
+use crate::net::{At, GUEST, GUEST_MAC, NetBackend, network};
 use crate::place::Place;
 use crate::run::Run;
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "octo-net-flood",
-    about: "3 * 10^5 distinct TCP flows through farlane-net fill its table: bounded memory, an established flow keeps its queue and order",
-    is_test: true,
-    run: |run, report| flood(run, 100_000, report),
-};
-
-pub const LONG: Scenario = Scenario {
-    name: "octo-net-flood-long",
-    about: "octo-net-flood with 3 * 10^6 flows",
-    is_test: false,
-    run: |run, report| flood(run, 1_000_000, report),
-};
-
-/// Floods: the first fills the table, and whatever is allocated once; the others find all of that there.
+/// Floods: the first fills the table, and whatever is allocated once; the others find all of that
+/// there.
 const FLOODS: u32 = 3;
 
 /// Flows that the backend knows at most (docs/net.md).
 const CAPACITY: u64 = 65_536;
 
-/// So much of its own memory the backend may grow by a flood that finds the table full. An entry of the table has more than 100
-/// bytes: it would be 10 MB if the flows of the smaller floods were kept.
+/// So much of its own memory the backend may grow by a flood that finds the table full. An entry of
+/// the table has more than 100 bytes: it would be 10 MB if the flows of the smaller floods were
+/// kept.
 const GROWTH: u64 = 1 << 20;
 
 /// How long a flood may take on a busy machine.
@@ -54,17 +38,12 @@ const QUIET: Duration = Duration::from_millis(500);
 /// The stream that is there before, as iperf3's words.
 const STREAM: &str = "-b 20M";
 
-fn flood(run: &Run<'_>, flows: u32, report: &mut Report) -> Result<()> {
-    let program = program(run)?;
+pub fn flood(run: &Run<'_>, flows: u32, report: &mut Report) -> Result<()> {
+    let program = run.guest_program("flood")?;
     let network = network(run)?;
-    let numa = Numa::pair(512);
-    let words = backend_words(run, &numa)?;
-    let backend = run.context.nets()?.serve(run, &network, 2, &words)?;
-    let [guest] = run.boot([config("a", Server::VhostUser(socket(run)), 2)
-        .numa(numa)
-        .files([migrator(run)?])])?;
-    connect(&guest)?;
-    // Each beginning is answered and forgotten (SYN cookies): what is to be filled is the backend's table, not the guest's.
+    let (backend, guest) = two_nodes(run, &network)?;
+    // Each beginning is answered and forgotten (SYN cookies): what is to be filled is the backend's
+    // table, not the guest's.
     guest.run(&format!(
         "/usr/sbin/ip route add default via {PEER} && echo 2 > /proc/sys/net/ipv4/tcp_syncookies"
     ))?;
@@ -84,7 +63,8 @@ fn flood(run: &Run<'_>, flows: u32, report: &mut Report) -> Result<()> {
     let mut sizes = Vec::new();
     let mut answered = 0;
     for number in 0..FLOODS {
-        // The kernel's choice for a flow that is not steered is one of the queues: the stream is on the other at least once.
+        // The kernel's choice for a flow that is not steered is one of the queues: the stream is on
+        // the other at least once.
         settle_on(&guest, "iperf3", number % 2)?;
         let steady = Steady::reached(&backend)?;
         answered += floods.send(number)?;
@@ -113,7 +93,8 @@ fn flood(run: &Run<'_>, flows: u32, report: &mut Report) -> Result<()> {
         .iter()
         .map(|(own, guest)| format!("{} ({})", own / 1024, guest / 1024));
     let figure = format!(
-        "own memory (and the guest's) after each flood: {} KiB; {known} flows known, {forgotten} forgotten, {refused} refused",
+        "own memory (and the guest's) after each flood: {} KiB; {known} flows known, {forgotten} \
+         forgotten, {refused} refused",
         kib.collect::<Vec<_>>().join(", ")
     );
     progress::note(&figure);
@@ -158,7 +139,8 @@ fn flood(run: &Run<'_>, flows: u32, report: &mut Report) -> Result<()> {
     backend.stop()
 }
 
-/// What does not change while a flow stays with its thread: moves of flows, and frames that one thread took and another delivered.
+/// What does not change while a flow stays with its thread: moves of flows, and frames that one
+/// thread took and another delivered.
 #[derive(Debug, PartialEq, Eq)]
 struct Steady {
     moves: u64,
@@ -166,7 +148,8 @@ struct Steady {
 }
 
 impl Steady {
-    /// What it is when nothing has moved for [`QUIET`]: the queue pair's thread follows the program a while after its frames do.
+    /// What it is when nothing has moved for [`QUIET`]: the queue pair's thread follows the program
+    /// a while after its frames do.
     fn reached(backend: &NetBackend<'_>) -> Result<Self> {
         let mut last = Self::read(backend)?;
         wait_until("the stream stays", || {
@@ -210,17 +193,4 @@ impl Floods<'_> {
         words.find(|word| *word == "accepted");
         Ok(words.next().context("Not said")?.parse()?)
     }
-}
-
-/// The program that begins connections, for this machine.
-fn program(run: &Run<'_>) -> Result<PathBuf> {
-    let program = run.path("flood");
-    let folder = run.context.workspace().root().join("tests/xtask/guest");
-    GuestProgram {
-        source: &folder.join("flood.c"),
-        headers: &folder,
-        libraries: &[],
-    }
-    .build(run.context.kit()?.tree(), &program)?;
-    Ok(program)
 }

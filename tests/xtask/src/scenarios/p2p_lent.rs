@@ -1,28 +1,20 @@
-//! A lent NVMe moves blocks to and from the video memory of lent GPUs: of the same lender, of one on the VM's own host,
-//! and of one that is reached over the network; and a GPU is unplugged while the NVMe writes into it.
+//! A lent NVMe moves blocks to and from the video memory of lent GPUs: of the same lender, of one
+//! on the VM's own host, and of one that is reached over the network; and a GPU is unplugged while
+//! the NVMe writes into it.
 
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::{no_complaint, wait_until};
 use crate::lending::{Blocks, Borrower, Device, Lender, Nvme};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "p2p-lent",
-    about: "a lent NVMe reads and writes video memory of GPUs: same lender, own host, over the network; unplug meanwhile",
-    is_test: true,
-    run,
-};
 
 const DISK: &str = "disk";
 const DISK_MIB: u32 = 32;
@@ -70,7 +62,7 @@ const FAR: Target = Target {
     straight: false,
 };
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let lending = run.context.lending()?;
     let disk = Blocks::new(DISK_MIB)?;
     let gpu = |target: &Target| Device::gpu(target.name, target.memory_mib);
@@ -108,7 +100,10 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         .vfio_user(SAME.name, &same_socket)
         .vfio_user(OWN.name, second.socket())
         .vfio_user(FAR.name, third.socket())
-        .files([GuestFile::new(program(run)?, "usr/bin/nvme_peer")]);
+        .files([GuestFile::new(
+            run.guest_program("nvme_peer")?,
+            "usr/bin/nvme_peer",
+        )]);
     let [guest] = run.boot([config])?;
 
     let mut story = Story {
@@ -132,19 +127,6 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         lender.stop()?;
     }
     Ok(())
-}
-
-/// Builds the program by which a guest drives its disk.
-fn program(run: &Run<'_>) -> Result<std::path::PathBuf> {
-    let folder = run.context.workspace().root().join("tests/xtask/guest");
-    let program = run.path("nvme_peer");
-    GuestProgram {
-        source: &folder.join("nvme_peer.c"),
-        headers: &folder,
-        libraries: &[],
-    }
-    .build(run.context.kit()?.tree(), &program)?;
-    Ok(program)
 }
 
 const FIND_NVME: &str = "for d in /sys/bus/pci/devices/*; do \
@@ -232,8 +214,8 @@ impl Story<'_> {
         Ok(())
     }
 
-    /// Whether the first bytes of the disk are those that the program has put into the GPU's memory; they are not any
-    /// more afterwards.
+    /// Whether the first bytes of the disk are those that the program has put into the GPU's
+    /// memory; they are not any more afterwards.
     fn disk_has(&self, bytes: u64) -> Result<bool> {
         let mut file = std::fs::File::options()
             .read(true)

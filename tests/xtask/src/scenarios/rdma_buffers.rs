@@ -1,28 +1,20 @@
-//! Host-allocated buffers and transfers with callbacks: the examples of libfarlane, C and Rust, against each other; and
-//! what becomes of a buffer's memory.
+//! Host-allocated buffers and transfers with callbacks: the examples of libfarlane, C and Rust,
+//! against each other; and what becomes of a buffer's memory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::process::check_output;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::process::check_output;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
+use farlane_kit::workspace::Workspace;
 
-use super::Scenario;
 use crate::place::{Host, Over, Place};
 use crate::run::Run;
 use crate::tools::{Program, TOOL_TIMEOUT};
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "rdma-buffers",
-    about: "host-allocated buffers and callbacks: libfarlane's examples in C and Rust, and where memory goes",
-    is_test: true,
-    run,
-};
 
 /// Lengths of the buffers: a page, a mebibyte, and 8 MiB of which neither end is a whole word.
 const LENGTHS: &[u64] = &[4096, 1 << 20, (8 << 20) + 13, (8 << 20) - 4093];
@@ -85,7 +77,7 @@ fn build(run: &Run<'_>) -> Result<(Vec<GuestFile>, Programs)> {
         ("transfer", workspace.build_example("farlane", "transfer")?),
         (
             "buffers",
-            workspace.build_example("farlane-client", "buffers")?,
+            workspace.build_example("farlane-rdma-client", "buffers")?,
         ),
     ];
     let files = built.iter().map(|(name, path)| {
@@ -173,8 +165,9 @@ fn memory(
         }
         Ok(output.all())
     };
-    // Several times what there is, in pieces, one at a time: it must come back. The half of it, written to by a process
-    // that ends without freeing; then more than the other half by another process: no room but for what came back.
+    // Several times what there is, in pieces, one at a time: it must come back. The half of it,
+    // written to by a process that ends without freeing; then more than the other half by another
+    // process: no room but for what came back.
     let (piece, large) = (limit / 4, limit / 16);
     for (arguments, wanted) in [
         (format!("cycle 16 {piece}"), "cycled "),

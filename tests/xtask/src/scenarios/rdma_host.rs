@@ -1,22 +1,15 @@
-//! The same programs between two processes of this machine, over the daemon's host socket: RDMA for containers.
+//! The same programs between two processes of this machine, over the daemon's host socket: RDMA for
+//! containers.
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::packages;
-use farlane_vmkit::report::Report;
+use farlane_kit::packages;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use super::rdma_perftest::counted_perftests;
 use super::rdma_pingpong::{device_info, ping_pongs};
 use crate::place::{Host, Over};
 use crate::run::Run;
 use crate::tools::Program;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "rdma-host",
-    about: "the same programs between two processes of this machine over the daemon's host socket",
-    is_test: true,
-    run,
-};
 
 /// Debian's packages of the programs.
 const PACKAGES: &[&str] = &["ibverbs-utils", "perftest", "qperf"];
@@ -40,7 +33,8 @@ const PERFTESTS: &[&str] = &[
     "ib_read_lat -s 8 -n 2000",
 ];
 
-/// The tests of qperf over reliable connections but those of atomic operations, which there are not.
+/// The tests of qperf over reliable connections but those of atomic operations, which there are
+/// not.
 const QPERF: &[&str] = &[
     "rc_bi_bw",
     "rc_bw",

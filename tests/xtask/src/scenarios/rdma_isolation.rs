@@ -1,30 +1,22 @@
-//! A hostile process, in a VM and on this machine, beside victims: the process next to it, and unmodified programs
-//! between two VMs. It gets an error for everything that it tries, and they notice nothing.
+//! A hostile process, in a VM and on this machine, beside victims: the process next to it, and
+//! unmodified programs between two VMs. It gets an error for everything that it tries, and they
+//! notice nothing.
 
-use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
 use crate::place::{Host, Over, Place, Running};
 use crate::run::Run;
 use crate::tools::{TOOL_TIMEOUT, between};
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "rdma-isolation",
-    about: "forged handles, keys, addresses, indices and packets each get an error and hurt nobody",
-    is_test: true,
-    run,
-};
+use crate::vitals::Vitals;
 
 /// What the victims in the two VMs run meanwhile.
 const TRAFFIC: &[&str] = &[
@@ -39,28 +31,22 @@ const FILE: &str = "/tmp/witness";
 /// How long a whole attack may take: thousands of calls on a machine that does much else.
 const ATTACK_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What the daemon's own memory may grow by, in KiB.
-const GROWTH_KIB: u64 = 16 << 10;
-
 /// What the daemon says of those who break rules, in a VM and on this machine.
 const REFUSALS: &[&str] = &["is cut off", "queue given up", "Host process"];
-
-/// How long the daemon may take to let go of what programs had that have ended.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let farlane = run.context.farlane()?;
     let workspace = run.context.workspace();
-    workspace.build(&["farlane-hostile"])?;
-    let hostile = workspace.built("farlane-hostile")?;
-    let files = [GuestFile::new(&hostile, "usr/bin/farlane-hostile")];
+    workspace.build(&["farlane-attacks"])?;
+    let hostile = workspace.built("farlane-attack-rdma")?;
+    let files = [GuestFile::new(&hostile, "usr/bin/farlane-attack-rdma")];
     let socket = run.path("host");
     let wire = Wire::new()?;
     let mut pair = farlane.boot_pair_with(run, &wire, &files, Some(&socket))?;
     let host = Host::new(farlane.programs(), &socket, run.logs());
 
-    // What the first programs cost once is no growth: the window, for one, becomes a part of the VM's memory when it is
-    // first used.
+    // What the first programs cost once is no growth: the window, for one, becomes a part of the
+    // VM's memory when it is first used.
     round(&pair.a, &pair.b)?;
     for guest in [&pair.a, &pair.b] {
         Witness::begin(guest, FILE)?.end()?;
@@ -85,7 +71,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     report.add("two VMs", what, format!("{rounds} rounds, all right"));
 
     ensure!(pair.backend.is_running()?, "The daemon has ended");
-    let after = before.settled(&pair.backend)?;
+    let after = before.settled("farlane-rdma", &pair.backend)?;
     report.add(
         "daemon",
         "own memory and open files, before and after",
@@ -150,7 +136,7 @@ fn attack(
     report: &mut Report,
 ) -> Result<()> {
     let output = place
-        .spawn(&format!("{shell} 'farlane-hostile attack {file}'"))?
+        .spawn(&format!("{shell} 'farlane-attack-rdma attack {file}'"))?
         .wait(ATTACK_TIMEOUT)?;
     let said = output.all();
     let bad: Vec<&str> = said
@@ -162,7 +148,7 @@ fn attack(
         "Attacks in {name} had effects ({}):\n{}\nThe end of what it said:\n{}",
         output.how(),
         bad.join("\n"),
-        farlane_vmkit::process::tail(&said, 5)
+        farlane_kit::process::tail(&said, 5)
     );
     for line in said.lines() {
         let (what, got) = line.split_once(" -> ").unwrap_or(("in all", line));
@@ -181,7 +167,7 @@ struct Witness<'a> {
 impl<'a> Witness<'a> {
     /// Starts it and waits until it has said in `file` what it has.
     fn begin(place: &'a dyn Place, file: &'a str) -> Result<Self> {
-        let mut running = place.spawn(&format!("farlane-hostile witness {file}"))?;
+        let mut running = place.spawn(&format!("farlane-attack-rdma witness {file}"))?;
         let deadline = Instant::now() + TOOL_TIMEOUT;
         loop {
             let there = place
@@ -212,64 +198,6 @@ impl<'a> Witness<'a> {
             watched.all()
         );
         Ok(watched.all().trim().to_owned())
-    }
-}
-
-/// What the daemon holds of its own.
-#[derive(Debug, Clone)]
-struct Vitals {
-    /// Memory that is nobody else's, in KiB: what guests share with it is theirs.
-    own_kib: u64,
-    /// What its open files are.
-    files: Vec<String>,
-}
-
-impl Vitals {
-    fn of(backend: &Backend) -> Result<Self> {
-        let folder = format!("/proc/{}", backend.pid());
-        let status = fs::read_to_string(format!("{folder}/status"));
-        let status = status.context("Cannot see the daemon's memory")?;
-        let own = status
-            .lines()
-            .find_map(|line| line.strip_prefix("RssAnon:"));
-        let own = own.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse().ok());
-        let mut files = Vec::new();
-        for file in fs::read_dir(format!("{folder}/fd")).context("Cannot see its files")? {
-            // One that is closed at this moment is none.
-            if let Ok(file) = fs::read_link(file?.path()) {
-                files.push(file.display().to_string());
-            }
-        }
-        Ok(Self {
-            own_kib: own.context("The kernel does not tell the daemon's own memory")?,
-            files,
-        })
-    }
-
-    /// What it holds when no more than this and what it may grow by.
-    fn settled(&self, backend: &Backend) -> Result<Self> {
-        let deadline = Instant::now() + SETTLE_TIMEOUT;
-        loop {
-            let now = Self::of(backend)?;
-            if now.own_kib <= self.own_kib + GROWTH_KIB && now.files.len() <= self.files.len() {
-                return Ok(now);
-            }
-            if Instant::now() > deadline {
-                let mut new = now.files.clone();
-                for old in &self.files {
-                    if let Some(at) = new.iter().position(|file| file == old) {
-                        new.swap_remove(at);
-                    }
-                }
-                bail!("The daemon holds {now}, which was {self} before; new are {new:?}");
-            }
-        }
-    }
-}
-
-impl std::fmt::Display for Vitals {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} KiB, {} files", self.own_kib, self.files.len())
     }
 }
 

@@ -1,26 +1,19 @@
-//! Debian's own perftest, unmodified, between two guests: bandwidth and latency of sends, writes and reads.
+//! Debian's own perftest, unmodified, between two guests: bandwidth and latency of sends, writes
+//! and reads.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
 
-use super::Scenario;
 use super::rdma_pingpong::ping_pongs;
 use crate::metrics::Metrics;
 use crate::place::{Over, Place};
 use crate::run::Run;
 use crate::tools::{bandwidths, between, latencies, payload_bytes};
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "rdma-perftest",
-    about: "perftest's bandwidth and latency programs for send, write and read at all sizes between two VMs",
-    is_test: true,
-    run,
-};
-
-/// All sizes from 2 bytes to 8 MiB; several queue pairs; both directions at once; sleeping on events; inline data;
-/// completions asked for one by one and in bulk.
+/// All sizes from 2 bytes to 8 MiB; several queue pairs; both directions at once; sleeping on
+/// events; inline data; completions asked for one by one and in bulk.
 const LINES: &[&str] = &[
     "ib_send_bw -a -n 100",
     "ib_write_bw -a -n 100",
@@ -35,7 +28,8 @@ const LINES: &[&str] = &[
     "ib_read_lat -s 8 -n 1000",
 ];
 
-/// Has a program run through all sizes, which takes seconds however few messages it sends of each; and what a brief run has in its place.
+/// Has a program run through all sizes, which takes seconds however few messages it sends of each;
+/// and what a brief run has in its place.
 const ALL_SIZES: &str = " -a";
 const ONE_SIZE: &str = " -s 65536";
 
@@ -57,7 +51,8 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     pair.backend.stop()
 }
 
-/// Runs programs of perftest, of which the daemon of the run must have moved as many bytes as they say, and reports their figures.
+/// Runs programs of perftest, of which the daemon of the run must have moved as many bytes as they
+/// say, and reports their figures.
 pub fn counted_perftests(
     run: &Run<'_>,
     name: &str,

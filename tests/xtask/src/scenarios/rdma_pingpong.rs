@@ -1,24 +1,17 @@
 //! Debian's own `ibv_devinfo` and `ibv_rc_pingpong`, unmodified, between two guests.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
 use crate::place::{Over, Place};
 use crate::run::Run;
 use crate::tools::{TOOL_TIMEOUT, between, pingpong_us};
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "rdma-pingpong",
-    about: "ibv_devinfo -v, and ibv_rc_pingpong polling, with events and with checked data, between two VMs",
-    is_test: true,
-    run,
-};
-
-/// The ping-pongs: polling, sleeping on completion events, with the received bytes checked, small, large and many.
+/// The ping-pongs: polling, sleeping on completion events, with the received bytes checked, small,
+/// large and many.
 const LINES: &[&str] = &[
     "ibv_rc_pingpong",
     "ibv_rc_pingpong -e",

@@ -3,37 +3,22 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use farlane_compare::{Bar, Bars, Plan, Side, alternating};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
+use farlane_kit::compare::{Bar, Bars, Plan, Side, alternating};
+use farlane_kit::guest::Guest;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
 
-use super::Scenario;
 use crate::place::Over;
 use crate::run::Run;
 use crate::tools::{bandwidths, between, latencies};
 use crate::versus::{Form, tell};
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "rdma-vs-rxe",
-    about: "ib_write_bw and ib_send_lat -e over Linux rdma_rxe and over Farlane, in turns (small form)",
-    is_test: true,
-    run: |run, report| versus(run, Form::Small, report),
-};
-
-pub const LONG: Scenario = Scenario {
-    name: "rdma-vs-rxe-long",
-    about: "ib_write_bw, ib_write_lat and ib_send_lat -e over Linux rdma_rxe and over Farlane, in turns",
-    is_test: false,
-    run: |run, report| versus(run, Form::Long, report),
-};
-
 /// How much faster Farlane must be.
 const BANDWIDTH_RATIO: f64 = 20.0;
 const LATENCY_RATIO: f64 = 2.0;
 
-/// A program, its arguments, what it measures, and how often it repeats over the slow and the fast one in each form; the small form
-/// leaves one out.
+/// A program, its arguments, what it measures, and how often it repeats over the slow and the fast
+/// one in each form; the small form leaves one out.
 struct Measure {
     line: &'static str,
     figure: Figure,
@@ -72,7 +57,8 @@ const MEASURES: &[Measure] = &[
     },
 ];
 
-/// Few rounds, as starting the programs takes seconds in emulated guests, and as the bars are far from the figures.
+/// Few rounds, as starting the programs takes seconds in emulated guests, and as the bars are far
+/// from the figures.
 const SMALL: Plan = Plan {
     least: 4,
     step: 2,
@@ -88,7 +74,7 @@ const LONG_PLAN: Plan = Plan {
     ..Plan::LONG
 };
 
-fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
+pub fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
     let farlane = run.context.farlane()?;
     let wire = Wire::new()?;
     let pair = farlane.boot_pair(run, &wire)?;
@@ -112,7 +98,7 @@ fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
             };
             measure.figure(form, over, &pair.a, &pair.b)
         };
-        let found = farlane_compare::compare(&plan, &[bar], alternating(1, one))?;
+        let found = farlane_kit::compare::compare(&plan, &[bar], alternating(1, one))?;
         for comparison in &found {
             let what = ("two VMs", measure.line);
             tell(&mut bars, report, what, (unit, "rxe"), comparison);
@@ -126,7 +112,10 @@ fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
 pub fn start_rxe(guest: &Guest) -> Result<()> {
     guest
         .run("modprobe rdma_rxe && modprobe rdma_ucm && rdma link add rxe0 type rxe netdev eth0")?;
-    guest.run("i=0; until [ -e /dev/infiniband/uverbs0 ]; do i=$((i+1)); [ $i -lt 300 ] || exit 1; usleep 50000; done")?;
+    guest.run(
+        "i=0; until [ -e /dev/infiniband/uverbs0 ]; do i=$((i+1)); [ $i -lt 300 ] || exit \
+               1; usleep 50000; done",
+    )?;
     Ok(())
 }
 

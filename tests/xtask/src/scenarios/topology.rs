@@ -1,31 +1,23 @@
-//! A kernel with two NUMA nodes: what farlane-topology shows of it, and whether memory is found where it lies and followed when it
-//! moves.
+//! A kernel with two NUMA nodes: what farlane-topology shows of it, and whether memory is found
+//! where it lies and followed when it moves.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::numa::Numa;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
 use crate::numa::NODES;
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "topology",
-    about: "a kernel with two NUMA nodes: what is shown of it, and memory that is found and followed",
-    is_test: true,
-    run,
-};
 
 const NODE_MIB: u32 = 512;
 const BLOCKS: u64 = 16 << 20;
 const CHECK: &str = "usr/bin/two_nodes";
 const SHOW: &str = "usr/bin/farlane-topology";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
     let check = progress::step("Building farlane-topology", || {
         workspace.build(&["farlane-topology"])?;

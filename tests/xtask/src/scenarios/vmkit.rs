@@ -1,5 +1,5 @@
-//! The VM kit itself: guests boot, run commands side by side, reach each other over the wire, lose and get devices,
-//! and a guest that hangs is ended.
+//! The VM kit itself: guests boot, run commands side by side, reach each other over the wire, lose
+//! and get devices, and a guest that hangs is ended.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -7,27 +7,19 @@ use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use farlane_vm_agent::protocol::Ending;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
+use farlane_kit::guest::Guest;
+use farlane_kit::protocol::Ending;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
 use serde_json::json;
 
-use super::Scenario;
 use super::rdma_vs_rxe::start_rxe;
 use crate::place::Over;
 use crate::run::Run;
 use crate::tools::{bandwidths, between, pingpong_us};
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "vmkit",
-    about: "the VM kit itself: boot, commands, files, wire, hot-plug, and the end of a guest that hangs",
-    is_test: true,
-    run,
-};
-
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     run.context.kit()?;
     let wire = Wire::new()?;
     let start = Instant::now();
@@ -166,7 +158,8 @@ fn hot_plug(guest: &Guest) -> Result<()> {
         .device_add(json!({ "driver": "virtio-rng-pci", "id": "extra", "bus": "port0" }))?;
     // The slot's change is handled by a kernel thread some time after QEMU's answer.
     let appeared = "i=0; until grep -q 0x1af4:0x1044 /tmp/pci; do \
-        cd /sys/bus/pci/devices; for d in *; do echo $(cat $d/vendor):$(cat $d/device); done >/tmp/pci; \
+        cd /sys/bus/pci/devices; for d in *; do echo $(cat $d/vendor):$(cat $d/device); done \
+        >/tmp/pci; \
         i=$((i+1)); [ $i -lt 600 ] || exit 1; usleep 50000; done";
     guest.run(appeared)?;
     ensure!(devices(guest)? != before, "no device appeared");
@@ -208,15 +201,20 @@ fn disks(run: &Run<'_>, report: &mut Report) -> Result<()> {
         "the window is not the file"
     );
     guest.run(
-        "modprobe nvme; i=0; until [ -e /dev/nvme0n1 ]; do i=$((i+1)); [ $i -lt 600 ] || exit 1; usleep 50000; done; \
-         nvme id-ctrl /dev/nvme0 | grep 'sn *: disk' && mkfs.ext4 -q /dev/nvme0n1 && mount -t ext4 /dev/nvme0n1 /mnt && \
-         fio --name=x --filename=/mnt/file --size=1m --rw=randwrite --ioengine=libaio --direct=1 --verify=crc32c && \
+        "modprobe nvme; i=0; until [ -e /dev/nvme0n1 ]; do i=$((i+1)); [ $i -lt 600 ] || exit 1; \
+         usleep 50000; done; \
+         nvme id-ctrl /dev/nvme0 | grep 'sn *: disk' && mkfs.ext4 -q /dev/nvme0n1 && mount -t \
+         ext4 /dev/nvme0n1 /mnt && \
+         fio --name=x --filename=/mnt/file --size=1m --rw=randwrite --ioengine=libaio --direct=1 \
+         --verify=crc32c && \
          umount /mnt && fsck.ext4 -fn /dev/nvme0n1",
     )?;
     // A process of the guest gets the whole device, behind the IOMMU.
     guest.run(
-        "modprobe vfio-pci && d=$(basename $(readlink /sys/class/nvme/nvme0/device)) && cd /sys/bus/pci && \
-         echo vfio-pci >devices/$d/driver_override && echo $d >devices/$d/driver/unbind && echo $d >drivers_probe && \
+        "modprobe vfio-pci && d=$(basename $(readlink /sys/class/nvme/nvme0/device)) && cd \
+         /sys/bus/pci && \
+         echo vfio-pci >devices/$d/driver_override && echo $d >devices/$d/driver/unbind && echo \
+         $d >drivers_probe && \
          test -c /dev/vfio/$(basename $(readlink devices/$d/iommu_group))",
     )?;
     Ok(())

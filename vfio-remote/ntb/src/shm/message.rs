@@ -1,13 +1,10 @@
 //! Packets of the socket between the two ends, and the descriptors beside them.
 
 use crate::NtbError;
+use farlane_sys::socket;
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use rustix::net::{RecvFlags, SendFlags};
+use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout};
 
@@ -105,30 +102,21 @@ pub(super) enum Incoming {
 pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Incoming, NtbError> {
     // One byte more than a packet has shows that one is too long.
     let mut bytes = [0; size_of::<Packet>() + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let mut buffers = [IoSliceMut::new(&mut bytes)];
-    let got = match recvmsg(socket, &mut buffers, &mut control, flags) {
+    let flags = RecvFlags::DONTWAIT;
+    let got = match socket::receive(socket, &mut bytes, MAX_DESCRIPTORS, flags) {
         Ok(got) => got,
         Err(Errno::AGAIN | Errno::INTR) => return Ok(Incoming::Nothing),
         Err(Errno::CONNRESET) => return Ok(Incoming::End),
         Err(e) => return Err(NtbError::io("receive from the other end")(e)),
     };
-    let mut descriptors = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            descriptors.extend(fds);
-        }
-    }
     if got.bytes == 0 {
         return Ok(Incoming::End);
     }
-    if got.flags.contains(ReturnFlags::CTRUNC) {
+    if got.has_lost_descriptors {
         return Err(NtbError::Protocol("too many descriptors"));
     }
     let bytes = bytes.get(..got.bytes).unwrap_or_default();
-    parse(bytes, descriptors).map(Incoming::Message)
+    parse(bytes, got.descriptors).map(Incoming::Message)
 }
 
 fn parse(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Message, NtbError> {
@@ -179,22 +167,16 @@ fn parse(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Message, NtbError> {
 }
 
 fn send(socket: BorrowedFd<'_>, packet: &Packet, fds: &[BorrowedFd<'_>]) -> Result<(), NtbError> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let pushed = fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds));
-    if !pushed {
-        return Err(NtbError::Protocol("too many descriptors"));
-    }
     // Who leaves so much unread that a packet finds no room is not waited for.
-    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    let bytes = [IoSlice::new(packet.as_bytes())];
-    loop {
-        match sendmsg(socket, &bytes, &mut control, flags) {
-            Err(Errno::INTR) => {}
-            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => return Err(NtbError::LinkDown),
-            Err(e) => return Err(NtbError::io("send to the other end")(e)),
-            Ok(_) => return Ok(()),
-        }
+    match socket::send(
+        socket,
+        &[IoSlice::new(packet.as_bytes())],
+        fds,
+        SendFlags::DONTWAIT,
+    ) {
+        Ok(_) => Ok(()),
+        Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Err(NtbError::LinkDown),
+        Err(e) => Err(NtbError::io("send to the other end")(e)),
     }
 }
 

@@ -9,6 +9,8 @@ mod message;
 use crate::control::{ALL_DOORBELLS, AREA_BYTES, Area, OwnDoorbells, Ringer, SCRATCHPADS};
 use crate::file::Examined;
 use crate::{Limits, LinkState, Ntb, NtbError, PeerWindow, WindowLimits, event};
+use farlane_abi::width::to_usize;
+use farlane_sys::sync::{held, lock};
 use farlane_zero_copy::memory_file::{self, Source};
 use farlane_zero_copy::{Mapping, SharedMemory};
 use message::{Incoming, Message, Refusal};
@@ -18,7 +20,7 @@ use rustix::fs::{
 };
 use rustix::net::{AddressFamily, Shutdown, SocketType, shutdown, sockopt};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -108,7 +110,7 @@ impl ShmNtb {
         own.format();
         let doorbell_event = event::create()?;
         message::send_hello(socket.as_fd(), page.as_fd(), doorbell_event.as_fd())?;
-        let count = usize::try_from(windows).unwrap_or_default();
+        let count = to_usize(windows.into());
         let shared = Arc::new(Shared {
             limits: Limits {
                 windows: vec![limits; count],
@@ -168,7 +170,7 @@ fn map_control(page: BorrowedFd<'_>) -> Result<Area, NtbError> {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Takes the link down for good.
@@ -223,7 +225,7 @@ impl Shared {
                 message::send_reply(self.socket.as_fd(), sequence, outcome)
             }
             Message::Clear { sequence, window } => {
-                let at = usize::try_from(window).unwrap_or(usize::MAX);
+                let at = to_usize(window.into());
                 let outcome = match self.state().peer_windows.get_mut(at) {
                     Some(slot) => {
                         *slot = None;
@@ -276,7 +278,7 @@ impl Shared {
         writable: bool,
         file: OwnedFd,
     ) -> Result<(), Refusal> {
-        let at = usize::try_from(window).unwrap_or(usize::MAX);
+        let at = to_usize(window.into());
         self.limits
             .check(window, offset, length)
             .map_err(|e| match e {
@@ -319,7 +321,7 @@ impl Shared {
         send: impl FnOnce(BorrowedFd<'_>, u64) -> Result<(), NtbError>,
         done: impl FnOnce(&mut State),
     ) -> Result<(), NtbError> {
-        let mut number = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut number = lock(&self.requests);
         *number += 1;
         self.peer()?;
         send(self.socket.as_fd(), *number).inspect_err(|e| self.end(&e.to_string()))?;
@@ -327,10 +329,11 @@ impl Shared {
             let answered = state.reply.as_ref().is_some_and(|(n, _)| n == &*number);
             state.peer.is_some() && !answered
         };
-        let (mut state, timeout) = self
-            .changed
-            .wait_timeout_while(self.state(), PATIENCE, waiting)
-            .unwrap_or_else(PoisonError::into_inner);
+        let (mut state, timeout) = held(self.changed.wait_timeout_while(
+            self.state(),
+            PATIENCE,
+            waiting,
+        ));
         if state.peer.is_none() {
             return Err(NtbError::LinkDown);
         }
@@ -388,7 +391,7 @@ impl Ntb for ShmNtb {
     ) -> Result<(), NtbError> {
         self.shared.limits.check(window, offset, length)?;
         Examined::new(file)?.check_range(offset, length)?;
-        let at = usize::try_from(window).unwrap_or(usize::MAX);
+        let at = to_usize(window.into());
         if self.shared.state().shown.get(at) == Some(&true) {
             return Err(NtbError::Taken { window });
         }
@@ -402,7 +405,7 @@ impl Ntb for ShmNtb {
 
     fn clear_translation(&self, window: u32) -> Result<(), NtbError> {
         self.shared.limits.window(window)?;
-        let at = usize::try_from(window).unwrap_or(usize::MAX);
+        let at = to_usize(window.into());
         self.shared.request(
             |socket, sequence| message::send_clear(socket, sequence, window),
             |state| state.shown[at] = false,
@@ -414,7 +417,7 @@ impl Ntb for ShmNtb {
         if state.peer.is_none() {
             return Err(NtbError::LinkDown);
         }
-        let at = usize::try_from(window).unwrap_or(usize::MAX);
+        let at = to_usize(window.into());
         let slot = state.peer_windows.get(at).ok_or(NtbError::Window {
             window,
             count: self.shared.limits.peer_windows,

@@ -4,8 +4,8 @@ use super::Controller;
 use crate::bits::{ALL_NAMESPACES, PAGE, Sqe, Status, log_page};
 use crate::bounce::Bounce;
 use crate::cmds::{AdminCommand, CreateCq, CreateSq};
-use crate::controller::completion::CommandId;
-use crate::controller::requests::{Owner, Request, Work};
+use crate::controller::completion::Permit;
+use crate::controller::requests::{Gathered, Owner};
 use crate::counters::count;
 use crate::data::{DataBuffer, DataPointer, WalkError, scatter};
 use crate::features::{Features, Value};
@@ -14,41 +14,61 @@ use crate::namespace::Namespace;
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::registers::MAX_QUEUE_ENTRIES;
 
-/// How a command is answered.
+/// State of an admin command after its first step.
 enum Answer {
-    /// Now.
+    /// Complete, with dword 0.
     Done(u32),
-    /// Later.
-    Later,
+    /// Complete when its attribute data has been read by messages, so many bytes.
+    Gather(AdminCommand, DataPointer, u32),
+    /// Complete when this data has been written by messages.
+    Scatter(DataPointer, Vec<u8>, u64),
+    /// Complete when nothing of this submission queue is under way any more.
+    Deletion(u16),
+    /// Held: an Asynchronous Event Request.
+    Held,
 }
 
 impl Controller {
     /// Executes a command of the admin queue.
-    pub(super) fn admin(&mut self, id: &CommandId, sqe: &Sqe) {
-        let result = AdminCommand::parse(sqe).and_then(|c| self.start_admin(id, c));
-        self.answer(id, result);
+    pub(super) fn admin(&mut self, permit: Permit, sqe: &Sqe) {
+        let cid = permit.command().cid;
+        let result = AdminCommand::parse(sqe).and_then(|command| self.start_admin(cid, command));
+        self.answer(permit, result);
     }
 
-    fn answer(&mut self, id: &CommandId, result: Result<Answer, Status>) {
+    fn answer(&mut self, permit: Permit, result: Result<Answer, Status>) {
         match result {
             Ok(Answer::Done(dw0)) => {
-                count(&self.shared.counters.admin, 1);
-                self.complete(id, Status::SUCCESS, dw0);
+                count(&self.shared.counters.admin_commands, 1);
+                self.complete(permit, Status::SUCCESS, dw0);
             }
-            Ok(Answer::Later) => (),
-            Err(status) => self.complete(id, status, 0),
+            Ok(Answer::Gather(command, pointer, length)) => {
+                let then = Gathered::Admin(command);
+                self.begin_gather(Owner::Command(permit), then, pointer, length);
+            }
+            Ok(Answer::Scatter(pointer, data, bytes)) => {
+                let data = Bounce::from(&*data);
+                self.begin_scatter(Owner::Command(permit), 0, pointer, data, bytes);
+            }
+            Ok(Answer::Deletion(queue)) => {
+                if let Some(sq) = self.queues.sq_mut(queue) {
+                    sq.deleting = Some(permit);
+                }
+            }
+            Ok(Answer::Held) => permit.forget(),
+            Err(status) => self.complete(permit, status, 0),
         }
     }
 
-    fn start_admin(&mut self, id: &CommandId, command: AdminCommand) -> Result<Answer, Status> {
+    fn start_admin(&mut self, cid: u16, command: AdminCommand) -> Result<Answer, Status> {
         match command {
             AdminCommand::CreateCq(create) => self.create_cq(&create),
             AdminCommand::CreateSq(create) => self.create_sq(&create),
             AdminCommand::DeleteCq(queue) => self.delete_cq(queue),
-            AdminCommand::DeleteSq(queue) => self.delete_sq(id, queue),
-            AdminCommand::Identify { what, nsid, data } => {
-                let bytes = self.identity.identify(what, nsid)?;
-                self.write_data(id, data, bytes, 0)
+            AdminCommand::DeleteSq(queue) => self.delete_sq(queue),
+            AdminCommand::Identify { cns, nsid, data } => {
+                let bytes = self.identity.identify(cns, nsid)?;
+                self.write_data(data, bytes)
             }
             AdminCommand::LogPage {
                 nsid,
@@ -59,7 +79,7 @@ impl Controller {
                 data,
             } => {
                 self.check_log_nsid(nsid)?;
-                self.log_page(id, page, retain_event, length, offset, data)
+                self.log_page(page, retain_event, length, offset, data)
             }
             AdminCommand::Abort { sq, cid } => {
                 let aborted = self.abort(sq, cid);
@@ -75,13 +95,7 @@ impl Controller {
                 match self.read_data(&data, length) {
                     Ok(bytes) => self.set_feature(command, &bytes),
                     Err(WalkError::Status(status)) => Err(status),
-                    Err(WalkError::Unreachable) => {
-                        let owner = Owner::Command(*id);
-                        let mut request = Request::new(owner, Work::Admin(command), 0, 0, 0);
-                        request.pointer = data;
-                        self.begin_gather(request, length);
-                        Ok(Answer::Later)
-                    }
+                    Err(WalkError::Unreachable) => Ok(Answer::Gather(command, data, length)),
                 }
             }
             AdminCommand::GetFeatures {
@@ -92,18 +106,18 @@ impl Controller {
                 data,
             } => match self.features.get(feature, select, nsid, index)? {
                 Value::Number(value) => Ok(Answer::Done(value)),
-                Value::Data(bytes) => self.write_data(id, data, bytes, 0),
+                Value::Data(bytes) => self.write_data(data, bytes),
             },
             AdminCommand::AsyncEvent => {
-                let answer = self.events.request(id.cid)?;
+                let answer = self.events.request(cid)?;
                 // Held requests are not in flight: they must not keep others out of the queue.
-                if let Some(Some(sq)) = self.sqs.first_mut() {
-                    sq.in_flight = sq.in_flight.saturating_sub(1);
+                if let Some(sq) = self.queues.sq_mut(0) {
+                    sq.ended();
                 }
                 if let Some((cid, dword)) = answer {
                     self.complete_event(cid, dword);
                 }
-                Ok(Answer::Later)
+                Ok(Answer::Held)
             }
             AdminCommand::DoorbellBuffer { doorbells, events } => {
                 self.set_shadow(doorbells, events)?;
@@ -123,8 +137,7 @@ impl Controller {
             return Err(Status::INTERNAL_ERROR);
         };
         // After queues have been created their number is settled (5.21.1.7).
-        let queues_exist = self.sqs.iter().chain([&None]).skip(1).any(Option::is_some)
-            || self.cqs.iter().skip(1).any(Option::is_some);
+        let queues_exist = self.queues.has_io_queues();
         if feature == crate::bits::feature::NUMBER_OF_QUEUES && queues_exist {
             return Err(Status::SEQUENCE_ERROR);
         }
@@ -134,35 +147,23 @@ impl Controller {
     }
 
     /// Goes on with a command whose data has been read by messages.
-    pub(super) fn admin_with_data(&mut self, id: &CommandId, command: AdminCommand, data: &[u8]) {
+    pub(super) fn admin_with_data(&mut self, permit: Permit, command: AdminCommand, data: &[u8]) {
         let result = self.set_feature(command, data);
-        self.answer(id, result);
+        self.answer(permit, result);
     }
 
     /// Answers with data.
-    fn write_data(
-        &mut self,
-        id: &CommandId,
-        pointer: DataPointer,
-        data: Vec<u8>,
-        dw0: u32,
-    ) -> Result<Answer, Status> {
+    fn write_data(&mut self, pointer: DataPointer, data: Vec<u8>) -> Result<Answer, Status> {
         let view = self.view();
         let mut segments = Vec::new();
-        let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        let length = u64::try_from(data.len()).map_err(|_| Status::INVALID_FIELD)?;
         let written = pointer
             .walk(DataBuffer::Destination, length, &*view, &mut segments)
             .and_then(|()| scatter(&*view, &segments, &data).map_err(WalkError::from));
         match written {
-            Ok(()) => Ok(Answer::Done(dw0)),
+            Ok(()) => Ok(Answer::Done(0)),
             Err(WalkError::Status(status)) => Err(status),
-            Err(WalkError::Unreachable) => {
-                let owner = Owner::Command(*id);
-                let mut request = Request::new(owner, Work::Answer { dw0 }, 0, 0, 0);
-                request.pointer = pointer;
-                self.begin_scatter(request, Bounce::from(&*data));
-                Ok(Answer::Later)
-            }
+            Err(WalkError::Unreachable) => Ok(Answer::Scatter(pointer, data, length)),
         }
     }
 
@@ -177,7 +178,6 @@ impl Controller {
 
     fn log_page(
         &mut self,
-        id: &CommandId,
         page: u8,
         retain_event: bool,
         length: u64,
@@ -206,15 +206,15 @@ impl Controller {
         {
             self.complete_event(cid, dword);
         }
-        self.write_data(id, data, bytes, 0)
+        self.write_data(data, bytes)
     }
 
-    /// An identifier that an I/O queue can have.
-    fn io_queue(&self, queue: u16) -> Result<usize, Status> {
-        if queue == 0 || queue > self.identity.io_queues {
+    /// Whether an I/O queue can have this identifier.
+    fn check_io_queue(&self, queue: u16) -> Result<(), Status> {
+        if queue == 0 || !self.queues.ids().contains(&queue) {
             return Err(Status::INVALID_QUEUE_ID);
         }
-        Ok(queue.into())
+        Ok(())
     }
 
     fn check_queue(&self, entries: u32, address: u64, entry_bytes: u64) -> Result<(), Status> {
@@ -232,8 +232,8 @@ impl Controller {
     }
 
     fn create_cq(&mut self, create: &CreateCq) -> Result<Answer, Status> {
-        let index = self.io_queue(create.id)?;
-        if self.cqs[index].is_some() {
+        self.check_io_queue(create.id)?;
+        if self.queues.cq(create.id).is_some() {
             return Err(Status::INVALID_QUEUE_ID);
         }
         self.check_queue(create.entries, create.address, crate::bits::CQE_BYTES)?;
@@ -242,78 +242,65 @@ impl Controller {
             return Err(Status::INVALID_VECTOR);
         }
         let queue = CompletionQueue::new(create.address, create.entries, create.vector);
-        self.cqs[index] = Some(queue);
+        self.queues.create_cq(create.id, queue);
         self.shared.doorbells.reset_head(create.id);
         self.adopt_head(create.id);
         Ok(Answer::Done(0))
     }
 
     fn create_sq(&mut self, create: &CreateSq) -> Result<Answer, Status> {
-        let index = self.io_queue(create.id)?;
-        if self.sqs[index].is_some() {
+        self.check_io_queue(create.id)?;
+        if self.queues.sq(create.id).is_some() {
             return Err(Status::INVALID_QUEUE_ID);
         }
-        let cq = self.io_queue(create.cq).map_err(|_| Status::INVALID_CQ)?;
+        self.check_io_queue(create.cq)
+            .map_err(|_| Status::INVALID_CQ)?;
         self.check_queue(create.entries, create.address, crate::bits::SQE_BYTES)?;
-        let Some(cq) = &mut self.cqs[cq] else {
-            return Err(Status::INVALID_CQ);
-        };
-        cq.users += 1;
         let queue = SubmissionQueue::new(create.address, create.entries, create.cq);
-        self.sqs[index] = Some(queue);
+        if !self.queues.create_sq(create.id, queue) {
+            return Err(Status::INVALID_CQ);
+        }
         self.shared.doorbells.reset_tail(create.id);
         self.adopt_tail(create.id);
         Ok(Answer::Done(0))
     }
 
     fn delete_cq(&mut self, queue: u16) -> Result<Answer, Status> {
-        let index = self.io_queue(queue)?;
-        match &self.cqs[index] {
+        self.check_io_queue(queue)?;
+        match self.queues.cq(queue) {
             None => Err(Status::INVALID_QUEUE_ID),
             Some(cq) if cq.users > 0 => Err(Status::INVALID_QUEUE_DELETION),
-            // No entry is on its way to it: a submission queue stays until its commands' completions have been written.
+            // No entry is on its way to it: a submission queue stays until its commands'
+            // completions have been written.
             Some(_) => {
-                self.cqs[index] = None;
+                self.queues.delete_cq(queue);
                 Ok(Answer::Done(0))
             }
         }
     }
 
-    /// The queue goes once nothing of it is under way (5.6): neither commands, nor completions that the driver does not have yet, nor
-    /// entries that would be taken for those of the next queue with its identifier.
-    fn delete_sq(&mut self, id: &CommandId, queue: u16) -> Result<Answer, Status> {
-        let index = self.io_queue(queue)?;
-        match &mut self.sqs[index] {
+    /// The queue goes once nothing of it is under way (5.6): neither commands, nor completions that
+    /// the driver does not have yet, nor entries that would be taken for those of the next queue
+    /// with its identifier.
+    fn delete_sq(&mut self, queue: u16) -> Result<Answer, Status> {
+        self.check_io_queue(queue)?;
+        match self.queues.sq(queue) {
             None => Err(Status::INVALID_QUEUE_ID),
             Some(sq) if sq.deleting.is_some() => Err(Status::INVALID_QUEUE_ID),
-            Some(sq) if !sq.is_drained() => {
-                sq.deleting = Some(*id);
-                Ok(Answer::Later)
-            }
+            Some(sq) if !sq.is_drained() => Ok(Answer::Deletion(queue)),
             Some(_) => {
-                self.remove_sq(queue);
+                self.queues.delete_sq(queue);
                 Ok(Answer::Done(0))
             }
-        }
-    }
-
-    fn remove_sq(&mut self, queue: u16) {
-        if let Some(sq) = self.sqs.get_mut(usize::from(queue)).and_then(Option::take)
-            && let Some(Some(cq)) = self.cqs.get_mut(usize::from(sq.cq))
-        {
-            cq.users = cq.users.saturating_sub(1);
         }
     }
 
     /// Deletes a queue that is to be deleted, if nothing of it is under way any more.
     pub(super) fn finish_deletion(&mut self, queue: u16) {
-        let deletion = match self.sqs.get(usize::from(queue)) {
-            Some(Some(sq)) if sq.is_drained() => sq.deleting,
-            _ => None,
-        };
-        if let Some(deletion) = deletion {
-            self.remove_sq(queue);
-            self.answer(&deletion, Ok(Answer::Done(0)));
+        let drained = self.queues.sq_mut(queue).filter(|sq| sq.is_drained());
+        if let Some(permit) = drained.and_then(|sq| sq.deleting.take()) {
+            self.queues.delete_sq(queue);
+            self.answer(permit, Ok(Answer::Done(0)));
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::counters::count;
 use crate::data::Unreachable;
 use crate::error_log::Failure;
 use crate::features::AsyncEvent;
-use crate::queue::Due;
+use crate::queue::{CompletionQueue, Due};
 use crate::remote::Job;
 use farlane_pci::DmaView;
 use std::sync::atomic::Ordering;
@@ -28,18 +28,18 @@ fn write_entry(view: &DmaView, address: u64, cqe: &Cqe) -> Option<()> {
 /// A command, as its completion and the error log name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandId {
-    /// Its submission queue.
+    /// Submission Queue Identifier.
     pub queue: u16,
     /// Command Identifier.
     pub cid: u16,
     /// Namespace ID.
     pub nsid: u32,
-    /// Its first block, if it is about blocks.
+    /// Starting LBA, if it has one.
     pub lba: u64,
 }
 
 impl CommandId {
-    /// That of an entry of a queue.
+    /// Parses it from an entry of a submission queue.
     pub fn new(queue: u16, sqe: &Sqe) -> Self {
         let blocks = [nvm::READ, nvm::WRITE, nvm::COMPARE, nvm::WRITE_ZEROES];
         let has_blocks = queue > 0 && blocks.contains(&sqe.opcode);
@@ -66,19 +66,39 @@ impl CommandId {
     }
 }
 
+/// A command that was taken: it is completed once.
+#[must_use]
+#[derive(Debug)]
+pub struct Permit(CommandId);
+
+impl Permit {
+    /// That of a command which was taken just now.
+    pub fn new(command: CommandId) -> Self {
+        Self(command)
+    }
+
+    /// Its command.
+    pub fn command(&self) -> &CommandId {
+        &self.0
+    }
+
+    /// It is not completed: it is held, or ends with a reset.
+    pub fn forget(self) {}
+}
+
 impl Controller {
     /// Completes a command.
-    pub(super) fn complete(&mut self, command: &CommandId, status: Status, dw0: u32) {
+    pub(super) fn complete(&mut self, Permit(command): Permit, status: Status, dw0: u32) {
         if self.state != State::Running {
             return;
         }
         let status = if status.is_success() {
             status
         } else {
-            self.note_failure(command, status)
+            self.note_failure(&command, status)
         };
-        let CommandId { queue, cid, .. } = *command;
-        let Some(Some(sq)) = self.sqs.get(usize::from(queue)) else {
+        let CommandId { queue, cid, .. } = command;
+        let Some(sq) = self.queues.sq(queue) else {
             return;
         };
         let (cq, head) = (sq.cq, sq.head());
@@ -95,7 +115,8 @@ impl Controller {
         );
     }
 
-    /// Counts a failure and has the error log tell of it. Returns the status to complete the command with.
+    /// Counts a failure and has the error log tell of it. Returns the status to complete the
+    /// command with.
     fn note_failure(&mut self, command: &CommandId, status: Status) -> Status {
         count(&self.shared.counters.errors, 1);
         // The driver knows what it has aborted.
@@ -122,8 +143,8 @@ impl Controller {
 
     /// The driver has the completion of a command of this submission queue.
     fn completed(&mut self, queue: u16) {
-        if let Some(Some(sq)) = self.sqs.get_mut(usize::from(queue)) {
-            sq.in_flight = sq.in_flight.saturating_sub(1);
+        if let Some(sq) = self.queues.sq_mut(queue) {
+            sq.ended();
         }
         self.finish_deletion(queue);
     }
@@ -133,8 +154,8 @@ impl Controller {
         if result.is_err() {
             self.fail();
         }
-        if let Some(Some(cq)) = self.cqs.get_mut(usize::from(queue)) {
-            cq.posting = cq.posting.saturating_sub(1);
+        if let Some(cq) = self.queues.cq_mut(queue) {
+            cq.arrived();
             // For the pin, whose level is looked at here.
             cq.posted |= self.shared.interrupts.by_pin();
         }
@@ -146,7 +167,7 @@ impl Controller {
             return;
         }
         self.refresh_if_full(queue);
-        let Some(Some(cq)) = self.cqs.get_mut(usize::from(queue)) else {
+        let Some(cq) = self.queues.cq_mut(queue) else {
             return;
         };
         if cq.is_full() || !cq.backlog.is_empty() {
@@ -159,14 +180,13 @@ impl Controller {
     /// Writes an entry; the queue is not full.
     fn write(&mut self, queue: u16, cqe: Cqe) {
         let view = self.view();
-        let Some(Some(cq)) = self.cqs.get_mut(usize::from(queue)) else {
+        let Some(cq) = self.queues.cq_mut(queue) else {
             return;
         };
         let (address, cqe) = cq.claim(cqe);
-        if cq.posting > 0 || write_entry(&view, address, &cqe).is_none() {
+        if cq.is_posting() || write_entry(&view, address, &cqe).is_none() {
             let vector = cq.vector;
-            cq.posted = false;
-            cq.posting += 1;
+            cq.posts();
             self.remote.submit(Job::Post {
                 cq: queue,
                 address,
@@ -179,7 +199,7 @@ impl Controller {
     }
 
     fn refresh_if_full(&mut self, queue: u16) {
-        if let Some(Some(cq)) = self.cqs.get(usize::from(queue))
+        if let Some(cq) = self.queues.cq(queue)
             && cq.is_full()
         {
             self.refresh_head(queue);
@@ -189,7 +209,7 @@ impl Controller {
     /// Takes the driver's head over.
     fn refresh_head(&mut self, queue: u16) {
         let head = self.driver_head(queue);
-        let Some(Some(cq)) = self.cqs.get_mut(usize::from(queue)) else {
+        let Some(cq) = self.queues.cq_mut(queue) else {
             return;
         };
         if cq.set_head(head).is_err() {
@@ -209,14 +229,13 @@ impl Controller {
     /// Writes what found its queue full, as far as there is room now. Returns whether it did.
     pub(super) fn flush_backlogs(&mut self) -> bool {
         let mut worked = false;
-        for queue in 0..self.queue_count() {
-            let index = usize::from(queue);
-            let waits = |cqs: &Vec<Option<crate::queue::CompletionQueue>>| matches!(cqs.get(index), Some(Some(cq)) if !cq.backlog.is_empty());
-            if !waits(&self.cqs) {
+        for queue in self.queues.ids() {
+            let waits = |cq: &CompletionQueue| !cq.backlog.is_empty();
+            if !self.queues.cq(queue).is_some_and(waits) {
                 continue;
             }
             self.refresh_head(queue);
-            while let Some(Some(cq)) = self.cqs.get_mut(index)
+            while let Some(cq) = self.queues.cq_mut(queue)
                 && !cq.is_full()
                 && let Some(cqe) = cq.backlog.pop_front()
             {
@@ -232,13 +251,12 @@ impl Controller {
     pub(super) fn interrupt(&mut self) -> bool {
         let by_pin = self.shared.interrupts.by_pin();
         let (mut posted, mut put_off) = (false, false);
-        for queue in 0..self.queue_count() {
-            let index = usize::from(queue);
-            if !matches!(self.cqs.get(index), Some(Some(cq)) if cq.posted) {
+        for queue in self.queues.ids() {
+            if !matches!(self.queues.cq(queue), Some(cq) if cq.posted) {
                 continue;
             }
             let head = self.driver_head(queue);
-            let Some(Some(cq)) = self.cqs.get_mut(index) else {
+            let Some(cq) = self.queues.cq_mut(queue) else {
                 continue;
             };
             posted = true;
@@ -267,17 +285,16 @@ impl Controller {
         if self.state != State::Running || !self.shared.interrupts.by_pin() {
             return;
         }
-        for queue in 0..self.queue_count() {
-            if matches!(self.cqs.get(usize::from(queue)), Some(Some(cq)) if cq.vector.is_some()) {
+        for queue in self.queues.ids() {
+            if matches!(self.queues.cq(queue), Some(cq) if cq.vector.is_some()) {
                 self.refresh_head(queue);
             }
         }
         let masked = self.shared.registers().masked();
         let is_unmasked = |vector: u16| vector >= 32 || masked >> vector & 1 == 0;
         let high = self
-            .cqs
-            .iter()
-            .flatten()
+            .queues
+            .cqs()
             .any(|cq| cq.has_entries() && cq.vector.is_some_and(is_unmasked));
         if high {
             self.shared.interrupts.assert_pin();

@@ -1,10 +1,11 @@
 //! Commands on their way in.
 
-use super::completion::CommandId;
+use super::completion::{CommandId, Permit};
 use super::{Controller, State};
 use crate::bits::{SQE_BYTES, Sqe};
 use crate::data::Unreachable;
 use crate::features::AsyncEvent;
+use crate::queue::CompletionQueue;
 use crate::remote::{Done, Job};
 use crate::ring::Event;
 use farlane_pci::DmaView;
@@ -26,7 +27,7 @@ impl Controller {
     /// Takes what has ended. Returns whether anything had.
     pub(super) fn reap(&mut self) -> bool {
         let mut worked = false;
-        while let Some(event) = self.ring.take_event() {
+        while let Some(event) = self.files.ring.take_event() {
             if let Event::Done { slot, result } = event {
                 worked = true;
                 self.transferred(slot, result);
@@ -46,13 +47,11 @@ impl Controller {
 
     /// Takes new commands, of each queue in turn. Returns whether there were any.
     pub(super) fn take_commands(&mut self) -> bool {
-        let count = self.sqs.len();
+        let count = self.queues.ids().end;
         let mut worked = false;
         for step in 0..count {
-            let index = (self.first + step) % count;
-            if self.sqs[index].is_some()
-                && let Ok(queue) = u16::try_from(index)
-            {
+            let queue = (self.first + step) % count;
+            if self.queues.sq(queue).is_some() {
                 worked |= self.take_commands_of(queue);
             }
             if self.state != State::Running {
@@ -64,9 +63,8 @@ impl Controller {
     }
 
     fn take_commands_of(&mut self, queue: u16) -> bool {
-        let index = usize::from(queue);
         let tail = self.driver_tail(queue);
-        let Some(Some(sq)) = self.sqs.get_mut(index) else {
+        let Some(sq) = self.queues.sq_mut(queue) else {
             return false;
         };
         if sq.set_tail(tail).is_err() {
@@ -80,13 +78,11 @@ impl Controller {
         if sq.pending() == 0 || sq.fetching || sq.deleting.is_some() {
             return false;
         }
-        let cq_waits = match self.cqs.get(usize::from(sq.cq)) {
-            Some(Some(cq)) => !cq.backlog.is_empty(),
-            _ => true,
-        };
         // As many as fit into the ring are in flight at most, even if the driver moves its tail on
         // before the first has been completed.
-        let free = (sq.entries().saturating_sub(sq.in_flight)).min(BATCH);
+        let (cq, free) = (sq.cq, sq.free().min(BATCH));
+        let waits = |cq: &CompletionQueue| !cq.backlog.is_empty();
+        let cq_waits = self.queues.cq(cq).is_none_or(waits);
         if cq_waits || free == 0 {
             return false;
         }
@@ -95,7 +91,7 @@ impl Controller {
         let mut taken = 0;
         while taken < free && self.state == State::Running {
             let is_admin = queue == 0;
-            let Some(Some(sq)) = self.sqs.get_mut(index) else {
+            let Some(sq) = self.queues.sq_mut(queue) else {
                 break;
             };
             let run = sq.run(free - taken);
@@ -118,22 +114,22 @@ impl Controller {
 
     /// Executes the entry at the head of a queue.
     fn execute(&mut self, queue: u16, sqe: &Sqe) {
-        let Some(Some(sq)) = self.sqs.get_mut(usize::from(queue)) else {
+        let Some(sq) = self.queues.sq_mut(queue) else {
             return;
         };
         sq.advance();
-        sq.in_flight += 1;
-        let command = CommandId::new(queue, sqe);
+        sq.began();
+        let permit = Permit::new(CommandId::new(queue, sqe));
         if queue == 0 {
-            self.admin(&command, sqe);
+            self.admin(permit, sqe);
         } else {
-            self.io(&command, sqe);
+            self.io(permit, sqe);
         }
     }
 
     /// Entries that are not mapped are read by messages, or turn out not to be memory.
     fn fetch_remotely(&mut self, queue: u16, run: u32) {
-        if let Some(Some(sq)) = self.sqs.get_mut(usize::from(queue)) {
+        if let Some(sq) = self.queues.sq_mut(queue) {
             sq.fetching = true;
             // Up to the end of the page: the next one may be mapped.
             let in_page = (4096 - sq.head_address() % 4096) / SQE_BYTES;
@@ -147,8 +143,7 @@ impl Controller {
     }
 
     fn fetched(&mut self, queue: u16, entries: Result<Vec<Sqe>, Unreachable>) {
-        let index = usize::from(queue);
-        let Some(Some(sq)) = self.sqs.get_mut(index) else {
+        let Some(sq) = self.queues.sq_mut(queue) else {
             return;
         };
         sq.fetching = false;
@@ -165,7 +160,7 @@ impl Controller {
             self.fail();
             return;
         };
-        let Some(Some(sq)) = self.sqs.get_mut(index) else {
+        let Some(sq) = self.queues.sq_mut(queue) else {
             return;
         };
         // They are still on their way for one of them that aborts another.
@@ -177,7 +172,7 @@ impl Controller {
             }
             self.execute(queue, &sqe);
         }
-        if let Some(Some(sq)) = self.sqs.get_mut(index) {
+        if let Some(sq) = self.queues.sq_mut(queue) {
             sq.fetching = false;
         }
     }

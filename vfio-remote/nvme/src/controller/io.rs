@@ -4,16 +4,21 @@ use super::Controller;
 use crate::bits::{ALL_NAMESPACES, PAGE, Sqe, Status};
 use crate::bounce::Bounce;
 use crate::cmds::{IoCommand, Transfer};
-use crate::controller::completion::CommandId;
-use crate::controller::requests::{Owner, Request, Work, Zeroing};
-use crate::controller::transfer::{Located, Scratch};
+use crate::controller::completion::Permit;
+use crate::controller::requests::{Gathered, Owner, Phase, Request, Task};
+use crate::controller::steps::own;
+use crate::controller::transfer::Located;
 use crate::counters::count;
 use crate::data::{DataBuffer, DataPointer, WalkError, gather};
 use crate::identify::MAX_TRANSFER_SHIFT;
 use crate::namespace::Storage;
-use crate::ring::{Durable, Fallocate};
-use crate::vectors::{fill_with_zeroes, transfer_now};
-use std::collections::VecDeque;
+use crate::ring::Durable;
+use crate::vectors::transfer_now;
+use farlane_block::engine::clear::Goal;
+use farlane_block::engine::{Clear, Deallocate, Extent, Memory, Operation, Range, Work};
+use farlane_pci::DmaView;
+use farlane_zero_copy::slices::GuestSlices;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// Bytes of a transfer.
@@ -21,7 +26,7 @@ const MAX_TRANSFER: u64 = PAGE << MAX_TRANSFER_SHIFT;
 /// Bytes of a range of Dataset Management (figure 357).
 const RANGE_BYTES: u64 = 16;
 
-/// What is transferred.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Read,
@@ -31,31 +36,31 @@ enum Direction {
 
 impl Controller {
     /// Executes a command of an I/O queue.
-    pub(super) fn io(&mut self, id: &CommandId, sqe: &Sqe) {
-        let result = match IoCommand::parse(sqe) {
-            Err(status) => Err(status),
-            Ok(command) => self.start(id, command),
-        };
-        match result {
-            Ok(Started::Pending) => (),
-            Ok(Started::Done) => self.complete(id, Status::SUCCESS, 0),
-            Err(status) => self.complete(id, status, 0),
+    pub(super) fn io(&mut self, permit: Permit, sqe: &Sqe) {
+        match IoCommand::parse(sqe).and_then(|command| self.plan(command)) {
+            Ok(Plan::Done) => self.complete(permit, Status::SUCCESS, 0),
+            Ok(Plan::Begin(phase, data)) => {
+                self.begin(Request::new(Owner::Command(permit), phase, data));
+            }
+            Ok(Plan::Gather(then, pointer, length)) => {
+                self.begin_gather(Owner::Command(permit), then, pointer, length);
+            }
+            Ok(Plan::Flush(nsid)) => self.begin_flush(Owner::Command(permit), nsid),
+            Err(status) => self.complete(permit, status, 0),
         }
     }
 
-    fn start(&mut self, id: &CommandId, command: IoCommand) -> Result<Started, Status> {
-        let owner = Owner::Command(*id);
+    /// Finds out what a command takes, and does it where that never waits.
+    fn plan(&mut self, command: IoCommand) -> Result<Plan, Status> {
         match command {
-            IoCommand::Read(transfer) => self.transfer(owner, Direction::Read, &transfer),
-            IoCommand::Write(transfer) => self.transfer(owner, Direction::Write, &transfer),
-            IoCommand::Compare(transfer) => self.transfer(owner, Direction::Compare, &transfer),
+            IoCommand::Read(transfer) => self.transfer(Direction::Read, &transfer),
+            IoCommand::Write(transfer) => self.transfer(Direction::Write, &transfer),
+            IoCommand::Compare(transfer) => self.transfer(Direction::Compare, &transfer),
             IoCommand::Flush { nsid } => {
                 if nsid != ALL_NAMESPACES && self.identity.namespace(nsid).is_none() {
                     return Err(Status::INVALID_NAMESPACE);
                 }
-                let work = self.flush_of(nsid);
-                self.begin(Request::new(owner, work, 0, 0, 0));
-                Ok(Started::Pending)
+                Ok(Plan::Flush(nsid))
             }
             IoCommand::WriteZeroes {
                 nsid,
@@ -64,29 +69,27 @@ impl Controller {
                 force_unit_access,
                 deallocate,
             } => {
-                let (index, (offset, length)) = self.writable(nsid, lba, blocks)?;
+                let (index, extent) = self.writable(nsid, lba, blocks)?;
                 if self.is_null(index) {
-                    count(&self.shared.counters.others, 1);
-                    return Ok(Started::Done);
+                    count(&self.shared.counters.other_commands, 1);
+                    return Ok(Plan::Done);
                 }
-                let how = if deallocate {
-                    Fallocate::PunchHole
+                let deallocate = if deallocate {
+                    Deallocate::Preferred
                 } else {
-                    Fallocate::ZeroRange
+                    Deallocate::Instead
                 };
-                let work = Work::Zero {
-                    how: Zeroing::By(how),
-                    durable: self.durable(force_unit_access),
-                };
-                self.begin(Request::new(owner, work, index, offset, length));
-                Ok(Started::Pending)
+                let range = Range { extent, deallocate };
+                let durable = self.durable(force_unit_access);
+                let clear = Clear::new(Goal::Zero, vec![range], durable);
+                Ok(Plan::run(Task::Zero, cleared(index, clear)))
             }
             IoCommand::DatasetManagement {
                 nsid,
                 ranges,
                 deallocate,
                 data,
-            } => self.dataset_management(owner, nsid, ranges, deallocate, data),
+            } => self.dataset_management(nsid, ranges, deallocate, data),
         }
     }
 
@@ -100,7 +103,7 @@ impl Controller {
     }
 
     /// Index of a namespace that can be written, and these blocks of it in bytes.
-    fn writable(&self, nsid: u32, lba: u64, blocks: u64) -> Result<(usize, (u64, u64)), Status> {
+    fn writable(&self, nsid: u32, lba: u64, blocks: u64) -> Result<(usize, Extent), Status> {
         let (index, namespace) = self
             .identity
             .namespace(nsid)
@@ -114,12 +117,7 @@ impl Controller {
         Ok((index, extent))
     }
 
-    fn transfer(
-        &mut self,
-        owner: Owner,
-        direction: Direction,
-        transfer: &Transfer,
-    ) -> Result<Started, Status> {
+    fn transfer(&mut self, direction: Direction, transfer: &Transfer) -> Result<Plan, Status> {
         let identity = Arc::clone(&self.identity);
         let (index, namespace) = identity
             .namespace(transfer.nsid)
@@ -127,178 +125,199 @@ impl Controller {
         if transfer.blocks << namespace.block_size.shift() > MAX_TRANSFER {
             return Err(Status::INVALID_FIELD);
         }
-        let (offset, length) = namespace
+        let extent = namespace
             .extent(transfer.lba, transfer.blocks)
             .ok_or(Status::LBA_OUT_OF_RANGE)?;
         if direction == Direction::Write && namespace.read_only {
             return Err(Status::WRITE_PROTECTED);
         }
-        self.requests.note_moved(length);
-        let work = match direction {
-            Direction::Read => Work::Read,
-            Direction::Write => Work::Write(self.durable(transfer.force_unit_access)),
-            Direction::Compare => Work::Compare(Bounce::default()),
-        };
-        let mut scratch = std::mem::take(&mut self.scratch);
-        let located = if direction == Direction::Compare {
-            Located::Bounce
-        } else {
-            let buffer = match direction {
-                Direction::Read => DataBuffer::Destination,
-                Direction::Write | Direction::Compare => DataBuffer::Source,
-            };
-            let align = namespace.memory_align();
-            self.locate(&mut scratch, &transfer.data, buffer, length, align)
-        };
-        let result = match (located, &namespace.storage) {
-            (Located::Refused(status), _) => Err(status),
-            (Located::Mapped { from_device }, Storage::Ring { .. }) => {
-                let mut request = Request::new(owner, work, index, offset, length);
-                let vectors = self.requests.vectors();
-                request.iovecs = std::mem::replace(&mut scratch.iovecs, vectors);
-                request.from_device = from_device;
-                request.view = Some(self.view());
-                self.begin(request);
-                Ok(Started::Pending)
+        self.requests.note_moved(extent.bytes);
+        let durable = self.durable(transfer.force_unit_access);
+        let located = match direction {
+            Direction::Compare => Located::Bounce,
+            Direction::Read | Direction::Write => {
+                let buffer = match direction {
+                    Direction::Read => DataBuffer::Destination,
+                    Direction::Write | Direction::Compare => DataBuffer::Source,
+                };
+                self.locate(
+                    &transfer.data,
+                    buffer,
+                    extent.bytes,
+                    namespace.memory_align(),
+                )
             }
-            (Located::Mapped { .. }, storage) => {
-                self.transfer_inline(storage, work, &mut scratch, offset, length)
+        };
+        match (located, &namespace.storage) {
+            (Located::Refused(status), _) => Err(status),
+            (
+                Located::Mapped {
+                    slices,
+                    from_device,
+                },
+                Storage::Ring { .. },
+            ) => {
+                let (task, work) = match direction {
+                    Direction::Write => (Task::Write, Work::Write(durable)),
+                    Direction::Read | Direction::Compare => (Task::Read(None), Work::Read),
+                };
+                let memory = Memory::of_guest(slices, None);
+                let operation = Operation::new(index, work, extent, memory, from_device);
+                Ok(Plan::run(task, operation))
+            }
+            (Located::Mapped { mut slices, .. }, storage) => {
+                let write = (direction == Direction::Write).then_some(durable);
+                let result = self.transfer_inline(storage, write, &mut slices, extent);
+                self.requests.give_list(slices.into_list());
+                result.map(|()| Plan::Done)
             }
             (Located::Bounce, _) => {
-                let mut request = Request::new(owner, work, index, offset, length);
-                request.pointer = transfer.data;
-                let bytes = usize::try_from(length).map_err(|_| Status::INVALID_FIELD)?;
-                if direction == Direction::Read {
-                    request.data = Bounce::new(bytes);
-                    self.begin(request);
-                } else {
-                    self.begin_gather(request, bytes);
-                }
-                Ok(Started::Pending)
+                let length = u32::try_from(extent.bytes).map_err(|_| Status::INVALID_FIELD)?;
+                let namespace = index;
+                let then = match direction {
+                    Direction::Read => {
+                        let bytes = usize::try_from(length).map_err(|_| Status::INVALID_FIELD)?;
+                        let read = own(namespace, Work::Read, extent, Bounce::new(bytes));
+                        let phase = Phase::Running(Task::Read(Some(transfer.data)), read);
+                        return Ok(Plan::Begin(phase, extent.bytes));
+                    }
+                    Direction::Write => Gathered::Write {
+                        namespace,
+                        extent,
+                        durable,
+                    },
+                    Direction::Compare => Gathered::Compare { namespace, extent },
+                };
+                Ok(Plan::Gather(then, transfer.data, length))
             }
-        };
-        self.scratch = scratch;
-        result
+        }
     }
 
     /// A transfer that never waits for a device.
     fn transfer_inline(
         &self,
         storage: &Storage,
-        work: Work,
-        scratch: &mut Scratch,
-        offset: u64,
-        length: u64,
-    ) -> Result<Started, Status> {
-        let write = match work {
-            Work::Write(durable) => Some(durable),
-            _ => None,
-        };
+        write: Option<Durable>,
+        slices: &mut GuestSlices<Rc<DmaView>>,
+        extent: Extent,
+    ) -> Result<(), Status> {
         match storage {
             Storage::Memory { file } => {
-                // SAFETY: `locate` has filled the vectors from the current view, which `self`
-                // keeps: the memory stays mapped during the call.
-                unsafe { transfer_now(file, write, &mut scratch.iovecs, offset) }.map_err(|e| {
+                transfer_now(file, write, slices, extent.offset).map_err(|e| {
                     self.storage_failed(e.raw_os_error().unwrap_or(libc::EIO), write.is_some())
                 })?;
             }
-            Storage::Null if write.is_none() => {
-                // SAFETY: as above; `locate` has checked that it is writable.
-                unsafe { fill_with_zeroes(&scratch.iovecs) };
-            }
+            Storage::Null if write.is_none() => slices
+                .fill_with_zeroes()
+                .map_err(|_| Status::DATA_TRANSFER_ERROR)?,
             Storage::Null | Storage::Ring { .. } => (),
         }
         let counters = &self.shared.counters;
         if write.is_some() {
             count(&counters.writes, 1);
-            count(&counters.written_bytes, length);
+            count(&counters.written_bytes, extent.bytes);
         } else {
             count(&counters.reads, 1);
-            count(&counters.read_bytes, length);
+            count(&counters.read_bytes, extent.bytes);
         }
-        Ok(Started::Done)
+        Ok(())
     }
 
     fn dataset_management(
         &mut self,
-        owner: Owner,
         nsid: u32,
         ranges: u64,
         deallocate: bool,
         data: DataPointer,
-    ) -> Result<Started, Status> {
+    ) -> Result<Plan, Status> {
         let (index, _) = self.writable(nsid, 0, 0)?;
-        let length = usize::try_from(ranges * RANGE_BYTES).map_err(|_| Status::INVALID_FIELD)?;
+        let length = u32::try_from(ranges * RANGE_BYTES).map_err(|_| Status::INVALID_FIELD)?;
         if !deallocate {
-            count(&self.shared.counters.others, 1);
-            return Ok(Started::Done);
+            count(&self.shared.counters.other_commands, 1);
+            return Ok(Plan::Done);
         }
         match self.read_data(&data, length) {
             Ok(bytes) => {
-                let extents = self.extents(index, &bytes)?;
-                let work = Work::Trim(extents);
-                self.begin(Request::new(owner, work, index, 0, 0));
+                let operation = self.trim(index, &bytes)?;
+                Ok(Plan::run(Task::Trim, operation))
             }
-            Err(WalkError::Status(status)) => return Err(status),
+            Err(WalkError::Status(status)) => Err(status),
             Err(WalkError::Unreachable) => {
-                let mut request = Request::new(owner, Work::Ranges, index, 0, 0);
-                request.pointer = data;
-                self.begin_gather(request, length);
+                let then = Gathered::Ranges { namespace: index };
+                Ok(Plan::Gather(then, data, length))
             }
         }
-        Ok(Started::Pending)
     }
 
-    /// The extents in bytes of ranges as they lie in memory (figure 357).
-    pub(super) fn extents(
+    /// Gives ranges back, as they lie in memory (figure 357). It is a hint: what cannot be given
+    /// back stays (6.7).
+    pub(super) fn trim(
         &self,
-        namespace: usize,
+        index: usize,
         ranges: &[u8],
-    ) -> Result<VecDeque<(u64, u64)>, Status> {
-        let namespace = self
-            .identity
-            .namespaces
-            .get(namespace)
-            .ok_or(Status::INVALID_NAMESPACE)?;
-        let mut extents = VecDeque::new();
+    ) -> Result<Operation<Rc<DmaView>>, Status> {
+        let namespace = self.identity.namespaces.get(index);
+        let namespace = namespace.ok_or(Status::INVALID_NAMESPACE)?;
+        let mut extents = Vec::new();
         for range in ranges.chunks_exact(16) {
             let blocks = range[4..8].try_into().map_or(0, u32::from_le_bytes);
             let lba = range[8..16].try_into().map_or(0, u64::from_le_bytes);
             let extent = namespace
                 .extent(lba, blocks.into())
                 .ok_or(Status::LBA_OUT_OF_RANGE)?;
-            if extent.1 > 0 && !matches!(namespace.storage, Storage::Null) {
-                extents.push_back(extent);
+            if extent.bytes > 0 && !matches!(namespace.storage, Storage::Null) {
+                extents.push(Range {
+                    extent,
+                    deallocate: Deallocate::Preferred,
+                });
             }
         }
-        Ok(extents)
+        let goal = Goal::Discard { is_hint: true };
+        Ok(cleared(index, Clear::new(goal, extents, Durable(false))))
     }
 
     /// Reads a command's data from mapped memory.
     pub(super) fn read_data(
         &mut self,
         pointer: &DataPointer,
-        length: usize,
+        length: u32,
     ) -> Result<Vec<u8>, WalkError> {
         let view = self.view();
         let mut segments = Vec::new();
-        pointer.walk(
-            DataBuffer::Source,
-            u64::try_from(length).unwrap_or(u64::MAX),
-            &*view,
-            &mut segments,
-        )?;
-        let mut data = vec![0; length];
+        pointer.walk(DataBuffer::Source, length.into(), &*view, &mut segments)?;
+        let bytes = usize::try_from(length).map_err(|_| Status::INVALID_FIELD)?;
+        let mut data = vec![0; bytes];
         gather(&*view, &segments, &mut data)?;
         Ok(data)
     }
 }
 
-/// How far a command has come at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Started {
-    /// It is in flight.
-    Pending,
-    /// It is complete.
+/// Zeroes ranges of a namespace, or gives them back.
+fn cleared(namespace: usize, clear: Clear) -> Operation<Rc<DmaView>> {
+    let extent = Extent::default();
+    Operation::new(
+        namespace,
+        Work::Clear(clear),
+        extent,
+        Memory::default(),
+        false,
+    )
+}
+
+/// What a command takes.
+enum Plan {
+    /// Nothing more: it is complete.
     Done,
+    /// A request in this phase, which copies so many bytes of its data.
+    Begin(Phase, u64),
+    /// Data to be read by messages, so many bytes of it.
+    Gather(Gathered, DataPointer, u32),
+    /// A flush of these namespaces.
+    Flush(u32),
+}
+
+impl Plan {
+    fn run(task: Task, operation: Operation<Rc<DmaView>>) -> Self {
+        Self::Begin(Phase::Running(task, operation), 0)
+    }
 }

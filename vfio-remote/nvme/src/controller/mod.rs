@@ -9,7 +9,10 @@ mod abort;
 mod admin;
 mod completion;
 mod fetch;
+mod files;
 mod io;
+mod memory;
+mod queues;
 mod requests;
 mod shadow;
 mod steps;
@@ -17,16 +20,22 @@ mod sync;
 mod transfer;
 
 use crate::bits::{PAGE, Status};
+use crate::data::Segment;
 use crate::error_log::{self, ErrorLog, Failure};
 use crate::features::{AsyncEvent, Events, Features};
 use crate::identify::Identity;
-use crate::idle::{Idle, Rest};
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::remote::Remote;
 use crate::ring::Ring;
 use crate::shared::{Notice, Shared};
+use farlane_block::engine::Slot;
 use farlane_pci::DmaView;
-use farlane_zero_copy::{log_limited, warn_limited};
+use farlane_sys::{log_limited, warn_limited};
+use farlane_worker::idle::{Idle, Rest};
+use farlane_worker::policy::doorbells;
+use files::NamespaceFiles;
+use memory::KeptView;
+use queues::Queues;
 use requests::Requests;
 use shadow::Shadow;
 use std::collections::VecDeque;
@@ -36,21 +45,21 @@ use std::sync::Arc;
 use std::time::Duration;
 use sync::Shutdown;
 
-pub use completion::CommandId;
+pub use completion::{CommandId, Permit};
 
 /// How often an interrupt that is put off is looked at.
 const PUT_OFF_NAP: Duration = Duration::from_micros(20);
 
-/// Whether commands are taken.
+/// Life of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// CC.EN is zero.
+    /// Disabled (CC.EN is zero).
     Disabled,
-    /// They are.
+    /// Enabled; fetching commands.
     Running,
-    /// No longer, after a fatal error (CSTS.CFS); until the driver resets the controller.
+    /// After a fatal error (CSTS.CFS), until the driver resets the controller.
     Failed,
-    /// What is in flight ends, then everything is forgotten.
+    /// Being reset: commands in flight end, then all state is dropped.
     Resetting,
 }
 
@@ -58,35 +67,32 @@ enum State {
 pub struct Controller {
     shared: Arc<Shared>,
     identity: Arc<Identity>,
-    ring: Ring,
+    files: NamespaceFiles,
     remote: Remote,
     state: State,
     shutdown: Shutdown,
     stopping: bool,
-    /// Memory as it was at `generation`. Not kept over a wait; transfers keep it until they end.
-    view: Option<Rc<DmaView>>,
-    generation: u64,
-    /// By identifier; 0 is the admin queue.
-    sqs: Vec<Option<SubmissionQueue>>,
-    cqs: Vec<Option<CompletionQueue>>,
-    /// Where the next turn begins.
-    first: usize,
+    view: KeptView,
+    queues: Queues,
+    /// The submission queue that the next turn begins with.
+    first: u16,
     requests: Requests,
     /// Requests that wait for syncs of others to end.
-    unsettled: VecDeque<usize>,
+    unsettled: VecDeque<Slot>,
     shadow: Option<Shadow>,
     features: Features,
     events: Events,
     errors: ErrorLog,
     idle: Idle,
-    /// An interrupt is put off.
+    /// An interrupt is being coalesced.
     put_off: bool,
-    scratch: transfer::Scratch,
+    /// Space for looking up where data is.
+    segments: Vec<Segment>,
 }
 
 impl Controller {
-    /// A disabled controller for the calling thread. `rings` says whether doorbells ring. `link` stays open for as long as
-    /// anything is under way, however this process ends.
+    /// A disabled controller for the calling thread. `rings` says whether doorbells ring. `link`
+    /// stays open for as long as anything is under way, however this process ends.
     pub fn new(
         shared: Arc<Shared>,
         identity: Arc<Identity>,
@@ -97,22 +103,20 @@ impl Controller {
             .namespaces
             .iter()
             .map(|n| n.file().map_or(-1, |file| file.as_raw_fd()))
-            // Last: nothing is done with it. The kernel lets go of a ring's files when all that was under way has ended, which
-            // it does not wait for where it closes those of a process that was killed.
+            // Last: nothing is done with it. The kernel lets go of a ring's files when all that was
+            // under way has ended, which it does not wait for where it closes those of a process
+            // that was killed.
             .chain(link.map(|link| link.as_raw_fd()))
             .collect();
-        let ring = Ring::new(&files, &[shared.kick.as_fd()])?;
-        let queues = usize::from(identity.io_queues) + 1;
+        let ring = Ring::new(&files, &[shared.sleep.event.as_fd()])?;
         Ok(Self {
             remote: Remote::start(Arc::clone(&shared))?,
-            ring,
+            files: NamespaceFiles::new(ring, Arc::clone(&identity)),
             state: State::Disabled,
             shutdown: Shutdown::Idle,
             stopping: false,
-            view: None,
-            generation: 0,
-            sqs: (0..queues).map(|_| None).collect(),
-            cqs: (0..queues).map(|_| None).collect(),
+            view: KeptView::default(),
+            queues: Queues::new(identity.io_queues),
             first: 0,
             requests: Requests::default(),
             unsettled: VecDeque::new(),
@@ -120,9 +124,9 @@ impl Controller {
             features: identity.default_features(),
             events: Events::default(),
             errors: ErrorLog::default(),
-            idle: Idle::new(rings),
+            idle: Idle::new(doorbells(rings)),
             put_off: false,
-            scratch: transfer::Scratch::default(),
+            segments: Vec::new(),
             shared,
             identity,
         })
@@ -172,22 +176,22 @@ impl Controller {
             std::thread::yield_now();
         }
         // As before a wait.
-        self.view = None;
+        self.view.forget();
         Ok(())
     }
 
     /// One turn. Returns whether there was anything to do.
     fn turn(&mut self) -> std::io::Result<bool> {
         let mut worked = self.take_notices();
-        self.drop_stale_view();
+        self.view.drop_stale(&self.shared.dma);
         worked |= self.reap();
         if self.state == State::Running {
             worked |= self.flush_backlogs();
             worked |= self.take_commands();
-            self.ring.submit()?;
+            self.files.ring.submit()?;
             worked |= self.reap();
         } else {
-            self.ring.submit()?;
+            self.files.ring.submit()?;
         }
         worked |= self.settle();
         self.put_off = self.interrupt();
@@ -243,17 +247,17 @@ impl Controller {
         let Some(queues) = queues else {
             warn_limited!(
                 self.identity.limit,
-                "The driver asks for what is not offered"
+                "The driver enables the controller with values that are not offered"
             );
             registers.failed();
             self.state = State::Failed;
             return;
         };
         self.shared.doorbells.clear();
-        self.sqs[0] = Some(SubmissionQueue::new(queues.sq, queues.sq_entries, 0));
-        let mut cq = CompletionQueue::new(queues.cq, queues.cq_entries, Some(0));
-        cq.users = 1;
-        self.cqs[0] = Some(cq);
+        let cq = CompletionQueue::new(queues.cq, queues.cq_entries, Some(0));
+        self.queues.create_cq(0, cq);
+        let sq = SubmissionQueue::new(queues.sq, queues.sq_entries, 0);
+        self.queues.create_sq(0, sq);
         self.state = State::Running;
         registers.ready();
         log::debug!("Enabled: {queues:x?}");
@@ -270,14 +274,13 @@ impl Controller {
         if self.state != State::Resetting || !self.requests.is_empty() || !self.remote.is_idle() {
             return false;
         }
-        self.sqs.iter_mut().for_each(|q| *q = None);
-        self.cqs.iter_mut().for_each(|q| *q = None);
+        self.queues.clear();
         self.shadow = None;
         self.features = self.identity.default_features();
         self.errors = ErrorLog::default();
         self.events = Events::default();
         self.shared.interrupts.clear_pending();
-        self.view = None;
+        self.view.forget();
         self.state = State::Disabled;
         self.remote.drop_jobs(false);
         let mut registers = self.shared.registers();
@@ -299,19 +302,7 @@ impl Controller {
 
     /// Memory as it is now.
     fn view(&mut self) -> Rc<DmaView> {
-        let shared = &self.shared;
-        let generation = &mut self.generation;
-        let view = self.view.get_or_insert_with(|| {
-            *generation = shared.dma.generation();
-            Rc::new(shared.dma.view())
-        });
-        Rc::clone(view)
-    }
-
-    fn drop_stale_view(&mut self) {
-        if self.view.is_some() && self.shared.dma.generation() != self.generation {
-            self.view = None;
-        }
+        self.view.get(&self.shared.dma)
     }
 
     /// There was nothing to do.
@@ -319,14 +310,16 @@ impl Controller {
         // A controller that takes no commands waits for its registers to be written.
         let rest = match self.state {
             State::Running => self.idle.idle(),
-            _ => Rest::Sleep,
+            _ => Rest::Sleep(None),
         };
         match rest {
-            Rest::Nap(_) | Rest::Sleep if self.put_off => self.sleep(Some(PUT_OFF_NAP)),
-            Rest::Look => Ok(()),
-            Rest::Nap(limit) => self.sleep(Some(limit)),
-            Rest::Sleep => self.sleep(None),
+            Rest::Look => return Ok(()),
+            Rest::Nap(_) | Rest::Sleep(_) if self.put_off => return self.sleep(Some(PUT_OFF_NAP)),
+            Rest::Nap(limit) => self.sleep(Some(limit))?,
+            Rest::Sleep(limit) => self.sleep(limit)?,
         }
+        self.idle.woke();
+        Ok(())
     }
 
     fn sleep(&mut self, limit: Option<Duration>) -> std::io::Result<()> {
@@ -334,10 +327,10 @@ impl Controller {
         if arm {
             self.arm_doorbells();
         }
-        self.shared.prepare_sleep();
+        self.shared.sleep.announce();
         if !self.shared.has_notices() && !self.doorbells_rang() {
-            self.view = None;
-            self.ring.wait(limit)?;
+            self.view.forget();
+            self.files.ring.wait(limit)?;
         }
         self.shared.woke();
         if arm {
@@ -362,9 +355,10 @@ impl Controller {
 
     /// Completes a held event request.
     fn complete_event(&mut self, cid: u16, dword: u32) {
-        if let Some(Some(sq)) = self.sqs.first_mut() {
-            sq.in_flight += 1;
+        if let Some(sq) = self.queues.sq_mut(0) {
+            sq.began();
         }
-        self.complete(&CommandId::admin(cid), Status::SUCCESS, dword);
+        let permit = Permit::new(CommandId::admin(cid));
+        self.complete(permit, Status::SUCCESS, dword);
     }
 }

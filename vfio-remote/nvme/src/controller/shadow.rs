@@ -35,22 +35,17 @@ impl Controller {
             return Err(Status::INVALID_FIELD);
         }
         self.shadow = Some(Shadow { doorbells, events });
-        for queue in 1..self.queue_count() {
+        for queue in 1..self.queues.ids().end {
             self.adopt_tail(queue);
             self.adopt_head(queue);
         }
         Ok(())
     }
 
-    pub(super) fn queue_count(&self) -> u16 {
-        self.identity.io_queues + 1
-    }
-
     /// The shadow of a queue's tail continues from its doorbell.
     pub(super) fn adopt_tail(&mut self, queue: u16) {
         let view = self.view();
-        if let (Some(shadow), Some(Some(sq))) = (self.shadow, self.sqs.get_mut(usize::from(queue)))
-        {
+        if let (Some(shadow), Some(sq)) = (self.shadow, self.queues.sq_mut(queue)) {
             if let Some(word) = Shadow::tail(&view, shadow.doorbells, queue) {
                 word.store(self.shared.doorbells.tail(queue), Ordering::Release);
             }
@@ -61,7 +56,7 @@ impl Controller {
     /// Likewise, of a completion queue's head.
     pub(super) fn adopt_head(&mut self, queue: u16) {
         let view = self.view();
-        if let (Some(shadow), Some(Some(cq))) = (self.shadow, self.cqs.get(usize::from(queue))) {
+        if let (Some(shadow), Some(cq)) = (self.shadow, self.queues.cq(queue)) {
             if let Some(word) = Shadow::head(&view, shadow.doorbells, queue) {
                 word.store(self.shared.doorbells.head(queue), Ordering::Release);
             }
@@ -79,8 +74,8 @@ impl Controller {
         if let Some(word) = Shadow::tail(&self.view(), shadow.doorbells, queue) {
             return word.load(Ordering::Acquire);
         }
-        match self.sqs.get(usize::from(queue)) {
-            Some(Some(sq)) => sq.tail(),
+        match self.queues.sq(queue) {
+            Some(sq) => sq.tail(),
             _ => 0,
         }
     }
@@ -93,8 +88,8 @@ impl Controller {
         if let Some(word) = Shadow::head(&self.view(), shadow.doorbells, queue) {
             return word.load(Ordering::Acquire);
         }
-        match self.cqs.get(usize::from(queue)) {
-            Some(Some(cq)) => cq.head(),
+        match self.queues.cq(queue) {
+            Some(cq) => cq.head(),
             _ => 0,
         }
     }
@@ -102,7 +97,7 @@ impl Controller {
     /// Tells the driver to ring when it passes `index` with a tail.
     fn set_event(&mut self, queue: u16, index: u32) {
         let view = self.view();
-        if let (Some(shadow), Some(Some(sq))) = (self.shadow, self.sqs.get_mut(usize::from(queue)))
+        if let (Some(shadow), Some(sq)) = (self.shadow, self.queues.sq_mut(queue))
             && let Some(word) = Shadow::tail(&view, shadow.events, queue)
         {
             word.store(index, Ordering::Relaxed);
@@ -113,7 +108,7 @@ impl Controller {
     /// The driver need not ring while this thread looks: the index that it compares with stays
     /// behind. It is moved on only now and then, because each store costs the driver a cache miss.
     pub(super) fn follow_tail(&mut self, queue: u16) {
-        let Some(Some(sq)) = self.sqs.get(usize::from(queue)) else {
+        let Some(sq) = self.queues.sq(queue) else {
             return;
         };
         let lags = sq.event.is_none_or(|e| sq.distance(e) > sq.entries() / 2);
@@ -128,13 +123,13 @@ impl Controller {
         if self.shadow.is_none() {
             return;
         }
-        for queue in 1..self.queue_count() {
-            if let Some(Some(sq)) = self.sqs.get(usize::from(queue)) {
+        for queue in 1..self.queues.ids().end {
+            if let Some(sq) = self.queues.sq(queue) {
                 let tail = sq.tail();
                 self.set_event(queue, tail);
             }
-            let waiting = match self.cqs.get(usize::from(queue)) {
-                Some(Some(cq)) if !cq.backlog.is_empty() => Some(cq.head()),
+            let waiting = match self.queues.cq(queue) {
+                Some(cq) if !cq.backlog.is_empty() => Some(cq.head()),
                 _ => None,
             };
             if let Some(head) = waiting {
@@ -149,8 +144,8 @@ impl Controller {
         if self.shadow.is_none() {
             return;
         }
-        for queue in 1..self.queue_count() {
-            if let Some(Some(sq)) = self.sqs.get(usize::from(queue)) {
+        for queue in 1..self.queues.ids().end {
+            if let Some(sq) = self.queues.sq(queue) {
                 let behind = sq.behind();
                 self.set_event(queue, behind);
             }
@@ -166,28 +161,24 @@ impl Controller {
         }
     }
 
-    /// Whether a doorbell has been written that has not been seen, or one has been seen that has not
-    /// been followed: the pin's level is looked at last in a turn, and with it the driver's heads, which
-    /// may have made room for completions that wait.
+    /// Whether a doorbell has been written that has not been seen, or one has been seen that has
+    /// not been followed: the pin's level is looked at last in a turn, and with it the driver's
+    /// heads, which may have made room for completions that wait.
     pub(super) fn doorbells_rang(&mut self) -> bool {
         if self.state != super::State::Running {
             return false;
         }
-        (0..self.queue_count()).any(|queue| {
-            let index = usize::from(queue);
-            let tail = match self.sqs.get(index) {
-                Some(Some(sq)) if !sq.bad_tail => Some(sq.tail()),
+        (self.queues.ids()).any(|queue| {
+            let tail = match self.queues.sq(queue) {
+                Some(sq) if !sq.bad_tail => Some(sq.tail()),
                 _ => None,
             };
-            let head = match self.cqs.get(index) {
-                Some(Some(cq)) if !cq.backlog.is_empty() && !cq.bad_head => Some(cq.head()),
+            let head = match self.queues.cq(queue) {
+                Some(cq) if !cq.backlog.is_empty() && !cq.bad_head => Some(cq.head()),
                 _ => None,
             };
             let room = |cq: &CompletionQueue| !cq.backlog.is_empty() && !cq.is_full();
-            let has_room = self
-                .cqs
-                .get(index)
-                .is_some_and(|cq| cq.as_ref().is_some_and(room));
+            let has_room = self.queues.cq(queue).is_some_and(room);
             has_room
                 || tail.is_some_and(|tail| self.driver_tail(queue) != tail)
                 || head.is_some_and(|head| self.driver_head(queue) != head)

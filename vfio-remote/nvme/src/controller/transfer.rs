@@ -1,87 +1,92 @@
-//! Bytes between memory and files that never wait.
+//! Where the data of a command is in mapped memory, and what a failed transfer is answered with.
 
 use super::Controller;
 use crate::bits::Status;
 use crate::counters::count;
 use crate::data::{DataBuffer, DataPointer, Segment, WalkError};
+use farlane_block::engine::memory::can_be_transferred;
+use farlane_block::storage::Alignment;
+use farlane_pci::DmaView;
+use farlane_zero_copy::slices::GuestSlices;
+use std::rc::Rc;
 
-/// Most vectors of one system call (`IOV_MAX`).
-const MAX_VECTORS: usize = 1024;
-
-/// Where the data of a command is.
+/// The place of a command's data.
 #[derive(Debug)]
 pub enum Located {
-    /// In mapped memory, as the vectors say.
+    /// In mapped memory.
     Mapped {
+        /// Its memory.
+        slices: GuestSlices<Rc<DmaView>>,
         /// Some of it is another device's.
         from_device: bool,
     },
-    /// It has to be copied.
+    /// Memory that has to be copied by messages.
     Bounce,
-    /// Nowhere.
+    /// An invalid data pointer.
     Refused(Status),
 }
 
-/// Space for looking things up, kept over commands.
-#[derive(Debug, Default)]
-pub struct Scratch {
-    segments: Vec<Segment>,
-    pub iovecs: Vec<libc::iovec>,
-}
-
 impl Controller {
-    /// Locates `length` bytes of data of `buffer`; the vectors are in `scratch` and valid as long as the
-    /// current view.
+    /// Locates `length` bytes of data of `buffer`. What is mapped has addresses and lengths that
+    /// are multiples of `align`.
     pub(super) fn locate(
         &mut self,
-        scratch: &mut Scratch,
         pointer: &DataPointer,
         buffer: DataBuffer,
         length: u64,
         align: u64,
     ) -> Located {
-        scratch.segments.clear();
-        scratch.iovecs.clear();
+        let mut segments = std::mem::take(&mut self.segments);
+        segments.clear();
+        let located = self.locate_in(&mut segments, pointer, buffer, length, align);
+        self.segments = segments;
+        located
+    }
+
+    fn locate_in(
+        &mut self,
+        segments: &mut Vec<Segment>,
+        pointer: &DataPointer,
+        buffer: DataBuffer,
+        length: u64,
+        align: u64,
+    ) -> Located {
         let view = self.view();
-        match pointer.walk(buffer, length, &*view, &mut scratch.segments) {
+        match pointer.walk(buffer, length, &*view, segments) {
             Ok(()) => (),
             Err(WalkError::Status(status)) => return Located::Refused(status),
             Err(WalkError::Unreachable) => return Located::Bounce,
         }
         let writable = buffer == DataBuffer::Destination;
-        let mask = usize::try_from(align - 1).unwrap_or(usize::MAX);
-        let (mut aligned, mut of_devices) = (true, 0);
-        for segment in &scratch.segments {
+        let mut slices = GuestSlices::new(view, self.requests.list(), writable);
+        let mut of_devices = 0;
+        let is_mapped = segments.iter().all(|segment| {
             let Some(address) = segment.address else {
-                return Located::Bounce;
+                return false;
             };
-            let iovecs = &mut scratch.iovecs;
-            let resolved = view.resolve(address, segment.length, writable, |base, run| {
-                aligned &= (base.addr() | run) & mask == 0;
-                iovecs.push(libc::iovec {
-                    iov_base: base.cast(),
-                    iov_len: run,
-                });
-            });
-            if resolved.is_err() {
-                return Located::Bounce;
+            let is_pushed = slices.push(address, segment.length).is_ok();
+            if is_pushed {
+                of_devices += slices.holder().device_bytes(address, segment.length);
             }
-            of_devices += view.device_bytes(address, segment.length);
+            is_pushed
+        });
+        let alignment = Alignment {
+            memory: align,
+            offset: 1,
+        };
+        if !is_mapped || !can_be_transferred(&slices, Some(alignment)) {
+            self.requests.give_list(slices.into_list());
+            return Located::Bounce;
         }
-        if aligned && scratch.iovecs.len() <= MAX_VECTORS {
-            if of_devices > 0 {
-                count(&self.shared.counters.peer_bytes, of_devices);
-            }
-            Located::Mapped {
-                from_device: of_devices > 0,
-            }
-        } else {
-            Located::Bounce
+        if of_devices > 0 {
+            count(&self.shared.counters.peer_bytes, of_devices);
+        }
+        Located::Mapped {
+            slices,
+            from_device: of_devices > 0,
         }
     }
-}
 
-impl Controller {
     /// The status of a transfer that what holds the namespace has failed.
     pub(super) fn storage_failed(&self, errno: i32, write: bool) -> Status {
         let status = match errno {

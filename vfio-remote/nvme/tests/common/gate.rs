@@ -2,9 +2,10 @@
 
 use super::*;
 use farlane_pci::{DmaMapping, DmaTarget, RemoteMemory};
+use farlane_sys::sync::{held, lock};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Longer than anything takes, on whatever machine.
@@ -50,7 +51,7 @@ impl Gate {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// From now on accesses to these addresses, and no others, are not answered.
@@ -86,9 +87,9 @@ impl Gate {
         }
         state.waiting = true;
         self.changed.notify_all();
-        let held = |state: &mut State| state.held.contains(&address);
-        let waited = self.changed.wait_timeout_while(state, PATIENCE, held);
-        let (mut state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        let is_held = |state: &mut State| state.held.contains(&address);
+        let waited = self.changed.wait_timeout_while(state, PATIENCE, is_held);
+        let (mut state, timeout) = held(waited);
         state.waiting = false;
         self.changed.notify_all();
         if timeout.timed_out() {

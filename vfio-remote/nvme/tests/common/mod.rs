@@ -5,8 +5,8 @@
 pub mod gate;
 
 use farlane_nvme::{Backing, BlockSize, Doorbells, NamespaceConfig, NvmeConfig, NvmeSource};
-use farlane_nvme_driver::{Command, Driver, InProcess, Memory, Queue, io};
 use farlane_pci::Source as _;
+use farlane_vm_front_end::nvme::{Command, Driver, InProcess, Memory, Queue, io};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 

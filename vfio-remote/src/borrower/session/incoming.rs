@@ -2,9 +2,10 @@
 
 use super::memory::{Access, AccessKind};
 use super::shared::Shared;
-use crate::link::message::{MAX_DATA_BYTES, ToBorrower};
-use crate::link::{LinkError, Received, Receiver};
-use farlane_zero_copy::chain;
+use crate::protocol::message::{MAX_DATA_BYTES, ToBorrower};
+use crate::protocol::{ConnectionError, Received, Receiver};
+use farlane_abi::width::to_usize;
+use farlane_sys::chain;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -20,34 +21,49 @@ pub(super) fn start(
         .spawn(move || {
             let mut end = receive(&shared, &mut receiver, &queue);
             if end.is_of_this_end() {
-                log::warn!("The link has failed: {}", chain(&end));
-                // The device is given up, and its lender stops it when it hears that. Its end says so.
+                log::warn!("The connection to the lender has failed: {}", chain(&end));
+                // The device is given up, and its lender stops it when it hears that. Its end says
+                // so.
                 shared.hang_up();
-                shared.lose_and_tell();
+                shared.lose_and_notify();
                 end = receiver.wait_for_end();
             }
             match end {
-                // A lender stops its device before it hangs up, or it has ended, and its device with it.
-                LinkError::Closed => {
+                // A lender stops its device before it hangs up, or it has ended, and its device
+                // with it.
+                ConnectionError::Closed => {
                     shared.stopped(None);
                     log::warn!("The lender has hung up");
                 }
                 // Whoever ended it has said why.
-                LinkError::Ended => {}
-                e => log::warn!("The link has failed: {}", chain(&e)),
+                ConnectionError::Ended => {}
+                e => log::warn!("The connection to the lender has failed: {}", chain(&e)),
             }
-            // What may still reach something of the lender's says by its end that it does not any more.
+            // What may still reach something of the lender's says by its end that it does not any
+            // more.
             match shared.holds_on() {
                 true => shared.ask_nothing(),
                 false => shared.close(),
             }
-            shared.lose_and_tell();
+            shared.lose_and_notify();
         })?;
     Ok(())
 }
 
-/// Takes what comes, until the link ends or cannot be used any more: why.
-fn receive(shared: &Shared, receiver: &mut Receiver, queue: &SyncSender<Access>) -> LinkError {
+/// Takes what comes, until the session ends or cannot be used any more: why.
+fn receive(
+    shared: &Shared,
+    receiver: &mut Receiver,
+    queue: &SyncSender<Access>,
+) -> ConnectionError {
+    let reach = |id, fence, address, kind| {
+        let _ = queue.send(Access {
+            id,
+            fence,
+            address,
+            kind,
+        });
+    };
     loop {
         let Received {
             message,
@@ -67,7 +83,7 @@ fn receive(shared: &Shared, receiver: &mut Receiver, queue: &SyncSender<Access>)
                 shared.with_current(fence, |signals| signals.raise_from_lender(kind, vector));
             }
             ToBorrower::Revoking { fence, grace_ms } => {
-                let is_meant = shared.with_current(fence, |signals| signals.want_back());
+                let is_meant = shared.with_current(fence, |signals| signals.request_unplug());
                 if is_meant {
                     log::info!("The lender wants the device back within {grace_ms} ms");
                 }
@@ -75,7 +91,7 @@ fn receive(shared: &Shared, receiver: &mut Receiver, queue: &SyncSender<Access>)
             ToBorrower::Ended { fence } => {
                 if shared.stopped(Some(fence)) {
                     log::warn!("The lender has ended lease {fence}");
-                    shared.lose_and_tell();
+                    shared.lose_and_notify();
                 }
             }
             ToBorrower::Stopping { fence } => {
@@ -88,33 +104,19 @@ fn receive(shared: &Shared, receiver: &mut Receiver, queue: &SyncSender<Access>)
                 address,
                 length,
             } => {
-                let length = usize::try_from(length).unwrap_or(usize::MAX);
+                let length = to_usize(length.into());
                 if length > MAX_DATA_BYTES {
-                    return LinkError::Unexpected("a read that is too long");
+                    return ConnectionError::Unexpected("a read that is too long");
                 }
-                let kind = AccessKind::Read(length);
-                let _ = queue.send(Access {
-                    id,
-                    fence,
-                    address,
-                    kind,
-                });
+                reach(id, fence, address, AccessKind::Read(length));
             }
             ToBorrower::MemoryWrite {
                 id,
                 fence,
                 address,
                 data,
-            } => {
-                let kind = AccessKind::Write(data);
-                let _ = queue.send(Access {
-                    id,
-                    fence,
-                    address,
-                    kind,
-                });
-            }
-            ToBorrower::Welcome { .. } => return LinkError::Unexpected("a second welcome"),
+            } => reach(id, fence, address, AccessKind::Write(data)),
+            ToBorrower::Welcome { .. } => return ConnectionError::Unexpected("a second welcome"),
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The thread that does a lender's accesses to memory: it may wait for the monitor.
+//! The thread that does a lender's accesses to memory: it may wait for the VMM.
 
 use super::shared::Shared;
-use crate::link::message::{Fence, ToLender};
+use crate::protocol::message::{Fence, ToLender};
 use farlane_pci::DmaSpace;
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};

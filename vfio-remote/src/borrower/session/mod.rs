@@ -1,4 +1,4 @@
-//! The borrower's end of a link: asks the lender, keeps the lease, answers about memory.
+//! The borrower's end of a session: asks the lender, keeps the lease, answers about memory.
 
 mod incoming;
 mod memory;
@@ -9,22 +9,23 @@ mod subtenant;
 use super::deadline::Deadline;
 use super::signals::Signals;
 use crate::lender::{TERMS, is_name};
-use crate::link::message::{
+use crate::protocol::message::{
     Attached, Fence, MAX_DATA_BYTES, PeerKey, Refusal, Reply, Request, ToBorrower, ToLender,
     VERSION,
 };
-use crate::link::{Connector, LinkError, Received, Receiver, Sender};
+use crate::protocol::{ConnectionError, Connector, Received, Receiver, Sender};
 use farlane_pci::{DmaSpace, Region};
-use farlane_zero_copy::chain;
-use renewal::Heart;
+use farlane_sys::chain;
+use farlane_sys::sync::lock;
+use renewal::Renewer;
 pub use shared::Doubt;
 pub(crate) use shared::OnLoss;
 use shared::Shared;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-pub(crate) use subtenant::{LetGo, Subtenant};
+pub(crate) use subtenant::{ReleaseFn, Subtenant};
 use thiserror::Error;
 
 /// Before a lender is asked again.
@@ -41,9 +42,9 @@ const UNPROVED: &str = "unproved:";
 /// Why something could not be done at the lender.
 #[derive(Debug, Error)]
 pub enum SessionError {
-    /// The link does not work.
-    #[error("The link to the lender does not work")]
-    Link(#[from] LinkError),
+    /// The connection does not work.
+    #[error("The connection to the lender does not work")]
+    Connection(#[from] ConnectionError),
     /// The lender speaks another version of the protocol.
     #[error("The lender speaks version {0} of the protocol, not {VERSION}")]
     Version(u32),
@@ -56,18 +57,18 @@ pub enum SessionError {
     /// It says something that is no answer to what was asked.
     #[error("The lender's answer makes no sense")]
     Nonsense,
-    /// The link has ended, or the lender does not answer.
+    /// The session has ended, or the lender does not answer.
     #[error("The lender is gone")]
     Lost,
     /// A lender fell silent, and nothing says that its device has stopped.
     #[error("The device may still reach memory of the VM that had it, {0}")]
     InDoubt(Doubt),
     /// The system failed.
-    #[error("The link cannot be served")]
+    #[error("The session cannot be served")]
     Io(#[from] std::io::Error),
 }
 
-/// A link that is attached to a device.
+/// A session at a lender that is attached to a device.
 pub(crate) struct Session {
     shared: Arc<Shared>,
     /// What was attached.
@@ -79,7 +80,7 @@ pub(crate) struct Session {
     /// Whether the lender has proved that it is called so.
     pub is_proved: bool,
     /// Taken alone.
-    heart: Mutex<Option<Heart>>,
+    renewer: Mutex<Option<Renewer>>,
     /// Writes that nobody has waited for, since the last one that was waited for.
     posted: AtomicU32,
 }
@@ -123,7 +124,8 @@ pub(crate) fn greet(
 
 impl Session {
     /// Connects and attaches to `device`. `memory` is what the lender may reach by messages;
-    /// `on_loss` is called once, when a lease has ended. Here and in what follows, all that is asked is answered by the deadline.
+    /// `on_loss` is called once, when a lease has ended. Here and in what follows, all that is
+    /// asked is answered by the deadline.
     pub fn open(
         connector: &Connector,
         (name, device): (&str, &str),
@@ -142,17 +144,7 @@ impl Session {
             device: device.to_owned(),
         };
         let mut session = Self {
-            attached: Attached {
-                description: farlane_pci::Description {
-                    config: Vec::new(),
-                    regions: Vec::new(),
-                    interrupts: farlane_pci::Interrupts::default(),
-                    name: String::new(),
-                    hidden: Vec::new(),
-                },
-                bridges: Vec::new(),
-                areas: Vec::new(),
-            },
+            attached: Attached::default(),
             shared,
             descriptors: Vec::new(),
             lender: match is_proved {
@@ -160,7 +152,7 @@ impl Session {
                 false => format!("{UNPROVED}{lender}"),
             },
             is_proved,
-            heart: Mutex::default(),
+            renewer: Mutex::default(),
             posted: AtomicU32::new(0),
         };
         let (Reply::Attached(attached), descriptors) = session.shared.ask(request, &[], until)?
@@ -202,14 +194,14 @@ impl Session {
         }
     }
 
-    fn heart(&self) -> MutexGuard<'_, Option<Heart>> {
-        self.heart.lock().unwrap_or_else(PoisonError::into_inner)
+    fn renewer(&self) -> MutexGuard<'_, Option<Renewer>> {
+        lock(&self.renewer)
     }
 
     /// Renews no more.
     fn rest(&self) {
-        let heart = self.heart().take();
-        drop(heart);
+        let renewer = self.renewer().take();
+        drop(renewer);
     }
 
     /// Takes the device, and goes on renewing the lease.
@@ -220,11 +212,11 @@ impl Session {
             return Err(SessionError::Nonsense);
         };
         let term = self.shared.term().ok_or(SessionError::Nonsense)?;
-        let heart = match term <= LONGEST_TERM {
-            true => Heart::start(Arc::clone(&self.shared), fence, term),
+        let renewer = match term <= LONGEST_TERM {
+            true => Renewer::start(Arc::clone(&self.shared), fence, term),
             false => Err(SessionError::Nonsense),
         };
-        *self.heart() = Some(heart.inspect_err(|_| self.give_up(fence, deadline))?);
+        *self.renewer() = Some(renewer.inspect_err(|_| self.give_up(fence, deadline))?);
         Ok((fence, key))
     }
 
@@ -236,9 +228,9 @@ impl Session {
         Ok(())
     }
 
-    /// Has the device reach a range no more. The lender is asked once at least, and `again` as long as it can answer in time. False
-    /// where the device is still at it: this is to be called again. A device that is not kept from it by this is given up, as by
-    /// [`give_up`](Self::give_up).
+    /// Has the device reach a range no more. The lender is asked once at least, and `again` as long
+    /// as it can answer in time. False where the device is still at it: this is to be called again.
+    /// A device that is not kept from it by this is given up, as by [`give_up`](Self::give_up).
     pub fn unmap(
         &self,
         fence: Fence,
@@ -254,11 +246,11 @@ impl Session {
             };
             match self.shared.ask(request, &[], deadline.answered_by()) {
                 Ok((Reply::Done, _)) => {
-                    self.shared.set_at_it(false);
+                    self.shared.set_busy(false);
                     return Ok(true);
                 }
                 Err(SessionError::Refused(Refusal::InProgress)) => {
-                    self.shared.set_at_it(true);
+                    self.shared.set_busy(true);
                     if !again || !deadline.has_time(PAUSE) {
                         return Ok(false);
                     }
@@ -272,8 +264,8 @@ impl Session {
         }
     }
 
-    /// Gives back a device that does not do what it must, and ends the link: the VM loses it. Whether it reaches memory after
-    /// this, [`doubt`](Self::doubt) says.
+    /// Gives back a device that does not do what it must, and ends the session: the VM loses it.
+    /// Whether it reaches memory after this, [`doubt`](Self::doubt) says.
     pub fn give_up(&self, fence: Fence, deadline: Deadline) {
         if !self.is_lost() {
             let deadline = deadline.for_the_last_word();
@@ -286,15 +278,16 @@ impl Session {
         self.shared.hang_up();
     }
 
-    /// Ends the link of a device that is at it for too long, without waiting any more: the VM loses it, and its lender takes it
-    /// back when it can. Until then it may reach memory, as [`doubt`](Self::doubt) says.
+    /// Ends the session of a device that is at it for too long, without waiting any more: the VM
+    /// loses it, and its lender takes it back when it can. Until then it may reach memory, as
+    /// [`doubt`](Self::doubt) says.
     pub fn abandon(&self) {
-        self.shared.set_at_it(true);
+        self.shared.set_busy(true);
         self.shared.hang_up();
     }
 
-    /// How long the device may reach memory that it has been shown, where the lender does not say anything any more. None
-    /// where it is known to reach nothing.
+    /// How long the device may reach memory that it has been shown, where the lender does not say
+    /// anything any more. None where it is known to reach nothing.
     pub fn doubt(&self) -> Option<Doubt> {
         self.shared.doubt()
     }
@@ -308,14 +301,12 @@ impl Session {
         data: &mut [u8],
         deadline: Deadline,
     ) -> Result<(), SessionError> {
-        let mut at = offset;
-        for part in data.chunks_mut(MAX_DATA_BYTES) {
-            let length = u32::try_from(part.len()).unwrap_or(0);
+        for (offset, part) in offsets(offset).zip(data.chunks_mut(MAX_DATA_BYTES)) {
             let request = Request::Read {
                 fence,
                 region,
-                offset: at,
-                length,
+                offset,
+                length: u32::try_from(part.len()).map_err(|_| SessionError::Nonsense)?,
             };
             match self.shared.ask(request, &[], deadline.answered_by())? {
                 (Reply::Data(bytes), _) if bytes.len() == part.len() => {
@@ -323,7 +314,6 @@ impl Session {
                 }
                 _ => return Err(SessionError::Nonsense),
             }
-            at += u64::from(length);
         }
         Ok(())
     }
@@ -337,21 +327,20 @@ impl Session {
         data: &[u8],
         deadline: Deadline,
     ) -> Result<(), SessionError> {
-        let mut at = offset;
-        for part in data.chunks(MAX_DATA_BYTES) {
+        for (offset, part) in offsets(offset).zip(data.chunks(MAX_DATA_BYTES)) {
             let request = Request::Write {
                 fence,
                 region,
-                offset: at,
+                offset,
                 data: part.to_vec(),
             };
             self.ask(request, &[], deadline)?;
-            at += u64::try_from(part.len()).unwrap_or(0);
         }
         Ok(())
     }
 
-    /// Writes registers, without waiting but now and then: so few writes wait at the lender that it reads on, and hears renewals.
+    /// Writes registers, without waiting but now and then: so few writes wait at the lender that it
+    /// reads on, and hears renewals.
     pub fn post(
         &self,
         fence: Fence,
@@ -364,21 +353,19 @@ impl Session {
             self.posted.store(0, Ordering::Relaxed);
             return self.write(fence, region, offset, data, deadline);
         }
-        let mut at = offset;
-        for part in data.chunks(MAX_DATA_BYTES) {
+        for (offset, part) in offsets(offset).zip(data.chunks(MAX_DATA_BYTES)) {
             let message = ToLender::Post {
                 fence,
                 region,
-                offset: at,
+                offset,
                 data: part.to_vec(),
             };
             self.shared.send(&message)?;
-            at += u64::try_from(part.len()).unwrap_or(0);
         }
         Ok(())
     }
 
-    /// Whether interrupts can be eventfds of the monitor.
+    /// Whether interrupts can be eventfds of the VMM.
     pub fn carries_descriptors(&self) -> bool {
         self.shared.sender.carries_descriptors()
     }
@@ -387,6 +374,11 @@ impl Session {
     pub fn is_lost(&self) -> bool {
         self.shared.is_lost()
     }
+}
+
+/// Where the parts of an access begin that are as long as a message allows.
+fn offsets(first: u64) -> impl Iterator<Item = u64> {
+    (first..).step_by(MAX_DATA_BYTES)
 }
 
 #[cfg(test)]

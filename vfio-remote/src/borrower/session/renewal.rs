@@ -2,18 +2,18 @@
 
 use super::SessionError;
 use super::shared::Shared;
-use crate::link::message::{Fence, Refusal, Request};
-use farlane_zero_copy::chain;
+use crate::protocol::message::{Fence, Refusal, Request};
+use farlane_sys::chain;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Renews a lease until it is dropped. Says so when the device is lost.
-pub(super) struct Heart {
+pub(super) struct Renewer {
     shared: Arc<Shared>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Drop for Heart {
+impl Drop for Renewer {
     fn drop(&mut self) {
         self.shared.rest();
         if let Some(thread) = self.thread.take() {
@@ -22,12 +22,12 @@ impl Drop for Heart {
     }
 }
 
-impl Heart {
+impl Renewer {
     pub fn start(shared: Arc<Shared>, fence: Fence, term: Duration) -> Result<Self, SessionError> {
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("lease".to_owned())
-            .spawn(move || beat(&theirs, fence, term))?;
+            .spawn(move || renew(&theirs, fence, term))?;
         Ok(Self {
             shared,
             thread: Some(thread),
@@ -36,7 +36,7 @@ impl Heart {
 }
 
 /// Renews three times in a term.
-fn beat(shared: &Shared, fence: Fence, term: Duration) {
+fn renew(shared: &Shared, fence: Fence, term: Duration) {
     let interval = term / 3;
     while shared.wait_to_renew(interval) {
         // Without an answer the lease is over when the term is: two intervals are left of it.
@@ -48,11 +48,11 @@ fn beat(shared: &Shared, fence: Fence, term: Duration) {
             if matches!(e, SessionError::Refused(Refusal::Ended(_))) {
                 shared.set_stopping(fence);
             }
-            if !shared.is_told() {
+            if !shared.is_notified() {
                 log::warn!("The lease cannot be renewed: {}", chain(&e));
             }
             shared.hang_up();
-            shared.lose_and_tell();
+            shared.lose_and_notify();
             // Who has not let go yet goes on saying so.
             match shared.can_ask() {
                 true => continue,

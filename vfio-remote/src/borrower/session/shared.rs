@@ -1,18 +1,20 @@
-//! What the threads of a session share: what has been asked of the lender, and what is known of the lease.
+//! What the threads of a session share: what has been asked of the lender, and what is known of the
+//! lease.
 
 use super::super::signals::Signals;
 use super::SessionError;
-use crate::link::message::{Fence, Refusal, Reply, Request, ToLender};
-use crate::link::{LinkError, Sender};
+use crate::protocol::message::{Fence, Refusal, Reply, Request, ToLender};
+use crate::protocol::{ConnectionError, Sender};
+use farlane_sys::sync::{held, lock};
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How much longer than by its term a lease may last at a lender that has fallen silent: until it has looked at the time
-/// (once a second) and stopped the device.
+/// How much longer than by its term a lease may last at a lender that has fallen silent: until it
+/// has looked at the time (once a second) and stopped the device.
 const STOPPING: Duration = Duration::from_secs(2);
 
 /// Shortest term of a lease that makes sense.
@@ -39,13 +41,14 @@ struct Answers {
     resting: bool,
 }
 
-/// How long a device may reach memory that it has been shown, where nothing says that it has stopped.
+/// How long a device may reach memory that it has been shown, where nothing says that it has
+/// stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doubt {
     /// So much longer at most: by then its lender has noticed that the lease is over.
     For(Duration),
-    /// While its lender runs. One of this host may be held, or wait for a device, and notices nothing; any other has said that its
-    /// device is at something, which ends when it ends.
+    /// While its lender runs. One of this host may be held, or wait for a device, and notices
+    /// nothing; any other has said that its device is at something, which ends when it ends.
     WhileItRuns,
 }
 
@@ -66,7 +69,7 @@ pub(super) struct Tenure {
     /// When a renewal was last answered.
     pub renewed: Instant,
     /// The lender has said that its device has not let go of memory yet.
-    pub at_it: bool,
+    pub is_busy: bool,
     /// It has said that the lease is over, and not yet that its device has stopped.
     pub stopping: bool,
 }
@@ -78,17 +81,19 @@ impl Tenure {
             fence,
             term: Duration::from_millis(u64::from(term_ms)).max(SHORTEST_TERM),
             renewed: Instant::now(),
-            at_it: false,
+            is_busy: false,
             stopping: false,
         }
     }
 
-    /// How long the device may reach memory, where time proves something of a lender that is silent, or not.
+    /// How long the device may reach memory, where time proves something of a lender that is
+    /// silent, or not.
     fn doubt(&self, time_proves: bool, now: Instant) -> Option<Doubt> {
-        if !time_proves || self.at_it || self.stopping {
+        if !time_proves || self.is_busy || self.stopping {
             return Some(Doubt::WhileItRuns);
         }
-        // A renewal that nobody has heard of may have reached the lender in the last moment of the term.
+        // A renewal that nobody has heard of may have reached the lender in the last moment of the
+        // term.
         let until = self.renewed + 2 * self.term + STOPPING;
         let left = until.saturating_duration_since(now);
         (!left.is_zero()).then_some(Doubt::For(left))
@@ -97,7 +102,8 @@ impl Tenure {
 
 #[derive(Debug, Default)]
 struct Lease {
-    /// None where there is no lease, and as soon as the lender has said that the device reaches nothing any more.
+    /// None where there is no lease, and as soon as the lender has said that the device reaches
+    /// nothing any more.
     tenure: Option<Tenure>,
     /// The lease that there is, or was, and its term.
     taken: Option<Fence>,
@@ -113,11 +119,12 @@ pub(super) struct Shared {
     changed: Condvar,
     /// Held while something is done for the VM that belongs to it.
     lease: Mutex<Lease>,
-    /// The lease has ended without our doing, or the link has. Changes under the lock of the lease.
+    /// The lease has ended without our doing, or the session has. Changes under the lock of the
+    /// lease.
     lost: AtomicBool,
     /// `on_loss` has been called, or is being called.
-    told: AtomicBool,
-    /// Something of the lender's may still be reached: the link is to stay, whatever comes.
+    notified: AtomicBool,
+    /// Something of the lender's may still be reached: the session is to stay, whatever comes.
     holds_on: AtomicBool,
     signals: Arc<Signals>,
     on_loss: OnLoss,
@@ -134,7 +141,7 @@ impl Shared {
             changed: Condvar::new(),
             lease: Mutex::default(),
             lost: AtomicBool::new(false),
-            told: AtomicBool::new(false),
+            notified: AtomicBool::new(false),
             holds_on: AtomicBool::new(false),
             signals,
             on_loss,
@@ -142,11 +149,11 @@ impl Shared {
     }
 
     fn answers(&self) -> MutexGuard<'_, Answers> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.answers)
     }
 
     fn lease(&self) -> MutexGuard<'_, Lease> {
-        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lease)
     }
 
     /// The term of the lease that there is, or was a moment ago.
@@ -161,7 +168,8 @@ impl Shared {
         }
     }
 
-    /// The device reaches nothing any more; where a lease is named, the device that was taken under it. False where there is none.
+    /// The device reaches nothing any more; where a lease is named, the device that was taken under
+    /// it. False where there is none.
     pub fn stopped(&self, named: Option<Fence>) -> bool {
         let mut lease = self.lease();
         let is_meant = |tenure: &mut Tenure| named.is_none_or(|fence| fence == tenure.fence);
@@ -175,13 +183,14 @@ impl Shared {
     }
 
     /// The lender has said that its device has not let go of memory yet, or that it has.
-    pub fn set_at_it(&self, at_it: bool) {
+    pub fn set_busy(&self, is_busy: bool) {
         if let Some(tenure) = &mut self.lease().tenure {
-            tenure.at_it = at_it;
+            tenure.is_busy = is_busy;
         }
     }
 
-    /// The lender has said that a lease is over. Its device may take as long as it likes to stop: the lender says when it has.
+    /// The lender has said that a lease is over. Its device may take as long as it likes to stop:
+    /// the lender says when it has.
     pub fn set_stopping(&self, fence: Fence) {
         let mut lease = self.lease();
         if let Some(tenure) = lease.tenure.as_mut().filter(|t| t.fence == fence) {
@@ -194,7 +203,8 @@ impl Shared {
         self.with_current(fence, |_| ())
     }
 
-    /// Signals something to the VM, if it belongs to the lease that the VM has, and the VM goes on having it meanwhile.
+    /// Signals something to the VM, if it belongs to the lease that the VM has, and the VM goes on
+    /// having it meanwhile.
     pub fn with_current(&self, fence: Fence, act: impl FnOnce(&Signals)) -> bool {
         let lease = self.lease();
         let is_current = lease.tenure.is_some_and(|tenure| tenure.fence == fence);
@@ -210,12 +220,12 @@ impl Shared {
     }
 
     /// Whether it is known, or being said, to whom it concerns that the lease has ended.
-    pub fn is_told(&self) -> bool {
-        self.told.load(Ordering::Acquire)
+    pub fn is_notified(&self) -> bool {
+        self.notified.load(Ordering::Acquire)
     }
 
-    /// From now on, or no more, something of the lender's may be reached, also after the lease: the link is not hung up, and the
-    /// lease is renewed.
+    /// From now on, or no more, something of the lender's may be reached, also after the lease: the
+    /// session is not hung up, and the lease is renewed.
     pub fn hold_on(&self, holds: bool) {
         self.holds_on.store(holds, Ordering::Release);
     }
@@ -234,23 +244,25 @@ impl Shared {
     pub fn lose(&self) {
         let lease = self.lease();
         if !lease.retired && !self.lost.swap(true, Ordering::AcqRel) {
-            self.signals.want_back();
+            self.signals.request_unplug();
         }
     }
 
-    /// The same, and says so to whom it concerns. Not by a thread that holds locks: that may wait for other devices.
-    pub fn lose_and_tell(&self) {
+    /// The same, and says so to whom it concerns. Not by a thread that holds locks: that may wait
+    /// for other devices.
+    pub fn lose_and_notify(&self) {
         self.lose();
         let taken = self.lease().taken;
         if let Some(fence) = taken
-            && !self.told.swap(true, Ordering::AcqRel)
+            && !self.notified.swap(true, Ordering::AcqRel)
         {
             (self.on_loss)(fence);
         }
     }
 
-    /// The device is gone for the VM, and nothing is asked any more. What the lender still says is heard, until it hangs up too.
-    /// While something of the lender's may be reached, it alone is lost.
+    /// The device is gone for the VM, and nothing is asked any more. What the lender still says is
+    /// heard, until it hangs up too. While something of the lender's may be reached, it alone is
+    /// lost.
     pub fn hang_up(&self) {
         self.lose();
         if self.holds_on() {
@@ -260,7 +272,7 @@ impl Shared {
         self.ask_nothing();
     }
 
-    /// Ends the link.
+    /// Ends the session.
     pub fn close(&self) {
         self.sender.close();
         self.ask_nothing();
@@ -288,12 +300,13 @@ impl Shared {
         self.answers().resting
     }
 
-    /// Waits until it is time to renew the lease, or nothing is asked any more. False where it is not renewed any more.
+    /// Waits until it is time to renew the lease, or nothing is asked any more. False where it is
+    /// not renewed any more.
     pub fn wait_to_renew(&self, interval: Duration) -> bool {
-        let (answers, _) = self
-            .changed
-            .wait_timeout_while(self.answers(), interval, |a| !a.closed && !a.resting)
-            .unwrap_or_else(PoisonError::into_inner);
+        let (answers, _) = held(
+            self.changed
+                .wait_timeout_while(self.answers(), interval, |a| !a.closed && !a.resting),
+        );
         !answers.resting
     }
 
@@ -309,7 +322,8 @@ impl Shared {
     /// Takes an answer. One that came too late has nobody who waits for it.
     pub fn answered(&self, id: u32, result: Result<Reply, Refusal>, descriptors: Vec<OwnedFd>) {
         let is_take = self.answers().waiting.get(&id).is_some_and(|w| w.is_take);
-        // The device has been taken. Here, because what comes behind this answer may belong to the lease.
+        // The device has been taken. Here, because what comes behind this answer may belong to the
+        // lease.
         if is_take
             && let Ok(Reply::Taken { fence, term_ms, .. } | Reply::Sublet { fence, term_ms }) =
                 result
@@ -327,8 +341,9 @@ impl Shared {
         }
     }
 
-    /// Asks, and waits for the answer until then. A lender that gives none is not there; but of one that is slow to read its device,
-    /// renewals tell. Whoever asks sees to it that there is time for an answer.
+    /// Asks, and waits for the answer until then. A lender that gives none is not there; but of one
+    /// that is slow to read its device, renewals tell. Whoever asks sees to it that there is time
+    /// for an answer.
     pub fn ask(
         &self,
         request: Request,
@@ -376,18 +391,14 @@ impl Shared {
             if answers.closed || left.is_zero() {
                 answers.waiting.remove(&id);
                 if may_be_slow && !answers.closed {
-                    return Err(LinkError::Stuck.into());
+                    return Err(ConnectionError::Stuck.into());
                 }
                 drop(answers);
                 // A lender that does not answer is one that is not there.
                 self.hang_up();
                 return Err(SessionError::Lost);
             }
-            answers = self
-                .changed
-                .wait_timeout(answers, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            answers = held(self.changed.wait_timeout(answers, left)).0;
         }
     }
 }
@@ -403,7 +414,7 @@ mod tests {
             fence: Fence(1),
             term: Duration::from_secs(3),
             renewed,
-            at_it: false,
+            is_busy: false,
             stopping: false,
         };
         let after = |seconds| renewed + Duration::from_secs(seconds);
@@ -411,9 +422,9 @@ mod tests {
         assert_eq!(tenure.doubt(true, after(7)), Some(Doubt::For(left)));
         assert_eq!(tenure.doubt(true, after(8)), None);
         assert_eq!(tenure.doubt(false, after(1000)), Some(Doubt::WhileItRuns));
-        for (at_it, stopping) in [(true, false), (false, true)] {
+        for (is_busy, stopping) in [(true, false), (false, true)] {
             let tenure = Tenure {
-                at_it,
+                is_busy,
                 stopping,
                 ..tenure
             };

@@ -1,12 +1,13 @@
-//! A lender's end of a link to another lender, a device of which its own ones reach under a sublease.
+//! A lender's end of a session to another lender, a device of which its own ones reach under a
+//! sublease.
 
-use super::renewal::Heart;
+use super::renewal::Renewer;
 use super::shared::Shared;
 use super::{LONGEST_TERM, SessionError, greet, incoming, memory};
-use crate::link::Connector;
-use crate::link::message::{Fence, PeerKey, PeerName, Reply, Request};
+use crate::protocol::Connector;
+use crate::protocol::message::{Fence, PeerKey, PeerName, Reply, Request};
 use farlane_pci::{DmaSpace, Region};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,24 +15,25 @@ use std::time::{Duration, Instant};
 const RETURNING: Duration = Duration::from_secs(1);
 
 /// Has whoever reaches the other lender's device let go of it. False where that cannot be had.
-pub(crate) type LetGo = Box<dyn Fn() -> bool + Send + Sync>;
+pub(crate) type ReleaseFn = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// A sublease, at the lender whose devices reach the other one's.
 pub(crate) struct Subtenant {
     shared: Arc<Shared>,
     fence: Fence,
-    heart: Option<Heart>,
+    renewer: Option<Renewer>,
 }
 
 impl Subtenant {
-    /// Connects as `name`, and shows the key of the device's lease, until then. `let_go` is called when the sublease has ended,
-    /// by which side ever; with a lender that falls silent, when its term is over. However long that takes, the sublease is renewed
-    /// and the link stays: the end of either says that nothing is reached.
+    /// Connects as `name`, and shows the key of the device's lease, until then. `let_go` is called
+    /// when the sublease has ended, by which side ever; with a lender that falls silent, when its
+    /// term is over. However long that takes, the sublease is renewed and the session stays: the
+    /// end of either says that nothing is reached.
     pub fn open(
         connector: &Connector,
         name: &str,
         (device, key): (&PeerName, PeerKey),
-        let_go: LetGo,
+        let_go: ReleaseFn,
         until: Instant,
     ) -> Result<Self, SessionError> {
         let (sender, receiver, lender) = greet(connector, name, until)?;
@@ -64,7 +66,7 @@ impl Subtenant {
         let mut subtenant = Self {
             shared: Arc::clone(&shared),
             fence: Fence(0),
-            heart: None,
+            renewer: None,
         };
         let queue = memory::start(&shared, DmaSpace::new())?;
         incoming::start(&shared, receiver, queue)?;
@@ -81,7 +83,7 @@ impl Subtenant {
         // The other lender counts from when it has answered, which may be a while ago.
         let until = until.min(Instant::now() + term);
         shared.ask(Request::Renew { fence }, &[], until)?;
-        subtenant.heart = Some(Heart::start(shared, fence, term)?);
+        subtenant.renewer = Some(Renewer::start(shared, fence, term)?);
         Ok(subtenant)
     }
 
@@ -104,7 +106,8 @@ impl Subtenant {
         }
     }
 
-    /// Gives the sublease back, also one that is lost: nobody here reaches the device any more. A second time it says nothing.
+    /// Gives the sublease back, also one that is lost: nobody here reaches the device any more. A
+    /// second time it says nothing.
     pub fn give_back(&self) {
         let fence = self.fence;
         let until = Instant::now() + RETURNING;
@@ -128,7 +131,7 @@ fn has_let_go(shared: &Shared, fence: Fence) {
 
 impl Drop for Subtenant {
     fn drop(&mut self) {
-        drop(self.heart.take());
+        drop(self.renewer.take());
         self.shared.retire();
         self.shared.close();
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::link::Acceptor;
+use crate::protocol::Acceptor;
 use farlane_pci::{ClassCode, InterruptKind, Template};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -8,7 +8,8 @@ use std::sync::mpsc;
 
 const LEASE: Fence = Fence(5);
 
-/// Answers a borrower, and says something behind the answer that gives it a lease; after that, what the test likes.
+/// Answers a borrower, and says something behind the answer that gives it a lease; after that, what
+/// the test likes.
 fn serve(sender: &Sender, mut receiver: Receiver, term_ms: u32, behind: &[ToBorrower]) {
     let class = ClassCode {
         base: 0xff,
@@ -155,7 +156,7 @@ fn what_a_lender_says_after_the_session_reaches_nobody() {
     // Not given back: what is known of the lease stays.
     drop(rig.session);
     assert!(!shared.with_current(fence, |signals| signals.raise(InterruptKind::Msi, 0)));
-    shared.lose_and_tell();
+    shared.lose_and_notify();
     assert!(!is_signalled(&interrupt) && !is_signalled(&rig.request));
     drop(shared);
     wait_alone(&rig.signals);

@@ -4,10 +4,11 @@ use farlane_pci::{
     AccessError, ClassCode, DmaMapping, DmaTarget, InterruptKind, Region, RemoteMemory, Signal,
     Template,
 };
+use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 
 mod events;
 
@@ -73,7 +74,7 @@ impl Fake {
     }
 
     fn device(&self) -> std::sync::MutexGuard<'_, Device> {
-        self.device.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.device)
     }
 
     /// Raises an interrupt as the device would.
@@ -231,7 +232,7 @@ impl Kernel for Fake {
 
 fn source() -> (Arc<Fake>, VfioSource) {
     let fake = Fake::new();
-    let source = VfioSource::new(fake.clone(), "0000:01:00.0", false).unwrap();
+    let source = VfioSource::new(fake.clone(), "0000:01:00.0".parse().unwrap(), false).unwrap();
     (fake, source)
 }
 

@@ -110,7 +110,8 @@ impl Tap {
 
 /// `bpf(2)` with the words of a command.
 fn bpf(command: i32, words: &[u32]) -> OwnedFd {
-    // SAFETY: the kernel reads the words, and what they point to lives throughout the call; the descriptor is new.
+    // SAFETY: the kernel reads the words, and what they point to lives throughout the call; the
+    // descriptor is new.
     unsafe {
         let fd = libc::syscall(libc::SYS_bpf, command, words.as_ptr(), size_of_val(words));
         OwnedFd::from_raw_fd(check(i32::try_from(fd).unwrap()))
@@ -122,7 +123,8 @@ fn halves(address: usize) -> [u32; 2] {
     [address, address >> 32].map(|half| u32::try_from(half & 0xffff_ffff).unwrap())
 }
 
-/// A program before the tap that puts a tag of VLAN `id` on frames with the mark, aside, as an interface of the VLAN does.
+/// A program before the tap that puts a tag of VLAN `id` on frames with the mark, aside, as an
+/// interface of the VLAN does.
 fn tag_marked(tap: &Tap, mark: i32, id: i32) -> OwnedFd {
     /// `mark` of `struct __sk_buff`, and `bpf_skb_vlan_push`.
     const MARK: i16 = 8;

@@ -4,8 +4,8 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 
-fn named(flow: u16, source: u8) -> Named {
-    Named {
+fn named(flow: u16, source: u8) -> NewFlow {
+    NewFlow {
         key: FlowKey {
             source: std::net::Ipv4Addr::LOCALHOST.into(),
             destination: std::net::Ipv4Addr::LOCALHOST.into(),

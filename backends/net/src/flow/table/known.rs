@@ -1,22 +1,24 @@
 //! Which flows the table knows: who comes in, who stays, and who is forgotten.
 
-use super::{FlowTable, NONE, SHARDS, lock};
-use crate::flow::course::Course;
+use super::{FlowTable, SHARDS, lock};
+use crate::bits::wide;
+use crate::flow::follow::ProcessVotes;
 use crate::flow::key::FlowKey;
+use crate::flow::order::FlowOrder;
 use crate::flow::parse::Signal;
-use crate::flow::shard::{Named, Promotion, Shard, Slot};
-use crate::flow::votes::Votes;
+use crate::flow::shard::{NewFlow, Promotion, Shard, Slot};
 use std::sync::atomic::Ordering;
 
 /// Entries that a [`tick`](FlowTable::tick) looks at.
 const TICK_STEPS: usize = 8;
 
-/// Frames in each direction that make a flow established. Of TCP those count that neither open a connection nor end one: what a
-/// sender under another's name has the guest say, however often.
+/// Frames in each direction that make a flow established. Of TCP those count that neither open a
+/// connection nor end one: what a sender under another's name has the guest say, however often.
 const ESTABLISHED: u8 = 2;
 
-/// The same of a flow that was established and had to make room, or for which there was none: where there are more than are kept, they
-/// take turns, and what the port is asked for then costs little beside so many frames.
+/// The same of a flow that was established and had to make room, or for which there was none: where
+/// there are more than are kept, they take turns, and what the port is asked for then costs little
+/// beside so many frames.
 const ESTABLISHED_AGAIN: u8 = 8;
 
 /// Whether a frame counts.
@@ -24,8 +26,8 @@ fn counts(signal: Signal) -> bool {
     !matches!(signal, Signal::Open | Signal::Close)
 }
 
-/// Groups of unknown flows, in a part.
-const STRANGERS: usize = 512;
+/// Groups of flows that are not known, in a part.
+const UNKNOWN_GROUPS: usize = 512;
 
 /// Microseconds after which nothing of a frame is under way any more.
 const LONG_AGO_US: u64 = 1_000_000;
@@ -33,30 +35,29 @@ const LONG_AGO_US: u64 = 1_000_000;
 /// What is kept of a flow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flow {
-    pub(super) course: Course,
-    pub(super) votes: Votes,
-    /// Frames that have come and gone, of those that [count](counts), and how many of each make it established.
+    pub(super) order: FlowOrder,
+    pub(super) votes: ProcessVotes,
+    /// Frames that have come and gone, of those that [count](counts), and how many of each make it
+    /// established.
     received: u8,
     sent: u8,
     needed: u8,
-    /// The port's queue that was last asked for: the port has it, or the wish waits.
-    pub(super) rule: u16,
+    /// The queue of the port's rule for the flow, or of the hint for one that waits.
+    pub(super) rule: Option<u16>,
     /// The queue of a rule that the port follows no longer, and since when.
-    left: u16,
-    left_us: u64,
+    left: Option<(u16, u64)>,
 }
 
 impl Flow {
-    pub(super) fn new(course: Course) -> Self {
+    pub(super) fn new(order: FlowOrder) -> Self {
         Self {
-            course,
-            votes: Votes::default(),
+            order,
+            votes: ProcessVotes::default(),
             received: 0,
             sent: 0,
             needed: ESTABLISHED,
-            rule: NONE,
-            left: NONE,
-            left_us: 0,
+            rule: None,
+            left: None,
         }
     }
 
@@ -85,24 +86,25 @@ impl Flow {
         self.needed = ESTABLISHED_AGAIN;
     }
 
-    /// The port follows its rule no longer: frames come from another queue than `left`, from now on or soon.
+    /// The port follows its rule no longer: frames come from another queue than `left`, from now on
+    /// or soon.
     pub(super) fn leaves(&mut self, left: u16, now_us: u64) {
-        self.left = left;
-        self.left_us = now_us;
+        self.left = Some((left, now_us));
     }
 
-    /// Whether all frames have come that came by a rule that was taken back: they come from another queue now, or have done so all the time.
+    /// Whether all frames have come that came by a rule that was taken back: they come from another
+    /// queue now, or have done so all the time.
     pub(super) fn has_left(&self, sequencer: u16, now_us: u64) -> bool {
-        self.left == NONE
-            || self.left != sequencer
-            || now_us.saturating_sub(self.left_us) >= LONG_AGO_US
+        self.left.is_none_or(|(left, since_us)| {
+            left != sequencer || now_us.saturating_sub(since_us) >= LONG_AGO_US
+        })
     }
 }
 
-/// Counts of what the table has done.
+/// How full the table is, and what it has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
-    /// Flows known now.
+pub struct FlowCounts {
+    /// Flows in the table.
     pub flows: u64,
     /// Those of them that are established.
     pub established: u64,
@@ -115,24 +117,25 @@ pub struct Census {
 }
 
 /// A part of the table.
-pub(super) struct Part {
+pub(super) struct TablePart {
     pub(super) flows: Shard<Flow>,
-    /// When a flow that is not known was last seen to arrive, in microseconds, by some bits of its hash; zero: never.
-    strangers: Box<[u64; STRANGERS]>,
+    /// When a frame of a flow that is not known last arrived, in microseconds, by some bits of the
+    /// flow's hash; zero: never.
+    unknown_seen: Box<[u64; UNKNOWN_GROUPS]>,
 }
 
-impl Part {
+impl TablePart {
     /// An empty one with room for so many flows.
     pub(super) fn new(flows: usize) -> Self {
         Self {
             flows: Shard::new(flows),
-            strangers: Box::new([0; STRANGERS]),
+            unknown_seen: Box::new([0; UNKNOWN_GROUPS]),
         }
     }
 
-    pub(super) fn stranger(&mut self, within: u32) -> Option<&mut u64> {
+    pub(super) fn unknown_seen_mut(&mut self, within: u32) -> Option<&mut u64> {
         let index = usize::try_from(within >> 16).ok()?;
-        self.strangers.get_mut(index % STRANGERS)
+        self.unknown_seen.get_mut(index % UNKNOWN_GROUPS)
     }
 }
 
@@ -157,45 +160,44 @@ impl FlowTable {
     }
 
     /// What the table has done, and how full it is.
-    #[must_use]
-    pub fn census(&self) -> Census {
-        let mut census = Census {
+    pub fn counts(&self) -> FlowCounts {
+        let mut counts = FlowCounts {
             moves: self.moves.load(Ordering::Relaxed),
             forgotten: self.forgotten.load(Ordering::Relaxed),
             refused: self.refused.load(Ordering::Relaxed),
-            ..Census::default()
+            ..FlowCounts::default()
         };
         for shard in &self.shards {
             let shard = lock(shard);
-            census.flows += u64::try_from(shard.flows.len()).unwrap_or(u64::MAX);
-            census.established += u64::try_from(shard.flows.protected()).unwrap_or(u64::MAX);
+            counts.flows += wide(shard.flows.len());
+            counts.established += wide(shard.flows.protected());
         }
-        census
+        counts
     }
 
     /// Makes a flow known, that is to have this home.
     pub(super) fn insert(
         &self,
-        part: &mut Part,
+        part: &mut TablePart,
         key: FlowKey,
         within: u32,
         target: u16,
         now_us: u64,
     ) -> Option<Slot> {
         let source = self.hash.source(&key).to_le_bytes()[0];
-        let seen = part.stranger(within).map_or(0, |seen| *seen);
-        let course = if seen == 0 || now_us.saturating_sub(seen) >= LONG_AGO_US {
-            Course::placed(target)
+        let seen = part.unknown_seen_mut(within).map_or(0, |seen| *seen);
+        let order = if seen == 0 || now_us.saturating_sub(seen) >= LONG_AGO_US {
+            FlowOrder::placed(target)
         } else {
-            Course::known(target)
+            FlowOrder::known(target)
         };
         let slot = part.flows.insert(
-            Named {
+            NewFlow {
                 key,
                 hash: within,
                 source,
             },
-            Flow::new(course),
+            Flow::new(order),
             now_us,
             |flow, seen_us| self.spare(flow, seen_us, now_us),
             |key, flow| self.forget(key, flow),
@@ -218,14 +220,14 @@ impl FlowTable {
         }
     }
 
-    /// Whether a flow may be forgotten without reordering it. What a driver has consumed is not looked at while a queue is idle;
-    /// a frame that is a second old is done with.
+    /// Whether a flow may be forgotten without reordering it. What a driver has consumed is not
+    /// looked at while a queue is idle; a frame that is a second old is done with.
     fn spare(&self, flow: &Flow, seen_us: u64, now_us: u64) -> bool {
         let active = self.active.load(Ordering::Acquire);
         let old = now_us.saturating_sub(seen_us) >= LONG_AGO_US;
-        let can_take_back = flow.rule == NONE || self.wishes.has_room();
+        let can_take_back = flow.rule.is_none() || self.hints.has_room();
         can_take_back
-            && flow.course.is_idle(|queue| {
+            && flow.order.is_idle(|queue| {
                 if old {
                     u64::MAX
                 } else {
@@ -236,8 +238,8 @@ impl FlowTable {
 
     fn forget(&self, key: &FlowKey, flow: &Flow) {
         self.count_forgotten();
-        if flow.rule != NONE {
-            self.wishes.take_back(*key, flow.rule);
+        if let Some(rule) = flow.rule {
+            self.hints.take_back(*key, rule);
         }
     }
 

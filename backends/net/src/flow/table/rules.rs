@@ -1,17 +1,17 @@
-//! What the port is asked for on behalf of flows, so that their frames come from the queue of their pair.
+//! The port's rules for flows: their frames are to come from the queue of their pair.
 
 use super::known::Flow;
-use super::{FlowTable, NONE, split};
+use super::{FlowTable, split};
+use crate::flow::hints::RuleChange;
 use crate::flow::key::FlowKey;
-use crate::flow::wishes::Rule;
 use std::io;
 use std::sync::atomic::Ordering;
 
-/// Wishes that the port is asked for in one turn of a worker, whose frames wait meanwhile.
-const WISHES_AT_ONCE: usize = 64;
+/// Hints that the port is asked for in one turn of a worker, whose frames wait meanwhile.
+const HINTS_AT_ONCE: usize = 64;
 
 impl FlowTable {
-    /// The port has no way to steer flows: no wishes from now on.
+    /// The port has no way to steer flows: no hints from now on.
     pub fn port_cannot_steer(&self) {
         self.port_queues.store(0, Ordering::Release);
     }
@@ -21,9 +21,9 @@ impl FlowTable {
         self.port_queues.store(queues, Ordering::Release);
     }
 
-    /// Asks the port, `steer(flow, queue)`, for what would spare handing over: frames of a flow from a queue, or from any (`None`).
-    /// `false`: it cannot at all, and is not asked any more. What it refuses is asked for again later. Returns whether there is more
-    /// to be asked for now.
+    /// Asks the port, `steer(flow, queue)`, for what would spare handing over: frames of a flow
+    /// from a queue, or from any (`None`). `false`: it cannot at all, and is not asked any more.
+    /// What it refuses is asked for again later. Returns whether there is more to be asked for now.
     ///
     /// # Errors
     /// The first that the port has had.
@@ -32,48 +32,51 @@ impl FlowTable {
         now_us: u64,
         mut steer: impl FnMut(&FlowKey, Option<u16>) -> io::Result<bool>,
     ) -> io::Result<bool> {
-        let Some(_turn) = self.wishes.turn(now_us) else {
+        let Some(_turn) = self.hints.turn(now_us) else {
             return Ok(false);
         };
         let mut result = Ok(());
-        for _ in 0..WISHES_AT_ONCE {
-            let Some(wish) = self.wishes.first() else {
+        for _ in 0..HINTS_AT_ONCE {
+            let Some(hint) = self.hints.first() else {
                 break;
             };
-            let queue = match wish.rule {
-                Rule::Set { to, .. } => Some(to),
-                Rule::TakeBack { .. } => None,
+            let queue = match hint.rule {
+                RuleChange::Set { to, .. } => Some(to),
+                RuleChange::Remove { .. } => None,
             };
-            match (steer(&wish.flow, queue), wish.rule) {
-                (Ok(true), Rule::Set { .. }) => {}
-                (Ok(true), Rule::TakeBack { from }) => self.taken_back(&wish.flow, from, now_us),
+            match (steer(&hint.flow, queue), hint.rule) {
+                (Ok(true), RuleChange::Set { .. }) => {}
+                (Ok(true), RuleChange::Remove { from }) => {
+                    self.taken_back(&hint.flow, from, now_us)
+                }
                 (Ok(false), _) => self.port_cannot_steer(),
-                (Err(error), Rule::Set { to, from }) => {
-                    self.wishes.pause(now_us);
-                    self.refused(&wish.flow, to, from);
+                (Err(error), RuleChange::Set { to, from }) => {
+                    self.hints.pause(now_us);
+                    self.refused(&hint.flow, to, from);
                     result = result.and(Err(error));
                 }
-                (Err(error), Rule::TakeBack { .. }) => {
-                    self.wishes.pause(now_us);
+                (Err(error), RuleChange::Remove { .. }) => {
+                    self.hints.pause(now_us);
                     // It waits on: the flow may be forgotten, and nobody else will say so again.
                     return Err(error);
                 }
             }
-            self.wishes.answered();
+            self.hints.answered();
         }
-        result.map(|()| self.wishes.are_due(now_us))
+        result.map(|()| self.hints.are_due(now_us))
     }
 
     /// The port has not taken the rule of a flow, and keeps the one before.
     fn refused(&self, key: &FlowKey, to: u16, from: Option<u16>) {
         self.change(key, |flow| {
-            if flow.rule == to {
-                flow.rule = from.unwrap_or(NONE);
+            if flow.rule == Some(to) {
+                flow.rule = from;
             }
         });
     }
 
-    /// The port follows the rule of a flow no longer. The flow may have been forgotten, and be known again.
+    /// The port follows the rule of a flow no longer. The flow may have been forgotten, and be
+    /// known again.
     fn taken_back(&self, key: &FlowKey, from: u16, now_us: u64) {
         self.change(key, |flow| flow.leaves(from, now_us));
     }
@@ -90,33 +93,36 @@ impl FlowTable {
     }
 
     /// Asks the port for what would spare handing over frames of an established flow.
-    pub(super) fn wish(&self, key: &FlowKey, flow: &mut Flow, active: u16, now_us: u64) {
-        if !flow.course.is_moving()
-            && let (Some(home), Some(sequencer)) = (flow.course.home(), flow.course.sequencer())
+    pub(super) fn hint(&self, key: &FlowKey, flow: &mut Flow, active: u16, now_us: u64) {
+        if !flow.order.is_moving()
+            && let (Some(home), Some(sequencer)) = (flow.order.home(), flow.order.sequencer())
             && home != sequencer
-            && home != flow.rule
+            && Some(home) != flow.rule
             && home < self.port_queues.load(Ordering::Acquire)
             // What was asked for before has been seen: a flow changes its queue once at a time.
             && match flow.rule {
-                NONE => flow.has_left(sequencer, now_us),
+                None => flow.has_left(sequencer, now_us),
                 // The port cannot follow a rule for a queue that is not in use any more.
-                rule => rule == sequencer || rule >= active,
+                Some(rule) => rule == sequencer || rule >= active,
             }
             && self
-                .wishes
-                .set(*key, home, (flow.rule != NONE).then_some(flow.rule), now_us)
+                .hints
+                .set(*key, home, flow.rule, now_us)
         {
-            flow.rule = home;
+            flow.rule = Some(home);
         }
     }
 
-    /// Takes back the rule of a flow that is established no more: long before it can be forgotten its frames come as those of strangers
-    /// do. Not before the rule has been seen to be followed, either.
+    /// Takes back the rule of a flow that is established no more: long before it can be forgotten
+    /// its frames come as those of unestablished flows do. Not before the rule has been seen to be
+    /// followed, either.
     pub(super) fn take_back(&self, key: &FlowKey, flow: &mut Flow) {
-        if flow.rule != NONE && flow.course.sequencer() == Some(flow.rule) && self.wishes.has_room()
+        if let Some(rule) = flow.rule
+            && flow.order.sequencer() == Some(rule)
+            && self.hints.has_room()
         {
-            self.wishes.take_back(*key, flow.rule);
-            flow.rule = NONE;
+            self.hints.take_back(*key, rule);
+            flow.rule = None;
         }
     }
 }

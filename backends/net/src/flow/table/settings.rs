@@ -1,7 +1,7 @@
 //! What a flow table is made with.
 
-use crate::flow::course::Patience;
-use crate::flow::votes::Pace;
+use crate::flow::follow::FollowLimits;
+use crate::flow::order::HoldLimits;
 
 /// Where flows of which the guest has sent nothing go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,9 +24,9 @@ pub struct Settings {
     /// Microseconds after which a flow of which nothing is seen is forgotten.
     pub idle_us: u64,
     /// How fast a flow follows its process.
-    pub pace: Pace,
+    pub follow: FollowLimits,
     /// How long it may be held for that.
-    pub patience: Patience,
+    pub limits: HoldLimits,
 }
 
 impl Settings {
@@ -38,8 +38,8 @@ impl Settings {
             capacity: 1 << 16,
             placement,
             idle_us: 30_000_000,
-            pace: Pace::default(),
-            patience: Patience::default(),
+            follow: FollowLimits::default(),
+            limits: HoldLimits::default(),
         }
     }
 }

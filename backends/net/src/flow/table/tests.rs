@@ -71,7 +71,7 @@ fn is_put_into_own(table: &FlowTable, route: Route, position: u64) {
     match route {
         Route::Forward {
             to: 0,
-            task: Task::Deliver(ticket),
+            flow: Some(ticket),
         } => table.delivered(ticket, position),
         other => panic!("{other:?}"),
     }
@@ -83,7 +83,7 @@ fn an_unknown_flow_stays_where_it_arrives() {
     for worker in 0..4 {
         assert_eq!(table.received(worker, &data(1), one(1), 0), Route::Deliver);
     }
-    assert_eq!(table.census().flows, 0, "what only arrives takes no room");
+    assert_eq!(table.counts().flows, 0, "what only arrives takes no room");
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn an_unknown_flow_is_placed_by_hash_when_the_port_does_not_spread() {
         let to = |route| match route {
             Route::Deliver => 0,
             Route::Forward { to, .. } => to,
-            Route::Hold { .. } => panic!("nothing to wait for"),
+            other => panic!("nothing to wait for: {other:?}"),
         };
         let first = to(table.received(0, &data(flow), one(1), 0));
         assert_eq!(to(table.received(0, &data(flow), one(2), 0)), first);
@@ -111,7 +111,7 @@ fn a_flow_follows_the_queue_on_which_the_guest_sends() {
     table.transmitted(2, &sent(1), 0);
     let Route::Forward {
         to: 2,
-        task: Task::Deliver(ticket),
+        flow: Some(ticket),
     } = table.received(0, &segment(key(1), Signal::Data, 7, 1), one(1), 0)
     else {
         panic!("not forwarded");
@@ -120,7 +120,11 @@ fn a_flow_follows_the_queue_on_which_the_guest_sends() {
     // Two with data move it on; the frame before is not consumed yet.
     table.transmitted(3, &sent(1), 10_000);
     table.transmitted(3, &sent(1), 10_001);
-    let Route::Hold { ticket, on: 2 } = table.received(0, &data(1), one(2), 10_002) else {
+    let Route::Hold {
+        on: 2,
+        flow: ticket,
+    } = table.received(0, &data(1), one(2), 10_002)
+    else {
         panic!("not held");
     };
     assert!(matches!(table.retry(0, ticket, 10_003), Route::Hold { .. }));
@@ -140,10 +144,11 @@ fn a_flow_goes_on_when_the_queue_of_its_order_is_not_used_any_more() {
     let table = table(64, Placement::Arrival);
     establish(&table, 1, 3, 10);
     table.set_queues(1);
-    // What comes next is read by another worker: first it moves, then it goes to the only queue that there is.
+    // What comes next is read by another worker: first it moves, then it goes to the only queue
+    // that there is.
     let mut now = 20;
     let mut route = table.received(0, &data(1), one(2), now);
-    while let Route::Hold { ticket, on } = route {
+    while let Route::Hold { on, flow: ticket } = route {
         assert_eq!(on, 3);
         now += 1_000;
         assert!(now < 50_000, "It is held for ever");
@@ -161,7 +166,11 @@ fn a_flow_that_cannot_drain_stays_and_nothing_is_kept_for_ever() {
     assert_eq!(table.received(0, &data(1), one(next), 1), Route::Deliver);
     table.transmitted(1, &sent(1), 10_000);
     table.transmitted(1, &sent(1), 10_001);
-    let Route::Hold { ticket, on: 0 } = table.received(0, &data(1), one(next), 10_002) else {
+    let Route::Hold {
+        on: 0,
+        flow: ticket,
+    } = table.received(0, &data(1), one(next), 10_002)
+    else {
         panic!("not held");
     };
     assert!(matches!(table.retry(0, ticket, 15_000), Route::Hold { .. }));
@@ -178,8 +187,7 @@ fn hand_over(table: &FlowTable, flow: u32, now: u64) {
     table.transmitted(1, &sent(flow), now);
     for next in 1..4 {
         let Route::Forward {
-            task: Task::Deliver(ticket),
-            ..
+            flow: Some(ticket), ..
         } = table.received(0, &data(flow), one(next), now)
         else {
             panic!("not forwarded");
@@ -227,7 +235,7 @@ fn a_port_is_asked_for_established_flows_and_told_when_they_go() {
     assert_eq!(asked(&table, 0), [(key(1), Some(1))]);
     assert_eq!(asked(&table, 0), []);
     forget_all(&table);
-    assert_eq!(table.census().flows, 0);
+    assert_eq!(table.counts().flows, 0);
     assert_eq!(asked(&table, LATE), [(key(1), None)]);
 }
 
@@ -251,7 +259,8 @@ fn what_a_port_refuses_is_asked_for_again_and_not_at_once() {
     assert_eq!(asked(&table, LATE + 600_000), []);
 }
 
-/// Flows of different sources that share a part of the table, in which there is room for four, and for three that are established.
+/// Flows of different sources that share a part of the table, in which there is room for four, and
+/// for three that are established.
 fn neighbours(table: &FlowTable) -> [u32; 4] {
     let place = |flow: &u32| split(table.hash.flow(&key(*flow))).0;
     let source = |flow: &u32| table.hash.source(&key(*flow)).to_le_bytes()[0];
@@ -277,13 +286,9 @@ fn comes(table: &FlowTable, worker: u16, flow: u32, now: u64) {
         route = match route {
             Route::Deliver => return,
             Route::Forward {
-                task: Task::Deliver(ticket),
-                ..
+                flow: Some(ticket), ..
             } => return table.delivered(ticket, 1),
-            Route::Forward {
-                to,
-                task: Task::Sequence(ticket),
-            } => table.sequenced(to, ticket, now),
+            Route::Sequence { to, flow: ticket } => table.sequenced(to, ticket, now),
             other => panic!("{other:?}"),
         };
     }
@@ -302,7 +307,7 @@ fn a_flow_that_had_to_make_room_is_steered_again_when_it_is_established_again() 
     for flow in others {
         hand_over(&table, flow, 0);
     }
-    assert_eq!(table.census().established, 3);
+    assert_eq!(table.counts().established, 3);
     assert_eq!(asked(&table, 0).len(), 3);
     // Nothing is taken back before the port has followed.
     comes(&table, 0, first, 0);
@@ -315,7 +320,7 @@ fn a_flow_that_had_to_make_room_is_steered_again_when_it_is_established_again() 
         comes(&table, 1, first, 1);
         table.transmitted(1, &sent(first), 1);
     }
-    assert_eq!(table.census().established, 3);
+    assert_eq!(table.counts().established, 3);
     assert_eq!(asked(&table, 1), []);
     for _ in 0..3 {
         comes(&table, 0, first, 2);
@@ -323,7 +328,8 @@ fn a_flow_that_had_to_make_room_is_steered_again_when_it_is_established_again() 
     assert_eq!(asked(&table, 2), [(key(first), Some(1))]);
 }
 
-/// The port fails for longer than frames are under way; the flow's come from queue 1 all the time, and go to queue 2.
+/// The port fails for longer than frames are under way; the flow's come from queue 1 all the time,
+/// and go to queue 2.
 fn fails_and_recovers(table: &FlowTable, flow: u32, since: u64) {
     let mut now = since;
     while now < since + 2_000_000 {
@@ -397,7 +403,7 @@ fn a_flow_is_steered_again_that_was_steered_to_a_queue_that_is_not_used_any_more
 }
 
 #[test]
-fn whoever_asks_the_port_is_not_kept_by_those_who_wish_for_more() {
+fn whoever_asks_the_port_is_not_kept_by_those_who_hint_at_more() {
     let table = table(1 << 14, Placement::Arrival);
     hand_over(&table, 0, 0);
     let mut flows = 1;
@@ -441,17 +447,17 @@ fn no_rule_outlives_its_flow_however_many_go_at_once() {
         steer(&mut rules, LATE);
         forget_all(&table);
     }
-    assert_eq!((table.census().flows, rules.len()), (0, 0));
+    assert_eq!((table.counts().flows, rules.len()), (0, 0));
 }
 
 #[test]
-fn a_reset_leaves_no_wishes_to_a_port_that_has_forgotten_everything() {
+fn a_reset_leaves_no_hints_to_a_port_that_has_forgotten_everything() {
     let table = table(1024, Placement::Arrival);
     hand_over(&table, 1, 0);
     assert_eq!(asked(&table, 0).len(), 1);
     hand_over(&table, 2, 0);
     table.reset();
-    assert_eq!(table.census().flows, 0);
+    assert_eq!(table.counts().flows, 0);
     assert_eq!(asked(&table, 0), []);
     hand_over(&table, 1, 0);
     assert_eq!(asked(&table, 0), [(key(1), Some(1))]);
@@ -468,15 +474,15 @@ fn a_million_flows_neither_grow_the_table_nor_push_out_established_ones() {
         table.received(0, &data(flow), one(1), 1);
         table.transmitted(2, &sent(flow), 1);
     }
-    let census = table.census();
-    assert!(census.flows <= 4096, "{census:?}");
-    assert_eq!(census.established, 500);
-    assert_eq!(census.refused, 0);
+    let counts = table.counts();
+    assert!(counts.flows <= 4096, "{counts:?}");
+    assert_eq!(counts.established, 500);
+    assert_eq!(counts.refused, 0);
     for flow in 0..500 {
         assert_eq!(table.received(1, &data(flow), one(1), 2), Route::Deliver);
         assert!(matches!(
             table.received(0, &data(flow), one(1), 2),
-            Route::Forward { to: 1, .. }
+            Route::Sequence { to: 1, .. }
         ));
     }
 }
@@ -490,9 +496,10 @@ fn a_connection_that_is_not_made_is_not_established() {
             table.transmitted(1, &answer, now);
             table.received(1, &segment(key(flow), comes, 1, 1), one(1), now);
         }
-        table.census().established
+        table.counts().established
     };
-    // Whoever sends with another's address hears nothing: the guest says again and again that it would, or that it would not.
+    // Whoever sends with another's address hears nothing: the guest says again and again that it
+    // would, or that it would not.
     assert_eq!(exchange(1, Signal::Open, Signal::Open), 0);
     assert_eq!(exchange(2, Signal::Data, Signal::Close), 0);
     assert_eq!(exchange(3, Signal::Acknowledge, Signal::Close), 0);
@@ -587,12 +594,13 @@ fn a_lookup_looks_at_few_entries_however_many_flows_there_are() {
             establish(&table, flow, 1, 0);
         }
         before = filled;
-        // One and a half where there are as many flows as chains (Knuth, volume 3, 6.4); those that are not there find one other.
+        // One and a half where there are as many flows as chains (Knuth, volume 3, 6.4); those that
+        // are not there find one other.
         let flows = usize::try_from(filled).unwrap();
         let known = looks(&table, 0..filled);
         let unknown = looks(&table, CAPACITY..CAPACITY + filled);
         assert!(known <= 2 * flows, "{known} for {flows}");
         assert!(unknown <= 2 * flows, "{unknown} for {flows}");
     }
-    assert!(table.census().flows > u64::from(CAPACITY / 2));
+    assert!(table.counts().flows > u64::from(CAPACITY / 2));
 }

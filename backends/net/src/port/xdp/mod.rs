@@ -1,14 +1,17 @@
 //! Queues of a NIC, over AF_XDP (`--xdp`): frames come and go without the host's network stack.
 //!
-//! A program on the interface gives the frames of each queue to its socket ([`ebpf::redirect`](crate::ebpf::redirect)). It is attached by
-//! a link, which the kernel takes away when the process ends, however it does; the host's network stack then has the NIC again. While
-//! it is there, all frames of the queues go to the guest: the interface is the guest's, with the guest's address. It is put into
-//! promiscuous mode for that, as long as the port lives, and its driver is told to leave tags of VLANs in frames.
+//! A program on the interface gives the frames of each queue to its socket
+//! ([`ebpf::redirect`](crate::ebpf::redirect)). It is attached by a link, which the kernel takes
+//! away when the process ends, however it does; the host's network stack then has the NIC again.
+//! While it is there, all frames of the queues go to the guest: the interface is the guest's, with
+//! the guest's address. It is put into promiscuous mode for that, as long as the port lives, and
+//! its driver is told to leave tags of VLANs in frames.
 //!
-//! The NIC spreads flows over its queues by itself (RSS) and does not change a flow's queue; they are handed over in user space where they
-//! belong elsewhere. Checksums and large segments of the guest are completed and cut here ([`offload`](crate::offload)); towards the guest
-//! frames are as they came. A `veth`, which is good for tests, hands over frames whose checksum nobody has completed, unless its peer's
-//! offloads are switched off (`ethtool -K PEER tx off`).
+//! The NIC spreads flows over its queues by itself (RSS) and does not change a flow's queue; they
+//! are handed over in user space where they belong elsewhere. Checksums and large segments of the
+//! guest are completed and cut here ([`offload`](crate::offload)); towards the guest frames are as
+//! they came. A `veth`, which is good for tests, hands over frames whose checksum nobody has
+//! completed, unless its peer's offloads are switched off (`ethtool -K PEER tx off`).
 //!
 //! * [`rings`]: the rings that a socket shares with the kernel.
 //! * [`socket`]: a socket, its memory, sending and receiving.
@@ -18,23 +21,24 @@ pub mod rings;
 pub mod socket;
 mod tags;
 
-use super::{Offloads, Port, PortQueue};
+use super::host_interface::HostInterface;
+use super::{FrameRoom, Offloads, Port, PortQueue};
+use crate::bits::FrameHeader;
 use crate::ebpf::BpfError;
 use crate::ebpf::redirect::{Attachment, Redirect};
 use crate::flow::FlowKey;
+use farlane_sys::sync::lock;
+use farlane_zero_copy::slices::GuestRuns;
 use farlane_zero_copy::topology::{Class, Node, Sysfs};
-use socket::{Copying, XdpSocket};
+use socket::{CopyMode, XdpSocket};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tags::Ethtool;
 use thiserror::Error;
-
-/// Most queues of a NIC that are used.
-pub const MAX_QUEUES: u16 = 256;
 
 /// How the NIC's frames are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,29 +76,23 @@ pub enum XdpError {
     /// The system says no.
     #[error("Interface {name}: cannot {what}")]
     System {
-        /// Its name.
         name: String,
-        /// What was tried.
         what: String,
-        /// Why not.
         #[source]
         source: io::Error,
     },
-    /// No program.
     #[error("Interface {name}")]
     Program {
-        /// Its name.
         name: String,
-        /// Why not.
         #[source]
         source: BpfError,
     },
     /// Its driver takes VLAN tags out of received frames: the guest would get them without.
     #[error(
-        "Interface {name}: its driver takes VLAN tags out of received frames ({features}) and does not leave them in when it is told to"
+        "Interface {name}: its driver takes VLAN tags out of received frames ({features}) and does not \
+         leave them in when it is told to"
     )]
     Tags {
-        /// Its name.
         name: String,
         /// What stays on, as `ethtool -k` and `-K` call it.
         features: String,
@@ -104,28 +102,24 @@ pub enum XdpError {
     },
     /// Frames do not fit into a chunk.
     #[error("Interface {name}: an MTU of {mtu} is more than {most}")]
-    Mtu {
-        /// Its name.
-        name: String,
-        /// Its MTU.
-        mtu: u16,
-        /// The most.
-        most: u16,
-    },
+    Mtu { name: String, mtu: u16, most: u16 },
 }
 
-/// Largest MTU.
 pub const MAX_MTU: u16 = 3498;
 
 const _: () = assert!(MAX_MTU as usize + 22 <= socket::MAX_FRAME);
+
+/// `PACKET_MR_PROMISC`, as a request has it.
+const PROMISCUOUS: u16 = 1;
+const _: () = assert!(PROMISCUOUS as i32 == libc::PACKET_MR_PROMISC);
 
 /// How long a queue is tried for that somebody has.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two tries.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Takes what may have been a backend's that was killed: the kernel gives a queue back some time after its socket is gone
-/// (`xp_release_deferred`), and its successor comes at once.
+/// Takes what may have been a backend's that was killed: the kernel gives a queue back some time
+/// after its socket is gone (`xp_release_deferred`), and its successor comes at once.
 fn take<T>(mut bind: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let begin = Instant::now();
     loop {
@@ -139,7 +133,6 @@ fn take<T>(mut bind: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 }
 
 /// The node of the NIC that an interface is, where the firmware says.
-#[must_use]
 pub fn node_of(sysfs: &Sysfs, interface: &str) -> Option<Node> {
     let functions = sysfs.functions().into_iter();
     let mut nics = functions.filter(|function| function.class == Class::Network);
@@ -150,26 +143,24 @@ pub fn node_of(sysfs: &Sysfs, interface: &str) -> Option<Node> {
 /// Queues of a NIC.
 #[derive(Debug)]
 pub struct Xdp {
-    name: String,
+    /// Its socket keeps it promiscuous.
+    interface: HostInterface,
+    queues: u16,
     mtu: u16,
     hardware: [u8; 6],
-    shared: Arc<Shared>,
-    /// Asks for the interface's state, and keeps it promiscuous.
-    control: OwnedFd,
+    shared: Arc<XdpQueues>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct XdpQueues {
     redirect: Redirect,
     /// Sockets of queues that nobody has open.
     sockets: Vec<Mutex<Option<Box<XdpSocket>>>>,
 }
 
 impl Xdp {
-    /// Takes the first so many queues of an interface, with memory of `node`, where it is to be of a certain one.
-    ///
-    /// # Errors
-    /// See [`XdpError`].
+    /// Takes the first so many queues of an interface, with memory of `node`, where it is to be of
+    /// a certain one.
     pub fn open(name: &str, queues: u16, mode: Mode, node: Option<Node>) -> Result<Self, XdpError> {
         let failed = |what: &str| {
             let what = what.to_owned();
@@ -179,12 +170,11 @@ impl Xdp {
                 source,
             }
         };
-        let control = packet_socket().map_err(failed("open a socket"))?;
-        let ask = |request| ask(&control, name, request);
-        let index = ask(libc::SIOCGIFINDEX).map_err(failed("find it"))?;
-        let index = u32::from_ne_bytes(*first(&index));
-        let mtu = ask(libc::SIOCGIFMTU).map_err(failed("ask for its MTU"))?;
-        let mtu = u16::try_from(u32::from_ne_bytes(*first(&mtu))).unwrap_or(u16::MAX);
+        let socket = socket::raw_socket(libc::AF_PACKET).map_err(failed("open a socket"))?;
+        let interface = HostInterface::new(name, socket);
+        let index = interface.ask(libc::SIOCGIFINDEX).map(|a| a.number());
+        let index = index.map_err(failed("find it"))?;
+        let mtu = interface.mtu().map_err(failed("ask for its MTU"))?;
         if mtu > MAX_MTU {
             return Err(XdpError::Mtu {
                 name: name.to_owned(),
@@ -192,21 +182,16 @@ impl Xdp {
                 most: MAX_MTU,
             });
         }
-        // A `sockaddr`: the address lies behind its family.
-        let address = ask(libc::SIOCGIFHWADDR).map_err(failed("ask for its address"))?;
-        let [_, _, a, b, c, d, e, f, ..] = address;
-        promiscuous(&control, index).map_err(failed("make it promiscuous"))?;
-        let driver = Ethtool {
-            socket: &control,
-            name,
-        };
-        tags::leave(&driver, name)?;
+        let hardware = interface.address().map_err(failed("ask for its address"))?;
+        promiscuous(interface.socket(), index).map_err(failed("make it promiscuous"))?;
+        let index = index.cast_unsigned();
+        tags::leave(&Ethtool(&interface), name)?;
         let (attachment, copying) = match mode {
-            Mode::Any => (Attachment::Any, Copying::Any),
-            Mode::Native => (Attachment::Native, Copying::Any),
-            Mode::Generic => (Attachment::Generic, Copying::Copy),
-            Mode::Copy => (Attachment::Native, Copying::Copy),
-            Mode::ZeroCopy => (Attachment::Native, Copying::Zero),
+            Mode::Any => (Attachment::Any, CopyMode::Any),
+            Mode::Native => (Attachment::Native, CopyMode::Any),
+            Mode::Generic => (Attachment::Generic, CopyMode::Copy),
+            Mode::Copy => (Attachment::Native, CopyMode::Copy),
+            Mode::ZeroCopy => (Attachment::Native, CopyMode::Zero),
         };
         let redirect =
             Redirect::new(index, queues, attachment).map_err(|source| XdpError::Program {
@@ -221,31 +206,26 @@ impl Xdp {
             })
             .collect::<Result<_, XdpError>>()?;
         Ok(Self {
-            name: name.to_owned(),
+            interface,
+            queues,
             mtu,
-            hardware: [a, b, c, d, e, f],
-            shared: Arc::new(Shared { redirect, sockets }),
-            control,
+            hardware,
+            shared: Arc::new(XdpQueues { redirect, sockets }),
         })
     }
 }
 
 impl Port for Xdp {
     fn name(&self) -> String {
-        self.name.clone()
+        self.interface.name().to_owned()
     }
 
     fn queues(&self) -> u16 {
-        u16::try_from(self.shared.sockets.len()).unwrap_or(u16::MAX)
+        self.queues
     }
 
     fn offloads(&self) -> Offloads {
-        Offloads {
-            checksum: true,
-            tso4: true,
-            tso6: true,
-            ecn: true,
-        }
+        Offloads::ALL
     }
 
     fn mtu(&self) -> u16 {
@@ -253,9 +233,8 @@ impl Port for Xdp {
     }
 
     fn link_is_up(&self) -> bool {
-        let running = u16::try_from(libc::IFF_RUNNING).unwrap_or(0);
-        ask(&self.control, &self.name, libc::SIOCGIFFLAGS)
-            .is_ok_and(|flags| u16::from_ne_bytes([flags[0], flags[1]]) & running != 0)
+        let flags = self.interface.flags();
+        flags.is_ok_and(|flags| flags & libc::IFF_RUNNING != 0)
     }
 
     /// Frames towards the guest need none of them.
@@ -273,13 +252,9 @@ impl Port for Xdp {
             .sockets
             .get(usize::from(queue))
             .ok_or(io::ErrorKind::NotFound)?;
-        let mut socket = place
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-            .ok_or(io::ErrorKind::ResourceBusy)?;
+        let mut socket = lock(place).take().ok_or(io::ErrorKind::ResourceBusy)?;
         socket.discard();
-        let opened = Opened {
+        let opened = XdpQueue {
             queue,
             socket: ManuallyDrop::new(socket),
             shared: Arc::clone(&self.shared),
@@ -294,26 +269,24 @@ impl Port for Xdp {
 }
 
 /// A queue that is in use.
-struct Opened {
+struct XdpQueue {
     queue: u16,
     /// Goes back when this is dropped.
     socket: ManuallyDrop<Box<XdpSocket>>,
-    shared: Arc<Shared>,
+    shared: Arc<XdpQueues>,
 }
 
-impl PortQueue for Opened {
+impl PortQueue for XdpQueue {
     fn fd(&self) -> BorrowedFd<'_> {
         self.socket.fd()
     }
 
-    unsafe fn receive(&mut self, into: &[libc::iovec]) -> io::Result<Option<usize>> {
-        // SAFETY: as the caller says.
-        unsafe { self.socket.receive(into) }
+    fn receive(&mut self, into: FrameRoom<'_>) -> io::Result<Option<usize>> {
+        self.socket.receive(into)
     }
 
-    unsafe fn send(&mut self, from: &[libc::iovec]) -> io::Result<bool> {
-        // SAFETY: as the caller says.
-        let sent = unsafe { self.socket.send(from)? };
+    fn send(&mut self, header: &FrameHeader, guest: GuestRuns<'_>, own: &[u8]) -> io::Result<bool> {
+        let sent = self.socket.send(header, guest, own)?;
         if !sent {
             // What waits goes out, so that there will be room.
             self.socket.flush()?;
@@ -326,7 +299,7 @@ impl PortQueue for Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for XdpQueue {
     fn drop(&mut self) {
         if let Err(error) = self.shared.redirect.clear(self.queue) {
             log::warn!(
@@ -337,84 +310,23 @@ impl Drop for Opened {
         // SAFETY: once, and nobody uses it afterwards.
         let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
         if let Some(place) = self.shared.sockets.get(usize::from(self.queue)) {
-            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket);
+            *lock(place) = Some(socket);
         }
-    }
-}
-
-fn packet_socket() -> io::Result<OwnedFd> {
-    // SAFETY: the descriptor is new. Protocol 0: it receives nothing.
-    unsafe {
-        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(OwnedFd::from_raw_fd(fd))
     }
 }
 
 /// Keeps an interface promiscuous as long as the socket lives (`PACKET_MR_PROMISC`).
-fn promiscuous(socket: &OwnedFd, interface: u32) -> io::Result<()> {
+fn promiscuous(socket: BorrowedFd<'_>, interface: i32) -> io::Result<()> {
     // SAFETY: all zeroes is a request.
     let mut request: libc::packet_mreq = unsafe { std::mem::zeroed() };
-    request.mr_ifindex = i32::try_from(interface).unwrap_or(0);
-    request.mr_type = u16::try_from(libc::PACKET_MR_PROMISC).unwrap_or(0);
-    // SAFETY: the kernel reads as many bytes as the request has.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_PACKET,
-            libc::PACKET_ADD_MEMBERSHIP,
-            (&raw const request).cast(),
-            libc::socklen_t::try_from(size_of_val(&request)).unwrap_or(0),
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
-/// `struct ifreq`.
-#[repr(C)]
-struct Request {
-    name: [u8; libc::IFNAMSIZ],
-    value: [u8; 24],
-}
-
-impl Request {
-    fn new(name: &str) -> io::Result<Self> {
-        let mut request = Self {
-            name: [0; libc::IFNAMSIZ],
-            value: [0; 24],
-        };
-        // The last byte stays zero.
-        if name.is_empty() || name.len() >= libc::IFNAMSIZ {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        for (to, from) in request.name.iter_mut().zip(name.bytes()) {
-            *to = from;
-        }
-        Ok(request)
-    }
-}
-
-/// Asks for something about an interface; the answer's bytes.
-fn ask(socket: &OwnedFd, name: &str, request: libc::Ioctl) -> io::Result<[u8; 24]> {
-    let mut asked = Request::new(name)?;
-    // SAFETY: these requests take an ifreq, which lives throughout the call.
-    if unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut asked) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(asked.value)
-}
-
-/// The first four bytes.
-fn first(value: &[u8; 24]) -> &[u8; 4] {
-    let ([first, ..], _) = value.as_chunks::<4>() else {
-        return &[0; 4];
-    };
-    first
+    request.mr_ifindex = interface;
+    request.mr_type = PROMISCUOUS;
+    socket::set_option(
+        socket,
+        libc::SOL_PACKET,
+        libc::PACKET_ADD_MEMBERSHIP,
+        &request,
+    )
 }
 
 #[cfg(test)]

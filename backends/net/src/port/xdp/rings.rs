@@ -1,7 +1,10 @@
-//! The rings of an AF_XDP socket, which it shares with the kernel (Linux: Documentation/networking/af_xdp.rst).
+//! The rings of an AF_XDP socket, which it shares with the kernel (Linux:
+//! Documentation/networking/af_xdp.rst).
 //!
-//! Each has one producer and one consumer, and a power of two of entries. The side that is ours is used by one thread.
+//! Each has one producer and one consumer, and a power of two of entries. The side that is ours is
+//! used by one thread.
 
+use crate::bits::index;
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -20,17 +23,11 @@ unsafe impl Send for Mapping {}
 
 impl Mapping {
     /// Maps so many zeroes.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn anonymous(bytes: usize) -> io::Result<Self> {
         Self::new(bytes, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     }
 
     /// Maps what a socket has at this offset.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn of(socket: BorrowedFd<'_>, offset: libc::off_t, bytes: usize) -> io::Result<Self> {
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
         Self::new(bytes, flags, socket.as_raw_fd(), offset)
@@ -47,20 +44,16 @@ impl Mapping {
         Ok(Self { begin, bytes })
     }
 
-    /// Where it begins.
-    #[must_use]
     pub fn begin(&self) -> NonNull<u8> {
         self.begin
     }
 
     /// How long it is.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// The address of so many bytes at an offset; `None`: they are not all in it.
-    #[must_use]
     pub fn at(&self, offset: usize, bytes: usize) -> Option<NonNull<u8>> {
         let end = offset.checked_add(bytes)?;
         if end > self.bytes {
@@ -87,7 +80,6 @@ pub struct Ring<T> {
     flags: usize,
     entries: usize,
     size: u32,
-    /// Our side's number.
     own: u32,
     kind: PhantomData<T>,
 }
@@ -131,18 +123,18 @@ impl<T: Copy> Ring<T> {
     }
 
     fn word(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: `new` has checked that the word is in the mapping and aligned; both sides use it as an atomic.
+        // SAFETY: `new` has checked that the word is in the mapping and aligned; both sides use it
+        // as an atomic.
         unsafe { self.map.begin().add(at).cast().as_ref() }
     }
 
     fn entry(&self, number: u32) -> NonNull<T> {
-        let index = usize::try_from(number & (self.size - 1)).unwrap_or(0);
+        let index = index(number & (self.size - 1));
         // SAFETY: the index is below the size, and `new` has mapped so many entries.
         unsafe { self.map.begin().add(self.entries).cast::<T>().add(index) }
     }
 
     /// Entries that we may produce.
-    #[must_use]
     pub fn room(&self) -> u32 {
         let used = self
             .own
@@ -179,14 +171,12 @@ impl<T: Copy> Ring<T> {
     }
 
     /// Entries that we have published and the kernel has not taken.
-    #[must_use]
     pub fn waiting(&self) -> u32 {
         self.own
             .wrapping_sub(self.word(self.consumer).load(Ordering::Acquire))
     }
 
     /// Whether the kernel wants to be called (`XDP_RING_NEED_WAKEUP`).
-    #[must_use]
     pub fn needs_wakeup(&self) -> bool {
         self.word(self.flags).load(Ordering::Acquire) & libc::XDP_RING_NEED_WAKEUP != 0
     }

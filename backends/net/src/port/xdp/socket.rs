@@ -1,31 +1,39 @@
 //! An AF_XDP socket on one queue of a NIC: frames without the host's network stack.
 //!
-//! The frames lie in memory of the process (a UMEM), in chunks. Half of them are lent to the kernel to receive into, the others are
-//! there to send from.
+//! The frames lie in memory of the process (a UMEM), in chunks. Half of them are lent to the kernel
+//! to receive into, the others are there to send from.
 
 use super::rings::{Mapping, Ring};
-use crate::bits::{FrameHeader, HEADER_BYTES};
+use crate::bits::{FrameHeader, HEADER_BYTES, index, wide};
+use crate::header;
 use crate::offload::{self, Outgoing};
+use crate::port::FrameRoom;
 use farlane_daemon::limb;
+use farlane_zero_copy::slices::{GuestRuns, ReadOnly};
 use farlane_zero_copy::topology::Node;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
-use zerocopy::FromBytes as _;
 
 /// Bytes of a chunk.
-const CHUNK: usize = 4096;
+const CHUNK: usize = index(CHUNK_SIZE);
+const CHUNK_SIZE: u32 = 4096;
+const CHUNK_BYTES: u64 = wide(CHUNK);
 /// Bytes of a chunk that the kernel keeps for programs (`XDP_PACKET_HEADROOM`).
 const HEADROOM: usize = 256;
-/// Longest frame.
 pub const MAX_FRAME: usize = CHUNK - HEADROOM - 64;
+/// `AF_XDP`, as an address has it.
+const FAMILY: libc::sa_family_t = 44;
+const _: () = assert!(FAMILY as i32 == libc::AF_XDP);
 /// Entries of each ring, and chunks for each direction.
 const ENTRIES: u32 = 2048;
+const CHUNKS: usize = index(ENTRIES);
 /// Where the rings are mapped (`XDP_PGOFF_*`, `XDP_UMEM_PGOFF_*`).
 const RX_PAGE: libc::off_t = 0;
 const TX_PAGE: libc::off_t = 0x8000_0000;
 const FILL_PAGE: libc::off_t = 0x1_0000_0000;
 const COMPLETION_PAGE: libc::off_t = 0x1_8000_0000;
-/// Times that the kernel is called to send what waits; it takes a few frames a call where it copies.
+/// Times that the kernel is called to send what waits; it takes a few frames a call where it
+/// copies.
 const CALLS: u32 = ENTRIES / 16;
 
 /// An entry of the rings for frames.
@@ -39,7 +47,7 @@ struct Descriptor {
 
 /// How frames reach the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copying {
+pub enum CopyMode {
     /// As the driver can.
     Any,
     /// The kernel copies them.
@@ -48,7 +56,6 @@ pub enum Copying {
     Zero,
 }
 
-/// The socket.
 #[derive(Debug)]
 pub struct XdpSocket {
     // The rings and the socket go before the memory that they name.
@@ -57,30 +64,55 @@ pub struct XdpSocket {
     fill: Ring<u64>,
     completion: Ring<u64>,
     socket: OwnedFd,
-    umem: Mapping,
+    umem: Umem,
     /// Chunks that can be sent from.
     free: Vec<u64>,
     /// A frame that is being sent, and one segment of it.
-    frame: Vec<u8>,
-    segment: Vec<u8>,
+    frame: Box<[u8]>,
+    segment: Box<[u8]>,
     mtu: u16,
 }
 
-fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &T) -> io::Result<()> {
-    let bytes = libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0);
-    let value = std::ptr::from_ref(value).cast();
+/// A raw socket. Protocol 0: one of `AF_PACKET` receives nothing.
+pub(super) fn raw_socket(family: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: the descriptor is new.
+    unsafe {
+        let fd = libc::socket(family, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Sets an option of a socket whose value the kernel only reads.
+pub(super) fn set_option<T>(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
+    let address = std::ptr::from_ref(value).cast();
     // SAFETY: the kernel reads as many bytes as the value has.
-    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_XDP, name, value, bytes) };
+    let result =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, address, length_of(value)) };
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
 }
 
+/// Bytes of a structure, as calls about sockets take them.
+#[allow(clippy::cast_possible_truncation)] // As asserted.
+const fn length_of<T>(_: &T) -> libc::socklen_t {
+    const { assert!(size_of::<T>() < 1 << 16) };
+    size_of::<T>() as libc::socklen_t
+}
+
 fn offsets(socket: BorrowedFd<'_>) -> io::Result<libc::xdp_mmap_offsets> {
     // SAFETY: all zeroes are offsets.
     let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
-    let mut bytes = libc::socklen_t::try_from(size_of_val(&offsets)).unwrap_or(0);
+    let mut bytes = length_of(&offsets);
     let at = (&raw mut offsets).cast();
     // SAFETY: the kernel writes at most as many bytes as it is told there are.
     let result = unsafe {
@@ -99,27 +131,17 @@ fn offsets(socket: BorrowedFd<'_>) -> io::Result<libc::xdp_mmap_offsets> {
 }
 
 impl XdpSocket {
-    /// Binds a socket to a queue of the interface of this number. Its memory comes from `node`, else from the calling thread's.
-    ///
-    /// # Errors
-    /// What the system says: there is no such queue, it is in use, the driver cannot.
+    /// Binds a socket to a queue of the interface of this number. Its memory comes from `node`,
+    /// else from the calling thread's.
     pub fn bind(
         (interface, queue): (u32, u16),
-        copying: Copying,
+        copying: CopyMode,
         mtu: u16,
         node: Option<Node>,
     ) -> io::Result<Self> {
-        // SAFETY: the descriptor is new.
-        let socket = unsafe {
-            let fd = libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
-            if fd < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
+        let socket = raw_socket(libc::AF_XDP)?;
         let half = u64::from(ENTRIES);
-        let chunk = u64::try_from(CHUNK).unwrap_or(0);
-        let umem = Mapping::anonymous(2 * CHUNK * usize::try_from(ENTRIES).unwrap_or(0))?;
+        let umem = Mapping::anonymous(2 * CHUNK * CHUNKS)?;
         if let Some(node) = node {
             let address = umem.begin().as_ptr().addr();
             if let Err(e) = limb::prefer_for(address, umem.bytes(), node) {
@@ -127,22 +149,22 @@ impl XdpSocket {
             }
         }
         let region = libc::xdp_umem_reg {
-            addr: u64::try_from(umem.begin().as_ptr().expose_provenance()).unwrap_or(0),
-            len: u64::try_from(umem.bytes()).unwrap_or(0),
-            chunk_size: u32::try_from(CHUNK).unwrap_or(0),
+            addr: wide(umem.begin().as_ptr().expose_provenance()),
+            len: wide(umem.bytes()),
+            chunk_size: CHUNK_SIZE,
             headroom: 0,
             flags: 0,
             tx_metadata_len: 0,
         };
         let fd = socket.as_fd();
-        option(fd, libc::XDP_UMEM_REG, &region)?;
+        set_option(fd, libc::SOL_XDP, libc::XDP_UMEM_REG, &region)?;
         for ring in [
             libc::XDP_UMEM_FILL_RING,
             libc::XDP_UMEM_COMPLETION_RING,
             libc::XDP_RX_RING,
             libc::XDP_TX_RING,
         ] {
-            option(fd, ring, &ENTRIES)?;
+            set_option(fd, libc::SOL_XDP, ring, &ENTRIES)?;
         }
         let offsets = offsets(fd)?;
         let mut made = Self {
@@ -150,35 +172,37 @@ impl XdpSocket {
             tx: Ring::new(fd, TX_PAGE, &offsets.tx, ENTRIES)?,
             fill: Ring::new(fd, FILL_PAGE, &offsets.fr, ENTRIES)?,
             completion: Ring::new(fd, COMPLETION_PAGE, &offsets.cr, ENTRIES)?,
-            free: (half..2 * half).map(|number| number * chunk).collect(),
-            frame: Vec::new(),
-            segment: vec![0; MAX_FRAME],
+            free: (half..2 * half)
+                .map(|number| number * CHUNK_BYTES)
+                .collect(),
+            frame: vec![0; header::MAX_FRAME].into(),
+            segment: vec![0; MAX_FRAME].into(),
             mtu,
-            umem,
+            umem: Umem(umem),
             socket,
         };
         for number in 0..half {
-            made.fill.push(number * chunk);
+            made.fill.push(number * CHUNK_BYTES);
         }
         made.fill.publish();
         made.bind_to(interface, queue, copying)?;
         Ok(made)
     }
 
-    fn bind_to(&self, interface: u32, queue: u16, copying: Copying) -> io::Result<()> {
+    fn bind_to(&self, interface: u32, queue: u16, copying: CopyMode) -> io::Result<()> {
         let how = match copying {
-            Copying::Any => 0,
-            Copying::Copy => libc::XDP_COPY,
-            Copying::Zero => libc::XDP_ZEROCOPY,
+            CopyMode::Any => 0,
+            CopyMode::Copy => libc::XDP_COPY,
+            CopyMode::Zero => libc::XDP_ZEROCOPY,
         };
         let address = libc::sockaddr_xdp {
-            sxdp_family: u16::try_from(libc::AF_XDP).unwrap_or(0),
+            sxdp_family: FAMILY,
             sxdp_flags: libc::XDP_USE_NEED_WAKEUP | how,
             sxdp_ifindex: interface,
             sxdp_queue_id: queue.into(),
             sxdp_shared_umem_fd: 0,
         };
-        let bytes = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or(0);
+        let bytes = length_of(&address);
         // SAFETY: the kernel reads as many bytes as the address has.
         let result =
             unsafe { libc::bind(self.socket.as_raw_fd(), (&raw const address).cast(), bytes) };
@@ -189,78 +213,72 @@ impl XdpSocket {
     }
 
     /// Readable when frames wait, writable when there is room.
-    #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Takes a frame and puts it, behind a header, into memory. What does not fit is lost.
+    /// Takes a frame and puts it, behind a header of zeroes, into memory. What does not fit is
+    /// lost.
     ///
     /// # Errors
-    /// None of its own.
-    ///
-    /// # Safety
-    /// The memory of the vectors is valid and writable; others may write it meanwhile.
-    pub unsafe fn receive(&mut self, into: &[libc::iovec]) -> io::Result<Option<usize>> {
+    /// The kernel cannot be asked for more.
+    pub fn receive(&mut self, into: FrameRoom<'_>) -> io::Result<Option<usize>> {
         let Some(descriptor) = self.rx.take() else {
             if self.fill.needs_wakeup() {
                 self.wake()?;
             }
             return Ok(None);
         };
-        let bytes = usize::try_from(descriptor.bytes).unwrap_or(0);
-        let offset = usize::try_from(descriptor.address).unwrap_or(usize::MAX);
-        let mut all = 0;
-        if let Some(frame) = self.umem.at(offset, bytes) {
-            let header = [0_u8; HEADER_BYTES];
-            // SAFETY: the caller vouches for the vectors; the frame lies in the UMEM, where the kernel writes no more until the
-            // chunk is given back.
-            unsafe {
-                all = scatter(
-                    &[(header.as_ptr(), HEADER_BYTES), (frame.as_ptr(), bytes)],
-                    into,
-                );
-            }
-        }
+        *into.header = FrameHeader::default();
+        let frame = self.umem.chunk(descriptor.address, descriptor.bytes);
+        let placed = frame.map_or(Ok(0), |frame| {
+            let in_guest = into.guest.copy_from(frame)?;
+            let (rest, own) = common(frame.get(in_guest..).unwrap_or_default(), into.own);
+            own.copy_from_slice(rest);
+            Ok(HEADER_BYTES + in_guest + rest.len())
+        });
         // The chunk begins at a multiple of its length (not XDP_UMEM_UNALIGNED_CHUNK_FLAG).
-        let chunk = u64::try_from(CHUNK).unwrap_or(1);
-        self.fill.push(descriptor.address / chunk * chunk);
+        self.fill
+            .push(descriptor.address / CHUNK_BYTES * CHUNK_BYTES);
         self.fill.publish();
-        Ok(Some(all))
+        placed
+            .map(Some)
+            .map_err(|ReadOnly| io::ErrorKind::PermissionDenied.into())
     }
 
-    /// Takes a frame with its header and sends it: with its checksum, in segments if it is a large one. `false`: there is no room.
+    /// Takes a frame with its header and sends it: with its checksum, in segments if it is a large
+    /// one. `false`: there is no room.
     ///
     /// # Errors
     /// The frame asks for what cannot be done.
-    ///
-    /// # Safety
-    /// The memory of the vectors is valid; others may write it meanwhile.
-    pub unsafe fn send(&mut self, from: &[libc::iovec]) -> io::Result<bool> {
+    pub fn send(
+        &mut self,
+        header: &FrameHeader,
+        guest: GuestRuns<'_>,
+        own: &[u8],
+    ) -> io::Result<bool> {
         while let Some(address) = self.completion.take() {
             self.free.push(address);
         }
-        // SAFETY: as the caller says.
-        unsafe { gather(from, &mut self.frame) };
+        let bytes = guest.copy_to(&mut self.frame);
+        let rest = self.frame.get_mut(bytes..).unwrap_or_default();
+        let (own, rest) = common(own, rest);
+        rest.copy_from_slice(own);
+        let bytes = bytes + own.len();
+        let frame = self.frame.get_mut(..bytes).unwrap_or_default();
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
-        let (header, frame) = self
-            .frame
-            .split_at_mut_checked(HEADER_BYTES)
-            .ok_or(io::ErrorKind::InvalidInput)?;
-        let header = FrameHeader::read_from_bytes(header)
-            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         // An Ethernet header, and up to two tags, come on top of the MTU.
         let most = MAX_FRAME.min(usize::from(self.mtu) + 22);
-        match offload::prepare(frame, &header, most).map_err(invalid)? {
+        match offload::prepare(frame, header, most).map_err(invalid)? {
             Outgoing::Whole(frame) => {
                 let Some(address) = self.free.pop() else {
                     return Ok(false);
                 };
-                put(&self.umem, &mut self.tx, &mut self.free, address, frame);
+                put(&mut self.umem, &mut self.tx, &mut self.free, address, frame);
             }
             Outgoing::Segments(mut segments) => {
                 if segments.len() > self.free.len() {
-                    if segments.len() > usize::try_from(ENTRIES).unwrap_or(0) {
+                    if segments.len() > CHUNKS {
                         return Err(invalid(offload::OffloadError::NoPayload));
                     }
                     return Ok(false);
@@ -271,7 +289,13 @@ impl XdpSocket {
                     else {
                         break;
                     };
-                    put(&self.umem, &mut self.tx, &mut self.free, address, segment);
+                    put(
+                        &mut self.umem,
+                        &mut self.tx,
+                        &mut self.free,
+                        address,
+                        segment,
+                    );
                 }
             }
         }
@@ -279,9 +303,6 @@ impl XdpSocket {
     }
 
     /// Has the kernel send what waits.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn flush(&mut self) -> io::Result<()> {
         self.tx.publish();
         for _ in 0..CALLS {
@@ -299,8 +320,12 @@ impl XdpSocket {
 
     /// Throws away what has come.
     pub fn discard(&mut self) {
-        // SAFETY: there is no memory.
-        while matches!(unsafe { self.receive(&[]) }, Ok(Some(_))) {}
+        let mut header = FrameHeader::default();
+        while let Ok(Some(_)) = self.receive(FrameRoom {
+            header: &mut header,
+            guest: GuestRuns::default(),
+            own: &mut [],
+        }) {}
     }
 
     /// Has the kernel send.
@@ -348,16 +373,23 @@ fn busy(result: isize) -> io::Result<()> {
     }
 }
 
+/// As much of both as the shorter one has.
+fn common<'a>(from: &'a [u8], to: &'a mut [u8]) -> (&'a [u8], &'a mut [u8]) {
+    let bytes = from.len().min(to.len());
+    (from.split_at(bytes).0, to.split_at_mut(bytes).0)
+}
+
 /// Copies a frame into a chunk and produces its descriptor; there is one for every chunk.
-fn put(umem: &Mapping, tx: &mut Ring<Descriptor>, free: &mut Vec<u64>, address: u64, frame: &[u8]) {
-    let to = usize::try_from(address)
-        .ok()
-        .and_then(|offset| umem.at(offset, frame.len().min(CHUNK)));
-    let (Some(to), Ok(bytes)) = (to, u32::try_from(frame.len().min(CHUNK))) else {
+fn put(
+    umem: &mut Umem,
+    tx: &mut Ring<Descriptor>,
+    free: &mut Vec<u64>,
+    address: u64,
+    frame: &[u8],
+) {
+    let Some(bytes) = umem.fill(address, frame) else {
         return;
     };
-    // SAFETY: the chunk is ours until it is published, and `at` has found room for the bytes.
-    unsafe { std::ptr::copy_nonoverlapping(frame.as_ptr(), to.as_ptr(), frame.len().min(CHUNK)) };
     let descriptor = Descriptor {
         address,
         bytes,
@@ -368,50 +400,27 @@ fn put(umem: &Mapping, tx: &mut Ring<Descriptor>, free: &mut Vec<u64>, address: 
     }
 }
 
-/// Copies bytes, one after the other, into memory; returns how many there was room for.
-///
-/// # Safety
-/// The bytes are valid, the memory of the vectors is valid and writable.
-unsafe fn scatter(from: &[(*const u8, usize)], into: &[libc::iovec]) -> usize {
-    let mut all = 0;
-    let mut rooms = into.iter();
-    let mut room = (std::ptr::null_mut::<u8>(), 0);
-    for (mut at, mut bytes) in from.iter().copied() {
-        while bytes > 0 {
-            if room.1 == 0 {
-                let Some(next) = rooms.next() else {
-                    return all;
-                };
-                room = (next.iov_base.cast(), next.iov_len);
-                continue;
-            }
-            let count = bytes.min(room.1);
-            // SAFETY: both have at least so many bytes, as the caller says.
-            unsafe {
-                std::ptr::copy_nonoverlapping(at, room.0, count);
-                at = at.add(count);
-                room = (room.0.add(count), room.1 - count);
-            }
-            bytes -= count;
-            all += count;
-        }
-    }
-    all
-}
+/// Memory that frames are received into and sent from, in chunks. Whoever has a chunk's address,
+/// the kernel or this side, uses it alone: addresses go back and forth through the rings.
+#[derive(Debug)]
+struct Umem(Mapping);
 
-/// Copies memory into a buffer, in place of what was in it.
-///
-/// # Safety
-/// The memory of the vectors is valid.
-unsafe fn gather(from: &[libc::iovec], into: &mut Vec<u8>) {
-    into.clear();
-    for part in from {
-        into.reserve(part.iov_len);
-        // SAFETY: the caller vouches for the memory, and there is room for it.
-        unsafe {
-            let end = into.as_mut_ptr().add(into.len());
-            std::ptr::copy_nonoverlapping(part.iov_base.cast(), end, part.iov_len);
-            into.set_len(into.len() + part.iov_len);
-        }
+impl Umem {
+    /// A frame that the kernel has received, and does not write before the chunk is given back.
+    fn chunk(&self, address: u64, bytes: u32) -> Option<&[u8]> {
+        let bytes = usize::try_from(bytes).ok()?;
+        let begin = self.0.at(usize::try_from(address).ok()?, bytes)?;
+        // SAFETY: `at` has found the bytes in the mapping; nobody writes them meanwhile, as said.
+        Some(unsafe { std::slice::from_raw_parts(begin.as_ptr(), bytes) })
+    }
+
+    /// Copies a frame, as far as it fits, into a chunk that the kernel does not have. Returns its
+    /// bytes there.
+    fn fill(&mut self, address: u64, frame: &[u8]) -> Option<u32> {
+        let bytes = frame.len().min(CHUNK);
+        let begin = self.0.at(usize::try_from(address).ok()?, bytes)?;
+        // SAFETY: `at` has found room for the bytes; nobody else uses them, as said.
+        unsafe { std::ptr::copy_nonoverlapping(frame.as_ptr(), begin.as_ptr(), bytes) };
+        u32::try_from(bytes).ok()
     }
 }

@@ -1,11 +1,14 @@
-//! Tags of VLANs in received frames: a driver may take the outermost one out and hand it to the network stack aside, where an AF_XDP
-//! socket is not told of it. So it is told to leave them in, those of IEEE 802.1Q and of 802.1ad alike.
+//! Tags of VLANs in received frames: a driver may take the outermost one out and hand it to the
+//! network stack aside, where an AF_XDP socket is not told of it. So it is told to leave them in,
+//! those of IEEE 802.1Q and of 802.1ad alike.
 
-use super::{Request, XdpError};
+use super::XdpError;
+use crate::bits::index;
+use crate::port::host_interface::HostInterface;
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
 
-/// What the kernel calls the features of drivers that take tags out (`netdev_features_strings`): for 802.1Q and 802.1ad.
+/// What the kernel calls the features of drivers that take tags out (`netdev_features_strings`):
+/// for 802.1Q and 802.1ad.
 pub(super) const STRIPPING: [&str; 2] = ["rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"];
 
 /// Commands of `SIOCETHTOOL` (`linux/ethtool.h`).
@@ -68,29 +71,21 @@ pub(super) fn leave(driver: &impl Driver, name: &str) -> Result<(), XdpError> {
 }
 
 /// The driver of an interface, by a socket.
-pub(super) struct Ethtool<'a> {
-    pub socket: &'a OwnedFd,
-    pub name: &'a str,
-}
+pub(super) struct Ethtool<'a>(pub &'a HostInterface);
 
 impl Ethtool<'_> {
-    /// `SIOCETHTOOL` with a command and its words, which the answer replaces. No command here writes more than there are.
+    /// `SIOCETHTOOL` with a command and its words, which the answer replaces. No command here
+    /// writes more than there are.
     fn ask(&self, words: &mut [u32]) -> io::Result<()> {
-        let mut asked = Request::new(self.name)?;
-        let address = words.as_mut_ptr().expose_provenance();
-        let (place, _) = asked.value.split_at_mut(size_of_val(&address));
-        place.copy_from_slice(&address.to_ne_bytes());
-        // SAFETY: the request takes an ifreq with the address of a command's structure. The words are one, with as much room as they say
-        // there is or as the kernel has said it needs; both live throughout the call.
-        if unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut asked) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
+        // SAFETY: the words are a command's structure, with as much room as they say there is or as
+        // the kernel has said it needs.
+        unsafe { self.0.ethtool(words) }
     }
 
     /// The numbers of features, of those that the kernel has, and how many it has.
-    fn numbers(&self, features: &[&str]) -> io::Result<(Vec<Option<usize>>, usize)> {
-        // struct ethtool_sset_info: command, padding, a mask of sets in 64 bits, and a number for each of them.
+    fn numbers(&self, features: &[&str]) -> io::Result<(Vec<Option<u32>>, u32)> {
+        // struct ethtool_sset_info: command, padding, a mask of sets in 64 bits, and a number for
+        // each of them.
         let mut words = [ETHTOOL_GSSET_INFO, 0, 0, 0, 0];
         let mask = (1_u64 << NAMES).to_ne_bytes();
         for (word, bytes) in words[2..4].iter_mut().zip(mask.as_chunks::<4>().0) {
@@ -101,12 +96,12 @@ impl Ethtool<'_> {
         if words[2..4] == [0; 2] || words[4] > MOST_FEATURES {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let count = usize::try_from(words[4]).unwrap_or(0);
+        let count = words[4];
         // struct ethtool_gstrings: command, set, how many, and the names.
-        let mut words = vec![0; 3 + count * NAME_BYTES / 4];
+        let mut words = vec![0; 3 + index(count) * NAME_BYTES / 4];
         words[0] = ETHTOOL_GSTRINGS;
         words[1] = NAMES;
-        words[2] = u32::try_from(count).unwrap_or(0);
+        words[2] = count;
         self.ask(&mut words)?;
         let bytes: Vec<u8> = words[3..]
             .iter()
@@ -116,7 +111,11 @@ impl Ethtool<'_> {
             .chunks(NAME_BYTES)
             .map(|name| name.split(|byte| *byte == 0).next().unwrap_or_default())
             .collect();
-        let number = |feature: &&str| names.iter().position(|name| *name == feature.as_bytes());
+        let number = |feature: &&str| {
+            let mut numbered = (0_u32..).zip(&names);
+            let found = numbered.find(|(_, name)| **name == feature.as_bytes());
+            found.map(|(number, _)| number)
+        };
         Ok((features.iter().map(number).collect(), count))
     }
 }
@@ -124,14 +123,15 @@ impl Ethtool<'_> {
 impl Driver for Ethtool<'_> {
     fn are_on(&self, features: [&str; 2]) -> io::Result<[bool; 2]> {
         let (numbers, count) = self.numbers(&features)?;
-        // struct ethtool_gfeatures: command, how many blocks, and of each: available, requested, active, never changed.
+        // struct ethtool_gfeatures: command, how many blocks, and of each: available, requested,
+        // active, never changed.
         let blocks = count.div_ceil(32);
-        let mut words = vec![0; 2 + 4 * blocks];
+        let mut words = vec![0; 2 + 4 * index(blocks)];
         words[0] = ETHTOOL_GFEATURES;
-        words[1] = u32::try_from(blocks).unwrap_or(0);
+        words[1] = blocks;
         self.ask(&mut words)?;
-        let is_on = |number: usize| {
-            let active = words.get(2 + number / 32 * 4 + 2);
+        let is_on = |number: u32| {
+            let active = words.get(index(2 + number / 32 * 4 + 2));
             active.is_some_and(|bits| bits >> (number % 32) & 1 != 0)
         };
         let mut on = [false; 2];
@@ -143,13 +143,14 @@ impl Driver for Ethtool<'_> {
 
     fn switch_off(&self, features: &[&str]) -> io::Result<()> {
         let (numbers, count) = self.numbers(features)?;
-        // struct ethtool_sfeatures: command, how many blocks, and of each: which to change, and to what.
+        // struct ethtool_sfeatures: command, how many blocks, and of each: which to change, and to
+        // what.
         let blocks = count.div_ceil(32);
-        let mut words = vec![0; 2 + 2 * blocks];
+        let mut words = vec![0; 2 + 2 * index(blocks)];
         words[0] = ETHTOOL_SFEATURES;
-        words[1] = u32::try_from(blocks).unwrap_or(0);
+        words[1] = blocks;
         for number in numbers.into_iter().flatten() {
-            if let Some(valid) = words.get_mut(2 + number / 32 * 2) {
+            if let Some(valid) = words.get_mut(index(2 + number / 32 * 2)) {
                 *valid |= 1 << (number % 32);
             }
         }

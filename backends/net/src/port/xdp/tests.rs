@@ -4,9 +4,9 @@ use super::tags::{Driver as _, STRIPPING};
 use super::*;
 use crate::bits::{FrameHeader, HEADER_BYTES, gso, header_flag};
 use crate::flow::parse;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use zerocopy::IntoBytes as _;
 
 /// In a network namespace of this thread: a pair of interfaces, the port's and its peer.
 fn pair(queues: u16) {
@@ -32,8 +32,9 @@ fn pair(queues: u16) {
     ip("link set peer up");
 }
 
-/// Takes one queue of the port, which somebody has just given back. A process that another test starts meanwhile has all that is open
-/// here until it executes its program, so that the one before may be there for a moment.
+/// Takes one queue of the port, which somebody has just given back. A process that another test
+/// starts meanwhile has all that is open here until it executes its program, so that the one before
+/// may be there for a moment.
 fn open_again(node: Option<Node>) -> Xdp {
     let begin = Instant::now();
     loop {
@@ -68,8 +69,8 @@ impl Peer {
             let mut address: libc::sockaddr_ll = std::mem::zeroed();
             address.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
             address.sll_protocol = all;
-            let index = ask(&socket, "peer", libc::SIOCGIFINDEX).unwrap();
-            address.sll_ifindex = i32::from_ne_bytes(*first(&index));
+            let peer = HostInterface::new("peer", socket.try_clone().unwrap());
+            address.sll_ifindex = peer.ask(libc::SIOCGIFINDEX).unwrap().number();
             let bytes = u32::try_from(size_of_val(&address)).unwrap();
             assert_eq!(
                 libc::bind(socket.as_raw_fd(), (&raw const address).cast(), bytes),
@@ -112,31 +113,34 @@ fn frame(port: u16, payload: usize) -> Vec<u8> {
     frame
 }
 
-fn vector(bytes: &mut [u8]) -> libc::iovec {
-    libc::iovec {
-        iov_base: bytes.as_mut_ptr().cast(),
-        iov_len: bytes.len(),
-    }
+/// The next frame of a queue, if there is one.
+fn take_one(queue: &mut dyn PortQueue) -> Option<Vec<u8>> {
+    let mut header = FrameHeader {
+        flags: 7,
+        ..FrameHeader::default()
+    };
+    let mut frame = vec![0; 4000];
+    let bytes = queue.receive(FrameRoom {
+        header: &mut header,
+        guest: GuestRuns::default(),
+        own: &mut frame,
+    });
+    let bytes = bytes.unwrap()?;
+    assert_eq!(header, FrameHeader::default());
+    frame.truncate(bytes - HEADER_BYTES);
+    Some(frame)
 }
 
-/// Receives the next frame of TCP to the given port, into pieces.
+/// Receives the next frame of TCP to the given port.
 fn receive(queue: &mut dyn PortQueue, port: u16) -> Vec<u8> {
     let begin = Instant::now();
     loop {
-        let (mut a, mut b) = (vec![0; 20], vec![0; 4000]);
-        let vectors = [vector(&mut a), vector(&mut b)];
-        // SAFETY: the vectors are of these buffers.
-        if let Some(bytes) = unsafe { queue.receive(&vectors) }.unwrap() {
-            a.extend(b);
-            a.truncate(bytes);
-            assert_eq!(a[..HEADER_BYTES], [0; HEADER_BYTES]);
-            let frame = a.split_off(HEADER_BYTES);
-            if parse(&frame)
+        if let Some(frame) = take_one(queue)
+            && parse(&frame)
                 .flow
                 .is_some_and(|flow| flow.destination_port == port)
-            {
-                return frame;
-            }
+        {
+            return frame;
         }
         assert!(begin.elapsed() < Duration::from_secs(20), "nothing came");
         std::thread::yield_now();
@@ -144,11 +148,7 @@ fn receive(queue: &mut dyn PortQueue, port: u16) -> Vec<u8> {
 }
 
 fn send(queue: &mut dyn PortQueue, header: FrameHeader, frame: &[u8]) -> io::Result<bool> {
-    let mut header = header.as_bytes().to_vec();
-    let mut frame = frame.to_vec();
-    let vectors = [vector(&mut header), vector(&mut frame)];
-    // SAFETY: the vectors are of these buffers.
-    unsafe { queue.send(&vectors) }
+    queue.send(&header, GuestRuns::default(), frame)
 }
 
 #[test]
@@ -225,10 +225,7 @@ fn a_queue_that_is_closed_can_be_opened_again_and_the_program_goes_with_the_port
         let mut got = false;
         while !got {
             for queue in [&mut queue, &mut other] {
-                let mut room = vec![0; 4000];
-                // SAFETY: the vector is of this buffer.
-                let bytes = unsafe { queue.receive(&[vector(&mut room)]) }.unwrap();
-                got |= bytes.is_some_and(|bytes| room[HEADER_BYTES..bytes] == frame(number, 100));
+                got |= take_one(&mut **queue).is_some_and(|got| got == frame(number, 100));
             }
             peer.send(&frame(number, 100));
             assert!(begin.elapsed() < Duration::from_secs(20), "nothing came");
@@ -280,11 +277,8 @@ fn memory_is_of_the_node_that_the_nic_is_on() {
 
 /// Which of the features of the port's driver are on that take tags out of frames.
 fn strips() -> [bool; 2] {
-    let driver = Ethtool {
-        socket: &packet_socket().unwrap(),
-        name: "port",
-    };
-    driver.are_on(STRIPPING).unwrap()
+    let port = HostInterface::new("port", socket::raw_socket(libc::AF_PACKET).unwrap());
+    Ethtool(&port).are_on(STRIPPING).unwrap()
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vmkit::process::check_output;
-use farlane_vmkit::progress;
+use farlane_kit::process::check_output;
+use farlane_kit::progress;
 
 use super::vmm::Vmm;
 use crate::run::Run;
@@ -38,8 +38,10 @@ const FILES: &[&str] = &[
 const LINKED_BY: &str = "link.ld";
 
 /// Without a C library, without registers that nobody saves, at the address where it is linked.
-const FLAGS: &str = "-std=gnu11 -O2 -Wall -Wextra -Werror -m64 -ffreestanding -fno-pic -fno-pie -fno-stack-protector \
-    -fcf-protection=none -fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns -mgeneral-regs-only \
+const FLAGS: &str = "-std=gnu11 -O2 -Wall -Wextra -Werror -m64 -ffreestanding -fno-pic -fno-pie \
+                     -fno-stack-protector \
+    -fcf-protection=none -fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns \
+    -mgeneral-regs-only \
     -mno-red-zone -nostdlib -static -no-pie -Wl,--build-id=none";
 
 /// What the scenario needs of this machine.
@@ -56,7 +58,8 @@ impl AtHand {
     /// Finds the binary, builds the guest, and boots it without any device of Farlane.
     ///
     /// # Errors
-    /// [`NotRun`] where there is no binary, or KVM does not run the guest; any other one is a failure.
+    /// [`NotRun`] where there is no binary, or KVM does not run the guest; any other one is a
+    /// failure.
     pub fn find(run: &Run<'_>) -> Result<Self> {
         let program = program()?;
         let mut command = Command::new(&program);

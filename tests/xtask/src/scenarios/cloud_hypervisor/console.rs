@@ -102,7 +102,8 @@ impl Console {
         }
     }
 
-    /// Waits until the VMM closes this serial port, as it does when the machine is booted anew, and connects to the next one.
+    /// Waits until the VMM closes this serial port, as it does when the machine is booted anew, and
+    /// connects to the next one.
     ///
     /// # Errors
     /// It does not, or the guest says something.

@@ -1,4 +1,5 @@
-//! The disk: nothing that was written is lost, and a request that was under way when its backend was killed is done once.
+//! The disk: nothing that was written is lost, and a request that was under way when its backend
+//! was killed is done once.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -6,8 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::held::Held;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::held::Held;
+use farlane_kit::scratch::Scratch;
 
 use super::console::Started;
 use super::vmm::{PROCESSORS, Vmm};
@@ -19,11 +20,12 @@ use crate::under_way;
 
 const NAME: &str = "disk";
 
-/// Bits of VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_DISCARD and VIRTIO_BLK_F_WRITE_ZEROES.
+/// Bits of VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_DISCARD and
+/// VIRTIO_BLK_F_WRITE_ZEROES.
 const FEATURES: u64 = 1 << 9 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14;
 
-/// The guest's writes (`tests/xtask/guest/pvh/blk.c`): so many on each queue, of 4, 8, 16 and 32 KiB in turn, each so far from the one
-/// before.
+/// The guest's writes (`tests/xtask/guest/pvh/blk.c`): so many on each queue, of 4, 8, 16 and 32
+/// KiB in turn, each so far from the one before.
 const WRITES: u64 = 16;
 const STRIDE: u64 = 32 << 10;
 const SHORTEST: u64 = 4096;
@@ -31,7 +33,8 @@ const SHORTEST: u64 = 4096;
 /// How long the backend's workers may take to the call that moves a request's data.
 const WATCH: Duration = Duration::from_secs(20);
 
-/// How often in a row the workers go on to such a call at most, until the guest's requests are in their hands.
+/// How often in a row the workers go on to such a call at most, until the guest's requests are in
+/// their hands.
 const MOVES: usize = 4;
 
 pub struct Disk {
@@ -41,7 +44,8 @@ pub struct Disk {
     socket: PathBuf,
     /// What the disk was last written with.
     seed: u64,
-    /// Requests that were under way when a backend was killed, and those that the next one did again.
+    /// Requests that were under way when a backend was killed, and those that the next one did
+    /// again.
     killed: [u64; 2],
 }
 
@@ -70,7 +74,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Waits until a worker is about to move data of requests that it has taken. Returns how many they are, and the workers.
+    /// Waits until a worker is about to move data of requests that it has taken. Returns how many
+    /// they are, and the workers.
     fn caught(&self, mut held: Held) -> Result<(u64, Held)> {
         const CALLS: [libc::c_long; 3] = [
             libc::SYS_io_uring_enter,
@@ -133,7 +138,8 @@ impl Part for Disk {
             again = self.backend.metrics()?.sum("resubmitted")?;
             Ok(again > 0)
         })?;
-        // The guest finds each request used once, with success, and no queue used further than it is available.
+        // The guest finds each request used once, with success, and no queue used further than it
+        // is available.
         let done = vmm.ask("blk-end")?;
         ensure!(
             again <= caught && done.starts_with(&format!("{} ", u64::from(PROCESSORS) * WRITES)),
@@ -145,7 +151,8 @@ impl Part for Disk {
         vmm.ask("blk-flush")?;
         self.check_file()?;
         Ok(format!(
-            "{KILLS} times: {} requests under way, {} done again, all done once; the file has what was written",
+            "{KILLS} times: {} requests under way, {} done again, all done once; the file has \
+             what was written",
             self.killed[0], self.killed[1]
         ))
     }

@@ -1,4 +1,5 @@
-//! A lent NVMe, as farlane-borrow shows it over vfio-user: what it says of itself, blocks and flushes, by DMA.
+//! A lent NVMe, as farlane-borrow shows it over vfio-user: what it says of itself, blocks and
+//! flushes, by DMA.
 
 use std::ffi::OsString;
 

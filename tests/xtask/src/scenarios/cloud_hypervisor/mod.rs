@@ -1,9 +1,10 @@
-//! Cloud Hypervisor with a device of each backend: negotiated, in use, paused and resumed, booted anew, and in use again after each
-//! vhost-user backend was killed and has come back.
+//! Cloud Hypervisor with a device of each backend: negotiated, in use, paused and resumed, booted
+//! anew, and in use again after each vhost-user backend was killed and has come back.
 //!
-//! It is not this project's, and few machines have it: the scenario is run where it is at hand and KVM runs the guest. That is a program
-//! of ours (`tests/xtask/guest/pvh`), which drives the devices itself and does what it is asked for on its serial port: a stock kernel
-//! does not boot on every kind of KVM.
+//! It is not this project's, and few machines have it: the scenario is run where it is at hand and
+//! KVM runs the guest. That is a program of ours (`tests/xtask/guest/pvh`), which drives the
+//! devices itself and does what it is asked for on its serial port: a stock kernel does not boot on
+//! every kind of KVM.
 
 mod at_hand;
 mod console;
@@ -18,11 +19,10 @@ use std::ffi::OsString;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::network::Network;
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::network::Network;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::net::TAP;
 use crate::run::Run;
 use at_hand::AtHand;
@@ -32,13 +32,6 @@ use lent::Lent;
 use net::Net;
 use rdma::Rdma;
 use vmm::Vmm;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "cloud-hypervisor",
-    about: "Cloud Hypervisor, where it is at hand: each backend in use, also after a pause, a reboot of the guest and a kill -9",
-    is_test: true,
-    run,
-};
 
 /// How often each backend is killed.
 const KILLS: u32 = 3;
@@ -80,7 +73,8 @@ trait Part {
     /// Something else comes of it.
     fn works(&mut self, vmm: &mut Vmm) -> Result<()>;
 
-    /// Kills the backend with something under way, starts the next one where the VMM connects to it, and checks what becomes of that.
+    /// Kills the backend with something under way, starts the next one where the VMM connects to
+    /// it, and checks what becomes of that.
     ///
     /// # Errors
     /// Something else becomes of it.
@@ -93,7 +87,7 @@ trait Part {
     fn end(self: Box<Self>) -> Result<()>;
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let at_hand = AtHand::find(run)?;
     let network = Network::of_this_machine(run.logs())?;
     network.tap(TAP, true)?;

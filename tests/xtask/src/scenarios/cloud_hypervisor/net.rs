@@ -1,4 +1,5 @@
-//! The interface: datagrams come and go through each pair of its queues, also those of a VM whose backend has come back.
+//! The interface: datagrams come and go through each pair of its queues, also those of a VM whose
+//! backend has come back.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::network::{Network, PEER};
+use farlane_kit::network::{Network, PEER};
 
 use super::console::Started;
 use super::vmm::{PROCESSORS, Vmm};
@@ -17,10 +18,12 @@ use crate::conditions::wait_until;
 use crate::net::{GUEST, GUEST_MAC, NetBackend, socket};
 use crate::run::Run;
 
-/// Bits of VIRTIO_NET_F_MAC, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_STATUS, VIRTIO_NET_F_CTRL_VQ and VIRTIO_NET_F_MQ.
+/// Bits of VIRTIO_NET_F_MAC, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_STATUS, VIRTIO_NET_F_CTRL_VQ and
+/// VIRTIO_NET_F_MQ.
 const FEATURES: u64 = 1 << 5 | 1 << 15 | 1 << 16 | 1 << 17 | 1 << 22;
 
-/// The guest sends back through pair n what comes to this port and n (`tests/xtask/guest/pvh/net.c`).
+/// The guest sends back through pair n what comes to this port and n
+/// (`tests/xtask/guest/pvh/net.c`).
 const FIRST_PORT: u16 = 7000;
 
 const DATAGRAM: usize = 16;
@@ -89,8 +92,8 @@ impl<'a> Net<'a> {
         }
     }
 
-    /// Has datagrams go to the guest and come back until each pair has received some of its flow: the backend has learnt where the guest
-    /// sends it from.
+    /// Has datagrams go to the guest and come back until each pair has received some of its flow:
+    /// the backend has learnt where the guest sends it from.
     fn exchange(&mut self, vmm: &mut Vmm) -> Result<()> {
         for pair in 0..self.peers.len() {
             let begin = Counts::of(vmm)?.datagrams;
@@ -110,7 +113,8 @@ impl<'a> Net<'a> {
         Ok(())
     }
 
-    /// Has the guest ask through each pair who has the peer's address until it was answered as often.
+    /// Has the guest ask through each pair who has the peer's address until it was answered as
+    /// often.
     fn ask(vmm: &mut Vmm) -> Result<()> {
         let begin: u64 = Counts::of(vmm)?.answers.iter().sum();
         wait_until("the guest's questions are answered", || {
@@ -169,7 +173,8 @@ impl Part for Net<'_> {
     fn words(&self) -> Vec<OsString> {
         let (socket, queues) = (self.socket.display(), 2 * PROCESSORS);
         let net = format!(
-            "vhost_user=true,socket={socket},num_queues={queues},queue_size=256,mac={GUEST_MAC},id=net0"
+            "vhost_user=true,socket={socket},num_queues={queues},queue_size=256,\
+             mac={GUEST_MAC},id=net0"
         );
         vec!["--net".into(), net.into()]
     }
@@ -209,7 +214,8 @@ impl Part for Net<'_> {
         vmm.ask("net-ask")?;
         self.backend.kill()?;
         self.backend.start_again()?;
-        // The next one takes what was sent meanwhile, and goes on with buffers that the driver was not given back.
+        // The next one takes what was sent meanwhile, and goes on with buffers that the driver was
+        // not given back.
         vmm.ask("net-settle")?;
         self.exchange(vmm)?;
         Self::ask(vmm)?;

@@ -1,4 +1,5 @@
-//! The Farlane device of farlane-rdma: it answers PING, and a guest knows by the answers that another backend gives them.
+//! The Farlane device of farlane-rdma: it answers PING, and a guest knows by the answers that
+//! another backend gives them.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -6,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_abi::config::{QUEUES, VIRTIO_ID};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::progress;
+use farlane_kit::backend::Backend;
+use farlane_kit::progress;
 
 use super::console::Started;
 use super::vmm::Vmm;
@@ -119,7 +120,8 @@ impl Part for Rdma {
         self.generation = Some(after);
         self.works(vmm)?;
         Ok(format!(
-            "{KILLS} times: a PING that nobody was there for is answered by the next one, of another generation"
+            "{KILLS} times: a PING that nobody was there for is answered by the next one, of \
+             another generation"
         ))
     }
 

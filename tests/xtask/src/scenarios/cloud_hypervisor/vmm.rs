@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use farlane_vmkit::process::{Process, describe, tail};
+use farlane_kit::process::{Process, describe, tail};
 use serde_json::Value;
 
 use super::at_hand::AtHand;
@@ -21,7 +21,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// What it says when one of its threads has died.
 const PANICKED: &str = "panicked";
 
-/// Processors of the VM, and with that the most queues of a disk and pairs of an interface. The guest runs on the first one.
+/// Processors of the VM, and with that the most queues of a disk and pairs of an interface. The
+/// guest runs on the first one.
 pub const PROCESSORS: u32 = 2;
 
 /// A VM under Cloud Hypervisor. It is ended when it is dropped.
@@ -36,7 +37,8 @@ pub struct Vmm {
 }
 
 impl Vmm {
-    /// Starts the guest with further words on the command line, and waits until it has started its devices. `name` is that of the files.
+    /// Starts the guest with further words on the command line, and waits until it has started its
+    /// devices. `name` is that of the files.
     ///
     /// # Errors
     /// It does not come so far.

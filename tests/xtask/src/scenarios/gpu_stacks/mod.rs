@@ -1,37 +1,32 @@
-//! Files on every common file system and what it may stand on, and GPU memory: the right bytes everywhere, and past the guest's
-//! memory only where the disk gets the pages of a request as they are, also when that changes.
+//! Files on every common file system and what it may stand on, and GPU memory: the right bytes
+//! everywhere, and past the guest's memory only where the disk gets the pages of a request as they
+//! are, also when that changes.
 
 mod change;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::disks;
 use crate::gpu_machine::{Backends, Ways, drop_caches, prepare, run_with_library};
 use crate::lending::Blocks;
 use crate::run::Run;
 use crate::stacks::{BEFORE, FUNCTIONS, LARGE_MIB, PERSISTENT_MIB, SMALL_MIB, STACKS, Stack};
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-stacks",
-    about: "GPU memory and files on ext4, xfs, DAX, btrfs, f2fs, fscrypt, dm, loop, overlayfs, NFS: right bytes, and which way",
-    is_test: true,
-    run,
-};
-
 const FILE: &str = "/mnt/d/file";
 const FILE_BYTES: u64 = 256 << 10;
-/// A file in pieces of 256 KiB, which do not lie one behind the other: every other one is written, the others are allocated only or
-/// holes.
+/// A file in pieces of 256 KiB, which do not lie one behind the other: every other one is written,
+/// the others are allocated only or holes.
 const PIECES: &str = "/mnt/d/pieces";
 const PIECES_BYTES: u64 = 16 << 20;
-/// So many extents there are at least: three of four pieces, less than all of which may be neighbours by chance.
+/// So many extents there are at least: three of four pieces, less than all of which may be
+/// neighbours by chance.
 const EXTENTS: u32 = 30;
-/// With which numbers the file is filled: by a program that knows nothing of GPUs, and from GPU memory.
+/// With which numbers the file is filled: by a program that knows nothing of GPUs, and from GPU
+/// memory.
 const PLAIN: u32 = 17;
 const FROM_GPU: u32 = 18;
 /// How often a tunnelled write may be refused.
@@ -44,7 +39,7 @@ struct Machine<'a> {
     words: String,
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = [Blocks::new(LARGE_MIB)?, Blocks::new(SMALL_MIB)?];
     let parts = run.context.gpu_parts()?;
     let backends = Backends::start(run, "a", &[&blocks[0], &blocks[1]])?;
@@ -81,7 +76,8 @@ impl Machine<'_> {
         self.guest.run(&format!("{words}\n{line}")).map(drop)
     }
 
-    /// Moves a file on a stack, by a program that knows nothing of GPUs and to and from GPU memory; says which way.
+    /// Moves a file on a stack, by a program that knows nothing of GPUs and to and from GPU memory;
+    /// says which way.
     fn stack(&self, stack: &Stack) -> Result<&'static str> {
         let guest = self.guest;
         self.shell(stack.make)?;
@@ -115,14 +111,16 @@ impl Machine<'_> {
         Ok(way)
     }
 
-    /// Reads the file, and writes it from GPU memory; both are to have moved so many bytes by tunnels. Returns what it is made of then.
+    /// Reads the file, and writes it from GPU memory; both are to have moved so many bytes by
+    /// tunnels. Returns what it is made of then.
     fn rewrite(&self, seed: u32, expected: u64) -> Result<u32> {
         let (mut old, mut new) = (seed, FROM_GPU);
         let mut goes = 1;
         loop {
             let line = format!("rewrite {FILE} --seed {old} --to {new} --bytes {FILE_BYTES}");
             let moved = self.gpu(&line)?;
-            // A tunnelled write is one that the file system makes without waiting for anything: it may refuse.
+            // A tunnelled write is one that the file system makes without waiting for anything: it
+            // may refuse.
             let refused = moved == [expected, 0] && goes < GOES;
             ensure!(
                 moved == [expected, expected] || refused,
@@ -136,12 +134,14 @@ impl Machine<'_> {
         }
     }
 
-    /// Reads a file in pieces, writes all of it, and reads it again: holes and what is only allocated are no bytes of the disk at first.
-    /// A write over several extents may be refused, in part too, and then goes through the page cache.
+    /// Reads a file in pieces, writes all of it, and reads it again: holes and what is only
+    /// allocated are no bytes of the disk at first. A write over several extents may be refused, in
+    /// part too, and then goes through the page cache.
     fn pieces(&self) -> Result<()> {
         self.shell(&format!(
             "gpu_io make-pieces {PIECES} --seed {PLAIN} --bytes {PIECES_BYTES} && \
-             extents=$(xfs_io -r -c fiemap {PIECES} | grep -c ']: [0-9]') && [ $extents -ge {EXTENTS} ]"
+             extents=$(xfs_io -r -c fiemap {PIECES} | grep -c ']: [0-9]') && [ $extents -ge \
+             {EXTENTS} ]"
         ))?;
         drop_caches(self.guest)?;
         let (ways, moved) = self.transfer(&format!(
@@ -163,8 +163,8 @@ impl Machine<'_> {
         self.shell(&format!("rm {PIECES}"))
     }
 
-    /// A transfer, past the page cache where the library would; returns what the disk has moved to device memory,
-    /// and from it.
+    /// A transfer, past the page cache where the library would; returns what the disk has moved to
+    /// device memory, and from it.
     fn gpu(&self, words: &str) -> Result<[u64; 2]> {
         let (ways, moved) = self.transfer(words)?;
         ensure!(

@@ -1,9 +1,10 @@
-//! A virtio disk, to which fio writes and in which it finds what it has written. It notices nothing.
+//! A virtio disk, to which fio writes and in which it finds what it has written. It notices
+//! nothing.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::guest::Guest;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::scratch::Scratch;
 use fastrand::Rng;
 
 use super::super::blk_crash::{ERRORS, JOB};

@@ -1,11 +1,11 @@
-//! A lent NVMe, whose lender or borrower is killed: the guest sees errors, and finds on the disk that comes back what had been written
-//! and flushed.
+//! A lent NVMe, whose lender or borrower is killed: the guest sees errors, and finds on the disk
+//! that comes back what had been written and flushed.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::qemu::VmConfig;
+use farlane_kit::guest::Guest;
+use farlane_kit::qemu::VmConfig;
 use fastrand::Rng;
 
 use super::super::lend_crash::{IMPATIENT, ends_in_error};
@@ -102,8 +102,9 @@ impl Part for Lent<'_> {
         if is_lender {
             self.server.lender.kill()?;
         } else {
-            // QEMU (11.1, hw/vfio-user/proxy.c) reports the error of a read twice, and aborts, when a server ends with a request that it
-            // has not read: whose processors stand still makes none.
+            // QEMU (11.1, hw/vfio-user/proxy.c) reports the error of a read twice, and aborts, when
+            // a server ends with a request that it has not read: whose processors stand still makes
+            // none.
             guest.qmp().stop()?;
             self.server.borrower.kill()?;
             guest.qmp().cont()?;
@@ -131,7 +132,8 @@ impl Part for Lent<'_> {
         self.server.lender.stop()?;
         let [lender, borrower] = self.kills;
         Ok(format!(
-            "{lender} times the lender, {borrower} times the borrower; what had been flushed was found each time"
+            "{lender} times the lender, {borrower} times the borrower; what had been flushed was \
+             found each time"
         ))
     }
 }

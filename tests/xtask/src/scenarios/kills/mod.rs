@@ -1,5 +1,6 @@
-//! kill -9 of daemons at random, a thousand times, while each of them is in use: what was acknowledged is there, what ends in an error
-//! says so, and all goes on. What is killed and when depends on the seed and on how fast the machine is.
+//! kill -9 of daemons at random, a thousand times, while each of them is in use: what was
+//! acknowledged is there, what ends in an error says so, and all goes on. What is killed and when
+//! depends on the seed and on how fast the machine is.
 
 mod disk;
 mod lent;
@@ -9,13 +10,12 @@ mod rdma;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::interfaces::Server;
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::interfaces::Server;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 use fastrand::Rng;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
 use crate::net::{At, config, connect, network, socket as net_socket};
 use crate::run::Run;
@@ -24,13 +24,6 @@ use disk::Disk;
 use lent::Lent;
 use net::Net;
 use rdma::Rdma;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "kills",
-    about: "a thousand kill -9 at random of the backends of a disk, an interface, RDMA and a lent NVMe, all of them in use",
-    is_test: false,
-    run,
-};
 
 const KILLS: u32 = 1000;
 
@@ -48,7 +41,8 @@ trait Part {
     /// How often it is killed, in proportion to the others.
     fn weight(&self) -> u32;
 
-    /// Kills a backend of it at a moment of `rng`'s choice, starts it again, and sees to it that all is well.
+    /// Kills a backend of it at a moment of `rng`'s choice, starts it again, and sees to it that
+    /// all is well.
     ///
     /// # Errors
     /// It is not.
@@ -61,7 +55,7 @@ trait Part {
     fn end(self: Box<Self>) -> Result<String>;
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let mut rng = Rng::with_seed(seed()?);
     let network = network(run)?;
     let disk = disk::Server::new(run)?;
@@ -120,7 +114,8 @@ fn strike(
     Ok(())
 }
 
-/// Lets what is in use go on for a while: what is tried is another moment each time, not the evidence of anything.
+/// Lets what is in use go on for a while: what is tried is another moment each time, not the
+/// evidence of anything.
 fn pass(rng: &mut Rng) {
     std::thread::sleep(Duration::from_micros(rng.u64(0..MOST_DELAY * 1000)));
 }

@@ -1,7 +1,7 @@
 //! An interface with a TCP connection each way. Both live as long as the guest.
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::network::Network;
+use farlane_kit::network::Network;
 use fastrand::Rng;
 
 use super::{Part, pass};
@@ -63,7 +63,8 @@ impl Part for Net<'_> {
     }
 
     fn strike(&mut self, rng: &mut Rng) -> Result<()> {
-        // The next kill may strike while it begins; streams whose frames are lost too often stand still for long.
+        // The next kill may strike while it begins; streams whose frames are lost too often stand
+        // still for long.
         if rng.u8(0..4) != 0 {
             self.flow()?;
         }

@@ -1,10 +1,11 @@
-//! Two processes of this machine that write into each other's memory: both learn of the end, and the next ones find all well.
+//! Two processes of this machine that write into each other's memory: both learn of the end, and
+//! the next ones find all well.
 
 use std::path::PathBuf;
 
 use anyhow::Result;
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::packages;
+use farlane_kit::backend::Backend;
+use farlane_kit::packages;
 use fastrand::Rng;
 
 use super::super::rdma_crash::talk::{Talk, WRITES, ends_in_error};

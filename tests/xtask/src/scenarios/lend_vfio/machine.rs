@@ -1,15 +1,15 @@
-//! The lender: a machine with a kernel of its own, an IOMMU, an NVMe, and a window onto the memory of another machine.
+//! The lender: a machine with a kernel of its own, an IOMMU, an NVMe, and a window onto the memory
+//! of another machine.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vmkit::guest::{Guest, Job};
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::guest::{Guest, Job};
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::scratch::Scratch;
 use serde_json::Value;
 
 use super::certificates::Identity;
@@ -69,7 +69,7 @@ pub fn config(run: &Run<'_>, name: &str, parts: &Parts<'_>) -> Result<VmConfig<'
     let identity = parts.identity;
     let files = [
         GuestFile::new(run.context.lending()?.lend(), PROGRAM),
-        GuestFile::new(scrape(run)?, SCRAPE),
+        GuestFile::new(run.guest_program("scrape")?, SCRAPE),
         GuestFile::new(&identity.certificate, "/etc/tls/host.pem"),
         GuestFile::new(&identity.key, "/etc/tls/host.key"),
         GuestFile::new(&identity.authorities, "/etc/tls/ca.pem"),
@@ -82,26 +82,14 @@ pub fn config(run: &Run<'_>, name: &str, parts: &Parts<'_>) -> Result<VmConfig<'
         .files(files))
 }
 
-/// Makes the file of a machine's memory, of which another has a window: both, and the borrower, map it, whoever is first.
+/// Makes the file of a machine's memory, of which another has a window: both, and the borrower, map
+/// it, whoever is first.
 pub fn memory_file(folder: &Scratch, size_mib: u32) -> Result<PathBuf> {
     let path = folder.join("ram");
     File::create(&path)
         .and_then(|file| file.set_len(u64::from(size_mib) << 20))
         .with_context(|| format!("Cannot make {}", path.display()))?;
     Ok(path)
-}
-
-/// The program that reads counters.
-fn scrape(run: &Run<'_>) -> Result<PathBuf> {
-    let folder = run.context.workspace().root().join("tests/xtask/guest");
-    let program = run.path("scrape");
-    GuestProgram {
-        source: &folder.join("scrape.c"),
-        headers: &folder,
-        libraries: &[],
-    }
-    .build(run.context.kit()?.tree(), &program)?;
-    Ok(program)
 }
 
 /// The only function of a kind.
@@ -115,7 +103,8 @@ fn function(guest: &Guest, kind: &str) -> Result<String> {
 }
 
 impl<'a> Lender<'a> {
-    /// Gives the NVMe to vfio-pci, and lends it to `borrower` alone, for so many seconds without a renewal.
+    /// Gives the NVMe to vfio-pci, and lends it to `borrower` alone, for so many seconds without a
+    /// renewal.
     pub fn start(
         guest: &'a Guest,
         device: &str,
@@ -125,8 +114,10 @@ impl<'a> Lender<'a> {
         let (nvme, window) = (function(guest, NVME)?, function(guest, IVSHMEM)?);
         let folder = format!("/sys/bus/pci/devices/{nvme}");
         guest.run(&format!(
-            "modprobe vfio-pci && modprobe vfio_iommu_type1 && echo vfio-pci >{folder}/driver_override && \
-             echo {nvme} >/sys/bus/pci/drivers_probe && test -e /sys/bus/pci/drivers/vfio-pci/{nvme}"
+            "modprobe vfio-pci && modprobe vfio_iommu_type1 && echo vfio-pci \
+             >{folder}/driver_override && \
+             echo {nvme} >/sys/bus/pci/drivers_probe && test -e \
+             /sys/bus/pci/drivers/vfio-pci/{nvme}"
         ))?;
         let term = term.map(|term| format!("term_seconds = {term}"));
         let term = term.unwrap_or_default();

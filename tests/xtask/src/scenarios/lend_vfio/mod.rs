@@ -1,5 +1,6 @@
-//! A physical NVMe of one kernel works for the guest of another: its DMA goes through the lender's IOMMU and a window
-//! into the memory of the guest that borrows it, and no program moves a byte of it.
+//! A physical NVMe of one kernel works for the guest of another: its DMA goes through the lender's
+//! IOMMU and a window into the memory of the guest that borrows it, and no program moves a byte of
+//! it.
 //!
 //! The lender is a machine with a kernel of its own. What is physical for it, QEMU emulates.
 
@@ -9,27 +10,19 @@ pub mod machine;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::attachments::Ram;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::attachments::Ram;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 
 use self::certificates::{Authority, Identity};
 use self::machine::{Lender, Parts, is_covered, system_ram};
-use super::Scenario;
 use crate::conditions::{no_complaint, wait_until};
 use crate::fio::Fio;
 use crate::lending::{Blocks, Borrower, namespace, wait_gone};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "lend-vfio",
-    about: "two kernels: vfio-pci lends an NVMe, whose DMA goes through IOMMU and window into the borrower's memory",
-    is_test: true,
-    run,
-};
 
 /// The device: its name at the lender, and its serial number.
 const DISK: &str = "disk";
@@ -46,7 +39,7 @@ const BEYOND: u64 = 0x3000_0000;
 const VERIFY: &str =
     "--rw=randwrite --bsrange=4k-64k --verify=crc32c --verify_fatal=1 --iodepth=16";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = Blocks::new(DISK_MIB)?;
     let memory = Scratch::in_memory()?;
     let ram = machine::memory_file(&memory, MEMORY_MIB)?;
@@ -87,7 +80,8 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     say(report, "fio --verify=crc32c", &figure);
     b.run(&format!(
         "mkfs.ext4 -q {node} && mount -t ext4 {node} /mnt && cp -r /usr/sbin /mnt/ && cd /mnt && \
-         find . -type f ! -name sums | xargs sha256sum >/tmp/sums && cp /tmp/sums /mnt/ && cd / && umount /mnt"
+         find . -type f ! -name sums | xargs sha256sum >/tmp/sums && cp /tmp/sums /mnt/ && cd / \
+         && umount /mnt"
     ))?;
     say(report, "mkfs.ext4, mount, cp, umount", "work");
     only_its_memory(&lender, &b, report)?;
@@ -102,7 +96,8 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     b.plug_vfio_user(DISK, borrower.socket())?;
     let node = namespace(&b, DISK)?;
     b.run(&format!(
-        "mount -t ext4 -o ro {node} /mnt && cd /mnt && sha256sum -c sums >/tmp/check || {{ grep -v OK /tmp/check; \
+        "mount -t ext4 -o ro {node} /mnt && cd /mnt && sha256sum -c sums >/tmp/check || {{ grep \
+         -v OK /tmp/check; \
          exit 1; }}; cd / && umount /mnt"
     ))?;
     say(
@@ -238,7 +233,8 @@ fn faults(lender: &Guest) -> Result<Vec<String>> {
     Ok(faults.map(str::to_owned).collect())
 }
 
-/// A guest tells the device to fetch a command from where only the lender has memory, and the device cannot.
+/// A guest tells the device to fetch a command from where only the lender has memory, and the
+/// device cannot.
 fn beyond_memory(a: &Guest, b: &Guest, report: &mut Report) -> Result<()> {
     let mut of_lender = system_ram(a)?.into_iter();
     ensure!(
@@ -249,7 +245,8 @@ fn beyond_memory(a: &Guest, b: &Guest, report: &mut Report) -> Result<()> {
     let function = function.trim();
     let folder = format!("/sys/bus/pci/devices/{function}");
     let bar = b.run(&format!(
-        "echo {function} >{folder}/driver/unbind; read start end flags <{folder}/resource; echo $start"
+        "echo {function} >{folder}/driver/unbind; read start end flags <{folder}/resource; echo \
+         $start"
     ))?;
     let bar = u64::from_str_radix(bar.trim().trim_start_matches("0x"), 16)?;
     let set = |register: u64, value: u64| format!("devmem {:#x} 32 {value:#x}", bar + register);

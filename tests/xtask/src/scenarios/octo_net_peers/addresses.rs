@@ -1,8 +1,8 @@
 //! Where addresses come from, and those of IPv6.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::network::{BRIDGE, PEER_6};
-use farlane_vmkit::report::Report;
+use farlane_kit::network::{BRIDGE, PEER_6};
+use farlane_kit::report::Report;
 
 use super::Ends;
 use super::traffic::{accounted, flood};
@@ -32,9 +32,11 @@ pub fn version_6(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
 pub fn assigned(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
     let leases = ends.run.path("leases");
     let line = format!(
-        "exec dnsmasq --keep-in-foreground --log-facility=- --log-dhcp --user=root --no-ping --conf-file=/dev/null --pid-file \
+        "exec dnsmasq --keep-in-foreground --log-facility=- --log-dhcp --user=root --no-ping \
+         --conf-file=/dev/null --pid-file \
          --port=0 --interface={BRIDGE} --bind-interfaces --dhcp-authoritative --dhcp-leasefile={} \
-         --dhcp-range={FIRST},10.78.0.150,255.255.255.0,1h --enable-ra --dhcp-range=::,constructor:{BRIDGE},ra-only",
+         --dhcp-range={FIRST},10.78.0.150,255.255.255.0,1h --enable-ra \
+         --dhcp-range=::,constructor:{BRIDGE},ra-only",
         leases.display()
     );
     let server = ends.network.spawn(&line)?;
@@ -75,7 +77,8 @@ pub fn assigned(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
     report.add("DHCP", "busybox udhcpc, dnsmasq", given);
     report.add("IPv6", "router advertisements, dnsmasq", made);
     guest.run(&format!(
-        "/usr/sbin/ip address flush dev eth0 scope global && /usr/sbin/ip address add {GUEST}/24 dev eth0 && \
+        "/usr/sbin/ip address flush dev eth0 scope global && /usr/sbin/ip address add {GUEST}/24 \
+         dev eth0 && \
          /usr/sbin/ip address add {GUEST_6}/64 dev eth0 nodad"
     ))?;
     Ok(())

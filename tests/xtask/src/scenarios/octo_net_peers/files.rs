@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::network::PEER;
-use farlane_vmkit::report::Report;
+use farlane_kit::network::PEER;
+use farlane_kit::report::Report;
 
 use super::Ends;
 use crate::conditions::wait_until;
@@ -74,12 +74,15 @@ pub fn scp(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
         .write_file("/root/.ssh/authorized_keys", 0o600, &public)?;
     let port = Place::free_port(ends.guest)?;
     ends.guest.run(&format!(
-        "mkdir -p /run/sshd && ssh-keygen -q -t ed25519 -N '' -f /run/host && /usr/sbin/sshd -h /run/host -p {port} \
-         -f /dev/null -o UsePAM=no -o StrictModes=no -o 'Subsystem=sftp /usr/lib/openssh/sftp-server'"
+        "mkdir -p /run/sshd && ssh-keygen -q -t ed25519 -N '' -f /run/host && /usr/sbin/sshd -h \
+         /run/host -p {port} \
+         -f /dev/null -o UsePAM=no -o StrictModes=no -o 'Subsystem=sftp \
+         /usr/lib/openssh/sftp-server'"
     ))?;
     let start = Instant::now();
     let scp = format!(
-        "scp -q -S \"$(command -v ssh)\" -P {port} -i {key} -o BatchMode=yes -o StrictHostKeyChecking=no -o \
+        "scp -q -S \"$(command -v ssh)\" -P {port} -i {key} -o BatchMode=yes -o \
+         StrictHostKeyChecking=no -o \
          UserKnownHostsFile=/dev/null"
     );
     ends.network.run(&format!(

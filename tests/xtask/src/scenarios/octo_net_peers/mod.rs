@@ -7,22 +7,14 @@ mod traffic;
 mod vlan;
 
 use anyhow::Result;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::interfaces::Server;
-use farlane_vmkit::network::Network;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::interfaces::Server;
+use farlane_kit::network::Network;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
 use crate::net::{At, NetBackend, config, connect, network, socket};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "octo-net-peers",
-    about: "iperf3, ping -f, curl, ssh, DHCP, IPv6, VLAN, jumbo frames, ethtool over farlane-net",
-    is_test: true,
-    run,
-};
 
 /// A guest, and the network that it is on.
 struct Ends<'a> {
@@ -39,7 +31,7 @@ impl<'a> Ends<'a> {
     }
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let network = network(run)?;
     let backend = run.context.nets()?.serve(run, &network, 2, &[])?;
     let [guest, other] = run.boot([

@@ -1,7 +1,7 @@
 //! What an administrator of the guest switches on and off.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::report::Report;
+use farlane_kit::report::Report;
 
 use super::Ends;
 use super::traffic::{arrived, flood_accounted};
@@ -45,12 +45,13 @@ fn both_ways(ends: &Ends<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Streams while queues change: as much of each is under way as this at most, far less than the tap has room for. So they neither keep pings
-/// from being answered in time, nor are there drops of theirs that pings could be counted among.
+/// Streams while queues change: as much of each is under way as this at most, far less than the tap
+/// has room for. So they neither keep pings from being answered in time, nor are there drops of
+/// theirs that pings could be counted among.
 const STREAMS: [&str; 2] = ["-t 5 -w 128K", "-t 5 -w 128K -R"];
 
-/// The guest uses one pair of queues, then two, again and again while streams flow both ways: pings are answered each time, but those that
-/// are counted as dropped; the streams come to their end.
+/// The guest uses one pair of queues, then two, again and again while streams flow both ways: pings
+/// are answered each time, but those that are counted as dropped; the streams come to their end.
 pub fn channels(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
     const CHANGES: u32 = 10;
     let at = ends.at();

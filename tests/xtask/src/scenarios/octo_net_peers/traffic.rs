@@ -1,8 +1,8 @@
 //! Streams, datagrams and pings.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::network::{BRIDGE, PEER};
-use farlane_vmkit::report::Report;
+use farlane_kit::network::{BRIDGE, PEER};
+use farlane_kit::report::Report;
 
 use super::Ends;
 use crate::drops::Counters;
@@ -42,9 +42,10 @@ pub fn arrived(figures: &Figures) -> Result<()> {
     Ok(())
 }
 
-/// A stream or datagrams to the guest, at one of its addresses, or from it. Something has arrived, datagrams in their order, and each
-/// that is missing was dropped by somebody who counts it: by a program's buffer, the tap or the backend. A datagram in fragments is lost
-/// by one of them, so a dropped frame is no more than one datagram.
+/// A stream or datagrams to the guest, at one of its addresses, or from it. Something has arrived,
+/// datagrams in their order, and each that is missing was dropped by somebody who counts it: by a
+/// program's buffer, the tap or the backend. A datagram in fragments is lost by one of them, so a
+/// dropped frame is no more than one datagram.
 pub fn accounted(ends: &Ends<'_>, address: &'static str, words: &str) -> Result<Figures> {
     let read = || Counters::read(ends.network, ends.guest, ends.backend);
     let before = read()?;
@@ -79,7 +80,8 @@ pub fn flood(from: &dyn Place, to: &str, count: u32, bytes: u32) -> Result<()> {
     answered(from, to, (count, bytes), || Ok(0))
 }
 
-/// The same, to the guest, beside streams that may fill the tap: each ping that is not answered was dropped by somebody who counts it.
+/// The same, to the guest, beside streams that may fill the tap: each ping that is not answered was
+/// dropped by somebody who counts it.
 pub fn flood_accounted(ends: &Ends<'_>, count: u32, bytes: u32) -> Result<()> {
     let read = || Counters::read(ends.network, ends.guest, ends.backend);
     let before = read()?;

@@ -1,11 +1,11 @@
 //! VLANs, between two guests: one on the interface that is looked at, one on a tap of QEMU's own.
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::interfaces::{Interface, Server};
-use farlane_vmkit::network::Network;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::interfaces::{Interface, Server};
+use farlane_kit::network::Network;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
 use super::Ends;
 use super::traffic::{arrived, flood};

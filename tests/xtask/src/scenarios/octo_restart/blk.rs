@@ -1,12 +1,13 @@
-//! farlane-blk with a limb and a path on each of two nodes is killed while its limbs work for each other.
+//! farlane-blk with a worker and a path on each of two nodes is killed while its workers work for
+//! each other.
 
 use std::fs::{self, File};
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::numa::Numa;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 
 use crate::conditions::no_complaint;
 use crate::disks::{Disk, socket};

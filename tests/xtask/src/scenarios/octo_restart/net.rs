@@ -1,12 +1,12 @@
 //! The interface: streams and pings go on.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::interfaces::Server;
-use farlane_vmkit::network::Network;
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::interfaces::Server;
+use farlane_kit::network::Network;
+use farlane_kit::numa::Numa;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
 use crate::capture::Captures;
 use crate::conditions::{no_complaint, wait_until};
@@ -22,13 +22,14 @@ const KILLS: u32 = 4;
 /// So many bytes show that a stream flows.
 const FLOWING: u64 = 4 << 20;
 
-/// The streams: to the guest, and from it. Not one iperf3 with `--bidir`: its server tells its two connections apart by the order in which
-/// it accepts them, and connections that come through different queues have no order. Where it is mistaken, both its ends write into the
-/// one connection that both do not read, until the windows are closed.
+/// The streams: to the guest, and from it. Not one iperf3 with `--bidir`: its server tells its two
+/// connections apart by the order in which it accepts them, and connections that come through
+/// different queues have no order. Where it is mistaken, both its ends write into the one
+/// connection that both do not read, until the windows are closed.
 const STREAMS: [&str; 2] = ["-b 300M", "-b 300M -R"];
 
-/// Entries of the guest's transmit queues, both together: so many frames at most were sent and not yet shown to the guest as sent
-/// when the backend was killed, and are sent again by the next one.
+/// Entries of the guest's transmit queues, both together: so many frames at most were sent and not
+/// yet shown to the guest as sent when the backend was killed, and are sent again by the next one.
 const SENT_TWICE: u64 = 2 * 256;
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
@@ -75,7 +76,8 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         back += captured.sent(port)?;
     }
     let figure = format!(
-        "the same connections; not acknowledged at the kills: {} bytes to the guest, {} from it; to the guest {there}; from it {back}",
+        "the same connections; not acknowledged at the kills: {} bytes to the guest, {} from it; \
+         to the guest {there}; from it {back}",
         caught[0], caught[1]
     );
     progress::note(&figure);
@@ -116,8 +118,8 @@ fn flow(backend: &NetBackend<'_>, streams: &[Flow<'_>]) -> Result<()> {
     })
 }
 
-/// Bytes that were handed to TCP and not acknowledged, to the guest and from it, while the backend is frozen: as soon as the programs
-/// have written, there are some, and there stay some.
+/// Bytes that were handed to TCP and not acknowledged, to the guest and from it, while the backend
+/// is frozen: as soon as the programs have written, there are some, and there stay some.
 fn under_way(network: &Network, guest: &Guest, streams: &[Flow<'_>]) -> Result<[u64; 2]> {
     // A server that takes both families has its connections of IPv4 in the second.
     const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
@@ -135,7 +137,8 @@ fn under_way(network: &Network, guest: &Guest, streams: &[Flow<'_>]) -> Result<[
     Ok(bytes)
 }
 
-/// The sum of the send queues of a port's established connections in `/proc/net/tcp`: what is not acknowledged.
+/// The sum of the send queues of a port's established connections in `/proc/net/tcp`: what is not
+/// acknowledged.
 fn unacknowledged(table: &str, port: u16) -> Result<u64> {
     let end = format!(":{port:04X}");
     let mut sum = 0;
@@ -158,7 +161,8 @@ mod tests {
 
     #[test]
     fn what_is_not_acknowledged_is_summed() {
-        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n\
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when \
+                     retrnsmt   uid\n\
             0: 00000000:4855 00000000:0000 0A 00000001:00000000 00:00000000 00000000     0\n\
             1: 0100007F:4855 0100007F:4856 01 00000010:00000003 00:00000000 00000000     0\n\
             2: 0100007F:4857 0100007F:4855 01 00000002:00000000 00:00000000 00000000     0\n\

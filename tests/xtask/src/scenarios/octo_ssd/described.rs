@@ -1,16 +1,17 @@
-//! A guest with two nodes, on a machine that is described to have two as well: fio with its thread and its buffers on nodes of
-//! choice. The disks have no file system and no partitions, so that nothing but fio moves data.
+//! A guest with two nodes, on a machine that is described to have two as well: fio with its thread
+//! and its buffers on nodes of choice. The disks have no file system and no partitions, so that
+//! nothing but fio moves data.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::guest::Guest;
+use farlane_kit::numa::Numa;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 
 use super::{DISK_BYTES, JOBS, NODE_MIB, VERIFIED_MIB};
 use crate::conditions::no_complaint;
@@ -18,8 +19,8 @@ use crate::disks::{Disk, DiskBackend, node, path_name, socket};
 use crate::numa::{Locality, Memory, NODES, Placed, backend_words, per_cent};
 use crate::run::Run;
 
-/// Disks with two paths each: one whose requests are split where it is worth it, one of another daemon that splits them by the
-/// page, and one that cannot be written.
+/// Disks with two paths each: one whose requests are split where it is worth it, one of another
+/// daemon that splits them by the page, and one that cannot be written.
 const DISK: &str = "octo";
 const FINE: &str = "octo-fine";
 const SEALED: &str = "octo-sealed";
@@ -166,7 +167,8 @@ impl Story<'_> {
         let device = node(self.guest, SEALED)?;
         let before = backend.metrics()?;
         let read = self.guest.run(&format!(
-            "numactl --cpunodebind=0 --membind=1 dd if={device} iflag=direct bs=256k 2>/dev/null >/dev/shm/read; \
+            "numactl --cpunodebind=0 --membind=1 dd if={device} iflag=direct bs=256k 2>/dev/null \
+             >/dev/shm/read; \
              stat -c %s /dev/shm/read; tr -d '{}' </dev/shm/read | wc -c; rm /dev/shm/read",
             String::from_utf8_lossy(SEAL)
         ))?;

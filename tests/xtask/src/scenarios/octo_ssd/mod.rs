@@ -1,5 +1,5 @@
-//! A disk with a limb and a path on each of two nodes: whatever thread asks, each byte is moved by the limb of the node on which
-//! it lies, where the kernel's own multipath goes by the thread.
+//! A disk with a worker and a path on each of two nodes: whatever thread asks, each byte is moved
+//! by the worker of the node on which it lies, where the kernel's own multipath goes by the thread.
 
 mod described;
 mod real;
@@ -7,20 +7,12 @@ mod show;
 mod stock;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::report::Report;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::numa::{Memory, Placed};
 use crate::run::Run;
 
 pub use show::show;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "octo-ssd",
-    about: "one disk, two paths: every byte goes by the limb of its buffer's node; the kernel's numa multipath goes by the thread's",
-    is_test: true,
-    run,
-};
 
 const DISK_BYTES: u64 = 64 << 20;
 /// Memory of each node of a guest.
@@ -39,7 +31,7 @@ const JOBS: [Placed; 6] = [
     Placed::new(1, Memory::Striped),
 ];
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     described::run(run, report).context("On a described machine")?;
     stock::run(run, report).context("The kernel's multipath")?;
     real::run(run, report).context("On a kernel with two nodes")

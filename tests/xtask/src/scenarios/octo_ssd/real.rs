@@ -1,11 +1,12 @@
-//! farlane-blk on a kernel that really has two nodes, over a dual-ported NVMe disk that it finds in sysfs: what it believes of
-//! memory is what the kernel tells, and what each controller moves is what the kernel counts.
+//! farlane-blk on a kernel that really has two nodes, over a dual-ported NVMe disk that it finds in
+//! sysfs: what it believes of memory is what the kernel tells, and what each controller moves is
+//! what the kernel counts.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
 use crate::conditions::no_complaint;
 use crate::metrics::Metrics;

@@ -1,16 +1,16 @@
-//! What the demo shows: bytes per limb over time, while fio goes from one node to the other.
+//! What the demo shows: bytes per worker over time, while fio goes from one node to the other.
 
 use std::fs::{self, File};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::process::Process;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::numa::Numa;
+use farlane_kit::process::Process;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 
 use super::{DISK_BYTES, NODE_MIB};
 use crate::disks::{Disk, node, socket};
@@ -81,7 +81,7 @@ pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
         "farlane-blk",
         "fio on one node, the other, the wrong one",
         format!(
-            "{} % of {} MiB by the limb of their node",
+            "{} % of {} MiB by the worker of their node",
             per_cent(moved.local(), moved.total()),
             moved.total() >> 20
         ),

@@ -1,12 +1,13 @@
-//! What the kernel's own multipath does over two controllers of one NVMe namespace, each on a node of its own: its `numa`
-//! policy takes the path of the node on which the submitting thread runs, wherever the buffers lie.
+//! What the kernel's own multipath does over two controllers of one NVMe namespace, each on a node
+//! of its own: its `numa` policy takes the path of the node on which the submitting thread runs,
+//! wherever the buffers lie.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::numa::Numa;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
 use super::{DISK_BYTES, JOBS, NODE_MIB, VERIFIED_MIB};
 use crate::conditions::{no_complaint, wait_until};

@@ -1,14 +1,15 @@
-//! Loop devices of this machine are the paths, and lose their blocks: what is under way fails, and what comes fails.
+//! Loop devices of this machine are the paths, and lose their blocks: what is under way fails, and
+//! what comes fails.
 
 use std::fs::File;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::loop_device::LoopDevice;
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::loop_device::LoopDevice;
+use farlane_kit::numa::Numa;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 
 use super::Random;
 use crate::conditions::{no_complaint, wait_until};
@@ -22,15 +23,17 @@ use crate::work::Work;
 const DISK: &str = "octo";
 const DISK_BYTES: u64 = 48 << 20;
 
-/// Writes at random with buffers on both nodes, and checks each block soon after and all in the end.
-const JOB: &str = "--rw=randwrite --bsrange=4k-256k --iodepth=16 --size=32m --verify=crc32c --verify_fatal=1 \
+/// Writes at random with buffers on both nodes, and checks each block soon after and all in the
+/// end.
+const JOB: &str = "--rw=randwrite --bsrange=4k-256k --iodepth=16 --size=32m --verify=crc32c \
+                   --verify_fatal=1 \
     --verify_backlog=64 --fsync=64 --numa_mem_policy=interleave:0-1";
 
 /// Most requests that are done before the next path is pulled, or comes back.
 const MOST_REQUESTS: u64 = 40;
 
-/// How often each path must have failed and come back, both have been away with requests that waited, and how many requests
-/// have been done again because they were under way.
+/// How often each path must have failed and come back, both have been away with requests that
+/// waited, and how many requests have been done again because they were under way.
 const LEAST: u64 = 3;
 const BOTH: u64 = 2;
 const REDONE: u64 = 4;
@@ -101,7 +104,8 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     no_disk_error(&guest)?;
     no_complaint(&guest)?;
     let figure = format!(
-        "failed {:?} times, both at once {both} times: {} writes, all found again; {} requests done again",
+        "failed {:?} times, both at once {both} times: {} writes, all found again; {} requests \
+         done again",
         seen.failures,
         work.writes(),
         seen.redone

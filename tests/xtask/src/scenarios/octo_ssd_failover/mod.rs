@@ -1,23 +1,16 @@
-//! Paths to a disk are pulled and returned at random while everything written is read back and checked: the VM sees one healthy
-//! disk. Once they are loop devices of this machine, and once NVMe controllers of a kernel with two nodes, hot-unplugged.
+//! Paths to a disk are pulled and returned at random while everything written is read back and
+//! checked: the VM sees one healthy disk. Once they are loop devices of this machine, and once NVMe
+//! controllers of a kernel with two nodes, hot-unplugged.
 
 mod loops;
 mod nvme;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::report::Report;
+use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::run::Run;
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "octo-ssd-failover",
-    about: "paths to a disk are pulled and returned at random under fio --verify: nothing lost, nothing doubled, no error in the VM",
-    is_test: true,
-    run,
-};
-
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     loops::run(run, report).context("Loop devices")?;
     nvme::run(run, report).context("NVMe controllers")
 }

@@ -1,11 +1,11 @@
-//! The controllers of a dual-ported NVMe disk are the paths, of a kernel with two nodes; they are unplugged, and plugged in again
-//! under other names.
+//! The controllers of a dual-ported NVMe disk are the paths, of a kernel with two nodes; they are
+//! unplugged, and plugged in again under other names.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
 use super::Random;
 use crate::conditions::{no_complaint, wait_until};

@@ -1,9 +1,10 @@
-//! kill -9 of the backend: programs in both guests learn of it in time, and a new device comes without a reboot.
+//! kill -9 of the backend: programs in both guests learn of it in time, and a new device comes
+//! without a reboot.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::report::Report;
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::Guest;
+use farlane_kit::report::Report;
 
 use super::facts::{Facts, clock};
 use super::talk::{EVENTS, Talk, WRITES, ended_at, ends_in_error};
@@ -13,7 +14,8 @@ use crate::conditions::wait_until;
 use crate::farlane::Pair;
 use crate::place::Host;
 
-/// Programs see the fatal event within this, by the guest's clock: the driver needs up to four ticks of a second.
+/// Programs see the fatal event within this, by the guest's clock: the driver needs up to four
+/// ticks of a second.
 const FATAL_SECONDS: f64 = 5.0;
 
 /// Programs have ended after this much more: perftest tidies up before it ends.
@@ -25,7 +27,8 @@ const REFUSAL_SECONDS: f64 = 1.0;
 /// Sleeps on completion events until it is killed.
 const ENDLESS_EVENTS: &str = "ibv_rc_pingpong -g 0 -e -n 1000000000";
 
-/// Kills the backend in mid-transfer and starts another one, to which both guests are connected anew.
+/// Kills the backend in mid-transfer and starts another one, to which both guests are connected
+/// anew.
 pub fn killed(stage: &Stage<'_>, pair: &mut Pair, host: &Host, report: &mut Report) -> Result<()> {
     let Pair { a, b, backend } = pair;
     let (a, b) = (&*a, &*b);

@@ -1,10 +1,11 @@
-//! What can be counted from outside: objects of the backend, pinned pages of guests, memory of the daemon.
+//! What can be counted from outside: objects of the backend, pinned pages of guests, memory of the
+//! daemon.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
+use farlane_kit::guest::Guest;
 
 use crate::conditions::wait_until;
 use crate::metrics::Metrics;

@@ -1,8 +1,9 @@
-//! A machine that dies, that is reset, or that takes its driver away, in mid-transfer and under the same backend.
+//! A machine that dies, that is reset, or that takes its driver away, in mid-transfer and under the
+//! same backend.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
 
 use super::facts::{Facts, Holdings};
 use super::talk::{READS, Talk, WRITES, ends_in_error};
@@ -19,7 +20,8 @@ const SURVIVORS: &str = "ib_read_bw -F -s 65536 -D 10";
 /// The driver's name for its device.
 const DRIVER: &str = "/sys/bus/virtio/drivers/farlane";
 
-/// kill -9 of a VM: its peer sees errors, two processes of this machine go on, and the VM comes back.
+/// kill -9 of a VM: its peer sees errors, two processes of this machine go on, and the VM comes
+/// back.
 pub fn killed(
     stage: &Stage<'_>,
     wire: &Wire,
@@ -91,7 +93,8 @@ pub fn driver(run: &Run<'_>, pair: &Pair, idle: &Facts, report: &mut Report) -> 
         !pair.b.exec("test -e /dev/farlane0")?.success(),
         "An unbound device still has its node"
     );
-    // A backend cannot tell a device that was reset from one whose VM pauses before it starts again.
+    // A backend cannot tell a device that was reset from one whose VM pauses before it starts
+    // again.
     pair.b.run(&format!("echo {device} >{DRIVER}/bind"))?;
     idle.wait(idle, run, [&pair.a, &pair.b])?;
     talk_again(&pair.a, &pair.b)?;

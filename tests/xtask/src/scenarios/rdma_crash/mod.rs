@@ -1,5 +1,5 @@
-//! What dies in the middle of a transfer, and who notices: a program, a machine, the backend. The rest goes on, what
-//! the dead had is released, and what comes back works again.
+//! What dies in the middle of a transfer, and who notices: a program, a machine, the backend. The
+//! rest goes on, what the dead had is released, and what comes back works again.
 
 mod backend;
 mod facts;
@@ -11,30 +11,21 @@ mod watcher;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::packages;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::{End, Wire};
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::packages;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::wire::{End, Wire};
 
 use self::facts::Facts;
-use super::Scenario;
 use crate::conditions::no_complaint;
 use crate::farlane::{Pair, wait_device};
 use crate::place::{Host, Over, Place};
 use crate::run::Run;
 use crate::tools::between;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "rdma-crash",
-    about: "kill -9 of programs, VMs and the backend in mid-transfer; resets, driver reloads, hot-unplug and hot-plug",
-    is_test: true,
-    run,
-};
 
 /// Debian's package of the programs that run on this machine.
 const PACKAGES: &[&str] = &["ibverbs-utils", "perftest"];
@@ -79,20 +70,13 @@ struct Stage<'r> {
 
 impl<'r> Stage<'r> {
     fn new(run: &'r Run<'r>) -> Result<Self> {
-        let workspace = run.context.workspace();
-        let source = workspace.root().join("tests/xtask/guest/fatal.c");
-        let fatal = run.path("fatal");
         let farlane = run.context.farlane()?;
         let tree = run.context.kit()?.tree();
-        let program = GuestProgram {
-            source: &source,
-            headers: &workspace.root().join("guest-lib/farlane/include"),
-            libraries: &[
-                tree.libraries().join("libibverbs.so.1"),
-                farlane.programs().join("libfarlane.so"),
-            ],
-        };
-        program.build(tree, &fatal)?;
+        let libraries = [
+            tree.libraries().join("libibverbs.so.1"),
+            farlane.programs().join("libfarlane.so"),
+        ];
+        let fatal = run.guest_program_with("fatal", "guest-lib/farlane/include", &libraries)?;
         Ok(Self {
             run,
             sockets: [run.path("a"), run.path("b")],

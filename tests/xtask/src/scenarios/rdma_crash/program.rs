@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::report::Report;
+use farlane_kit::report::Report;
 
 use super::facts::{Facts, Holdings};
 use super::talk::{READS, Talk, WRITES, ends_in_error, was_killed};
@@ -76,7 +76,8 @@ pub fn host_programs(
     Ok(())
 }
 
-/// Kills in turns the one that writes and the one that is written to; returns how long a peer took at most to end.
+/// Kills in turns the one that writes and the one that is written to; returns how long a peer took
+/// at most to end.
 fn rounds(
     run: &Run<'_>,
     pair: &Pair,

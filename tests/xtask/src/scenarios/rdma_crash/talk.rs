@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vm_agent::protocol::Ending;
-use farlane_vmkit::guest::Output;
+use farlane_kit::guest::Output;
+use farlane_kit::protocol::Ending;
 
 use super::facts::counters;
 use crate::conditions::{PATIENCE, wait_until};
@@ -55,7 +55,8 @@ impl<'a> Talk<'a> {
         })
     }
 
-    /// Starts both and waits until they are in the middle of it: until the backend has counted enough.
+    /// Starts both and waits until they are in the middle of it: until the backend has counted
+    /// enough.
     pub fn flowing(
         run: &Run<'_>,
         flow: Flow,
@@ -105,8 +106,8 @@ impl<'a> Talk<'a> {
     }
 }
 
-/// A program that has lost its peer or its device ends by itself, soon, and says that it failed. Returns how long it
-/// took.
+/// A program that has lost its peer or its device ends by itself, soon, and says that it failed.
+/// Returns how long it took.
 pub fn ends_in_error(program: Box<dyn Running + '_>) -> Result<(Duration, Output)> {
     let begin = Instant::now();
     let output = program.wait(PATIENCE)?;

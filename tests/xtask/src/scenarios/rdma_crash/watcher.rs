@@ -1,7 +1,8 @@
-//! A program in a guest that waits for the end of its device, and keeps it open beyond that (`guest/fatal.c`).
+//! A program in a guest that waits for the end of its device, and keeps it open beyond that
+//! (`guest/fatal.c`).
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::{Guest, Job};
+use farlane_kit::guest::{Guest, Job};
 
 use crate::conditions::PATIENCE;
 use crate::place::Over;
@@ -10,7 +11,8 @@ use crate::place::Over;
 pub struct Seen {
     /// By the guest's clock.
     pub fatal: f64,
-    /// How long the guest was kept from running meanwhile, which a busy machine may do and which says nothing of us.
+    /// How long the guest was kept from running meanwhile, which a busy machine may do and which
+    /// says nothing of us.
     pub late: f64,
     /// How opening the device again went, and how long it took.
     pub refusal: String,

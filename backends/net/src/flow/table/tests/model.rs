@@ -1,5 +1,6 @@
-//! Workers, port queues, channels, receive queues and a guest, whose steps are interleaved in any way: frames of a flow come to the
-//! guest's network stack in the order in which they came to the port, each once.
+//! Workers, port queues, channels, receive queues and a guest, whose steps are interleaved in any
+//! way: frames of a flow come to the guest's network stack in the order in which they came to the
+//! port, each once.
 
 use super::*;
 use proptest::prelude::*;
@@ -22,7 +23,7 @@ enum Event {
     Stack(u16),
     /// The guest sends something of a flow.
     Send(u32, u16, bool),
-    /// The port does what the table wishes, or fails to.
+    /// The port does what the table hints, or fails to.
     Steer(bool),
     /// Microseconds pass.
     Wait(u16),
@@ -37,7 +38,8 @@ fn event(queues: bool) -> impl Strategy<Value = Event> {
         20 => worker.clone().prop_map(Event::Work),
         8 => (worker.clone(), 1..4_u8).prop_map(|(queue, n)| Event::Consume(queue, n)),
         6 => worker.clone().prop_map(Event::Stack),
-        6 => (0..FLOWS, worker, any::<bool>()).prop_map(|(flow, queue, data)| Event::Send(flow, queue, data)),
+        6 => (0..FLOWS, worker, any::<bool>())
+            .prop_map(|(flow, queue, data)| Event::Send(flow, queue, data)),
         4 => (0..16_u8).prop_map(|n| Event::Steer(n > 0)),
         4 => (1..900_u16).prop_map(Event::Wait),
         u32::from(queues) => (1..=WORKERS).prop_map(Event::Queues),
@@ -79,7 +81,7 @@ struct Worker {
     part: Part,
     port: VecDeque<Frame>,
     /// From each other worker.
-    channels: Vec<VecDeque<(Frame, Task)>>,
+    channels: Vec<VecDeque<(Frame, Route)>>,
     aside: VecDeque<(Frame, Ticket)>,
     held: VecDeque<(Ticket, Frame)>,
     /// Its receive queue: not yet taken by the driver, and where each ends.
@@ -164,22 +166,23 @@ impl World {
         to.used
     }
 
+    fn forwarded(&mut self, worker: u16, frame: Frame, flow: Option<Ticket>) {
+        let position = self.deliver(worker, frame);
+        if let Some(ticket) = flow {
+            self.table.delivered(ticket, position);
+        }
+    }
+
     fn route(&mut self, worker: u16, frame: Frame, route: Route) {
         match route {
             Route::Deliver => {
                 self.deliver(worker, frame);
             }
-            Route::Forward {
-                to,
-                task: Task::Deliver(ticket),
-            } if to == worker => {
-                let position = self.deliver(worker, frame);
-                self.table.delivered(ticket, position);
+            Route::Forward { to, flow } if to == worker => self.forwarded(worker, frame, flow),
+            Route::Forward { to, .. } | Route::Sequence { to, .. } => {
+                self.worker(to).channels[usize::from(worker)].push_back((frame, route));
             }
-            Route::Forward { to, task } => {
-                self.worker(to).channels[usize::from(worker)].push_back((frame, task));
-            }
-            Route::Hold { ticket, .. } => self.worker(worker).held.push_back((ticket, frame)),
+            Route::Hold { flow, .. } => self.worker(worker).held.push_back((flow, frame)),
         }
     }
 
@@ -187,19 +190,14 @@ impl World {
         match self.worker(worker).part {
             Part::Channels => {
                 for from in 0..usize::from(WORKERS) {
-                    while let Some((frame, task)) = self.worker(worker).channels[from].pop_front() {
-                        match task {
-                            Task::Deliver(ticket) => {
-                                let position = self.deliver(worker, frame);
-                                self.table.delivered(ticket, position);
+                    while let Some((frame, route)) = self.worker(worker).channels[from].pop_front()
+                    {
+                        match route {
+                            Route::Forward { flow, .. } => self.forwarded(worker, frame, flow),
+                            Route::Sequence { flow, .. } => {
+                                self.worker(worker).aside.push_back((frame, flow));
                             }
-                            Task::Stray => {
-                                self.deliver(worker, frame);
-                            }
-                            Task::Sequence(ticket) => {
-                                self.worker(worker).aside.push_back((frame, ticket));
-                            }
-                            Task::Held(_) => panic!("nobody forwards this"),
+                            other => panic!("nobody forwards this: {other:?}"),
                         }
                     }
                 }

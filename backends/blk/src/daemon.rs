@@ -1,0 +1,114 @@
+//! The daemon: disks, a thread for the VMM of each, and the tunnel for device memory.
+
+use crate::disk::Disk;
+use crate::options::Options;
+use crate::session::DiskDevice;
+use crate::tunnel::{self, Tunnel};
+use crate::{CAPABILITIES, metrics_text, paths, sizes};
+use farlane_daemon::control::Stopper;
+use farlane_daemon::keys::{Socket, SocketOption};
+use farlane_daemon::limb;
+use farlane_daemon::listener::{Kind, Listener};
+use farlane_daemon::metrics::MetricsText;
+use farlane_daemon::options::{Capabilities, DaemonOptions};
+use farlane_daemon::run::{Daemon, Drain};
+use farlane_daemon::seccomp::{SystemCalls, UNIX_SOCKETS, With};
+use farlane_guest_device::control::RequestCounters;
+use farlane_vhost_user::serve::{Closing, serve_until};
+use farlane_zero_copy::broker;
+use std::sync::Arc;
+
+/// `farlane-blk`.
+pub struct BlkDaemon {
+    disks: Vec<Arc<Disk>>,
+    /// Where each disk is served.
+    listeners: Vec<Listener>,
+    tunnel_socket: Option<Listener>,
+    tunnel: Option<Tunnel>,
+    closing: Closing,
+}
+
+impl Daemon for BlkDaemon {
+    type Options = Options;
+
+    const CAPABILITIES: Capabilities = CAPABILITIES;
+
+    fn daemon_options(options: &Options) -> &DaemonOptions {
+        &options.daemon
+    }
+
+    fn open(options: &Options) -> anyhow::Result<Self> {
+        let disks = options.all_disks()?;
+        let sockets = SocketOption::inherit_all(disks.iter().map(|disk| &disk.socket))?;
+        let around = options.surroundings();
+        let disks = disks.into_iter().map(|disk| Disk::open(disk.disk, &around));
+        let disks = disks.collect::<Result<_, _>>()?;
+        let access = &options.daemon.access;
+        let listeners = Socket::listen_all(sockets, access)?;
+        let tunnel_socket = match &options.tunnel {
+            Some(path) => Some(Listener::bind(path, Kind::Stream, access)?),
+            None => None,
+        };
+        Ok(Self {
+            disks,
+            listeners,
+            tunnel_socket,
+            tunnel: None,
+            closing: Closing::default(),
+        })
+    }
+
+    fn start(&mut self, options: &Options, _stop: &Stopper) -> anyhow::Result<MetricsText> {
+        for disk in &self.disks {
+            disk.start()?;
+        }
+        sizes::watch(self.disks.clone())?;
+        let requests = Arc::new(RequestCounters::default());
+        if let Some(listener) = &self.tunnel_socket {
+            let serials: Vec<_> = self.disks.iter().map(|disk| disk.id()).collect();
+            let tunnel = Tunnel::new(&serials, &options.device_memory)?;
+            for disk in &self.disks {
+                disk.open_tokens(tunnel.tokens());
+            }
+            tunnel::serve::start(&tunnel, listener.try_clone()?, Arc::clone(&requests))?;
+            self.tunnel = Some(tunnel);
+        }
+        for (disk, listener) in self.disks.iter().zip(&self.listeners) {
+            let (disk, socket) = (Arc::clone(disk), listener.try_clone()?);
+            let closing = self.closing.clone();
+            log::info!("Disk {}: waiting at {listener}", disk.serial());
+            let thread = std::thread::Builder::new().name(disk.serial().to_owned());
+            thread.spawn(move || {
+                let name = format!("Disk {}", disk.serial());
+                serve_until(&name, socket, &closing, |channel| {
+                    Ok(DiskDevice::new(Arc::clone(&disk), channel))
+                });
+            })?;
+        }
+        let disks = self.disks.clone();
+        Ok(Arc::new(move || metrics_text(&disks, &requests)))
+    }
+
+    fn system_calls(&self) -> SystemCalls {
+        let failover = match self.disks.iter().any(|disk| disk.paths().fails_over()) {
+            true => paths::SYSTEM_CALLS,
+            false => &[],
+        };
+        SystemCalls::any(&[
+            farlane_block::SYSTEM_CALLS,
+            broker::SYSTEM_CALLS,
+            limb::SYSTEM_CALLS,
+            failover,
+        ])
+        .with(&[UNIX_SOCKETS, With::requests(farlane_block::storage::IOCTLS)])
+    }
+
+    /// Requests that were accepted are answered; after a second signal they are for whoever comes
+    /// next.
+    fn end(&mut self) -> Option<Drain> {
+        self.listeners.clear();
+        self.tunnel_socket = None;
+        let closing = self.closing.clone();
+        Some(Box::new(move || closing.close()))
+    }
+}

@@ -1,0 +1,155 @@
+//! Who may connect to a daemon's sockets.
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::Gid;
+use std::ffi::CString;
+use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
+
+/// Most bytes of a group's entry that are looked at: its members are among them.
+const MAX_ENTRY_BYTES: usize = 1 << 20;
+
+/// Group and permissions of all sockets that a daemon makes; flattened into its arguments. By
+/// default only its own user connects.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct Access {
+    /// Group that owns the created sockets, by name or number: its members can connect
+    #[arg(long, value_name = "GROUP", value_parser = group)]
+    pub socket_group: Option<u32>,
+
+    /// Permissions of the created sockets, in octal [default: 0600; 0660 with --socket-group]
+    #[arg(long, value_name = "MODE", value_parser = mode)]
+    pub socket_mode: Option<u32>,
+}
+
+impl Access {
+    /// Gives a socket's file to the group, and then opens it as far as it is to be. Whoever may
+    /// write its folder can put another file in its place, or a link to one: nothing else than a
+    /// socket of this user is changed.
+    ///
+    /// # Errors
+    /// What was tried, and why it failed.
+    pub(crate) fn apply(&self, path: &Path) -> Result<(), (&'static str, Errno)> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| ("examine", e))?;
+        let stat = rustix::fs::fstat(&file).map_err(|e| ("examine", e))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket
+            || stat.st_uid != rustix::process::geteuid().as_raw()
+        {
+            return Err(("protect", Errno::NOTSOCK));
+        }
+        if let Some(group) = self.socket_group.map(Gid::from_raw) {
+            rustix::fs::chownat(&file, "", None, Some(group), AtFlags::EMPTY_PATH)
+                .map_err(|e| ("give to its group", e))?;
+        }
+        let usual = match self.socket_group {
+            Some(_) => 0o660,
+            None => 0o600,
+        };
+        let mode = Mode::from_bits_truncate(self.socket_mode.unwrap_or(usual));
+        let held = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::chmod(held, mode).map_err(|e| ("protect", e))
+    }
+}
+
+/// The number of a group.
+fn group(text: &str) -> Result<u32, String> {
+    let unknown = || format!("there is no group {text:?}");
+    if let Ok(number) = text.parse() {
+        // The greatest means none to the kernel.
+        return if number == u32::MAX {
+            Err(unknown())
+        } else {
+            Ok(number)
+        };
+    }
+    let name = CString::new(text).map_err(|_| unknown())?;
+    let mut buffer = vec![0; 1 << 10];
+    loop {
+        let mut entry = MaybeUninit::<libc::group>::uninit();
+        let mut found = std::ptr::null_mut();
+        // SAFETY: the name ends in a zero; entry and buffer are writable, the buffer as long as is
+        // said, and outlive the use of what is found, which lies in the entry.
+        let (error, number) = unsafe {
+            let error = libc::getgrnam_r(
+                name.as_ptr(),
+                entry.as_mut_ptr(),
+                buffer.as_mut_ptr(),
+                buffer.len(),
+                &raw mut found,
+            );
+            (error, found.as_ref().map(|group| group.gr_gid))
+        };
+        match (error, number) {
+            (_, Some(number)) => return Ok(number),
+            (libc::ERANGE, None) if buffer.len() < MAX_ENTRY_BYTES => {
+                buffer.resize(2 * buffer.len(), 0);
+            }
+            (_, None) => return Err(unknown()),
+        }
+    }
+}
+
+/// Permissions as `chmod` has them.
+fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok();
+    let mode = mode.filter(|mode| *mode <= 0o777 && !text.starts_with('+'));
+    mode.ok_or_else(|| format!("{text:?} is not permissions in octal, such as 0660"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Options {
+        #[command(flatten)]
+        access: Access,
+    }
+
+    fn parse(words: &[&str]) -> Result<Access, clap::Error> {
+        let words = [&["daemon"], words].concat();
+        <Options as clap::Parser>::try_parse_from(words).map(|options| options.access)
+    }
+
+    #[test]
+    fn what_somebody_has_put_in_a_sockets_place_is_left_alone() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let [precious, link] = ["precious", "link"].map(|name| folder.path().join(name));
+        std::fs::write(&precious, "").unwrap();
+        std::os::unix::fs::symlink(&precious, &link).unwrap();
+        let mode = || std::fs::metadata(&precious).unwrap().permissions().mode() & 0o7777;
+        let before = mode();
+        let access = parse(&["--socket-mode", "0602"]).unwrap();
+        for path in [&link, &precious] {
+            assert!(access.apply(path).is_err(), "{}", path.display());
+            assert_eq!(mode(), before);
+        }
+    }
+
+    #[test]
+    fn groups_have_names_and_numbers_and_modes_are_octal() {
+        let said = |words: &[&str]| {
+            let access = parse(words).unwrap();
+            (access.socket_group, access.socket_mode)
+        };
+        assert_eq!(said(&[]), (None, None));
+        assert_eq!(said(&["--socket-group", "root"]), (Some(0), None));
+        assert_eq!(said(&["--socket-group", "107"]), (Some(107), None));
+        assert_eq!(said(&["--socket-mode", "0666"]), (None, Some(0o666)));
+        for words in [
+            ["--socket-group", "no such group"],
+            ["--socket-group", ""],
+            ["--socket-group", "4294967295"],
+            ["--socket-mode", "0888"],
+            ["--socket-mode", "1777"],
+            ["--socket-mode", "+7"],
+            ["--socket-mode", "rw-rw----"],
+        ] {
+            assert!(parse(&words).is_err(), "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! What every backend daemon shares. A backend says what it opens, starts and ends
+//! ([`run::Daemon`]), and its `main` is [`run::run`]:
+//!
+//! * [`run`]: a daemon from its command line to its end; [`control`]: its control loop;
+//! * [`options`]: the arguments that all of them take; [`keys`]: those of several keys;
+//! * [`listener`]: UNIX sockets that belong to one daemon; [`access`]: who may connect to them;
+//! * [`limb`]: threads that belong to a NUMA node; [`locality`]: what was moved where;
+//! * [`privileges`] and [`seccomp`]: what a running backend can no longer do;
+//! * [`metrics`], [`logging`] and [`log_limit`]: what it tells, and how often.
+//!
+//! A daemon stays in the foreground.
+
+pub mod access;
+pub mod control;
+pub mod keys;
+pub mod limb;
+pub mod listener;
+pub mod locality;
+pub mod logging;
+pub mod metrics;
+pub mod options;
+pub mod panics;
+pub mod privileges;
+pub mod run;
+pub mod seccomp;
+
+pub use farlane_sys::{eventfd, log_limit, log_limited, warn_limited};

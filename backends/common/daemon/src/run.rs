@@ -1,0 +1,119 @@
+//! A daemon from its command line to its end.
+//!
+//! Each failure that whoever starts it can mend ends it with a message and a code other than zero
+//! before anybody can connect.
+
+use crate::control::{Control, Ending, Stopper};
+use crate::listener::{Kind, Listener};
+use crate::metrics::MetricsText;
+use crate::options::{Capabilities, DaemonOptions};
+use crate::privileges::{self, Needs};
+use crate::seccomp::{self, SystemCalls};
+use anyhow::Context as _;
+use std::process::ExitCode;
+
+/// What finishes the requests that were accepted, see [`Daemon::end`].
+pub type Drain = Box<dyn FnOnce() + Send>;
+
+/// A backend daemon, which [`run`] takes through its life in the order of these functions.
+pub trait Daemon: Sized {
+    /// Its command line, with the options of every daemon.
+    type Options: clap::Parser;
+
+    /// What `--print-capabilities` answers.
+    const CAPABILITIES: Capabilities;
+
+    /// The options that all daemons have.
+    fn daemon_options(options: &Self::Options) -> &DaemonOptions;
+
+    /// Opens all files and sockets, with the privileges of whoever has started the daemon:
+    /// inherited sockets first, so that a wrong number names nothing that was opened here; then
+    /// what is served; then the sockets to make, so that whoever finds one finds something behind
+    /// it.
+    ///
+    /// # Errors
+    /// What cannot be opened.
+    fn open(options: &Self::Options) -> anyhow::Result<Self>;
+
+    /// The privileges that it keeps.
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    /// Starts its threads, and tells how its metrics are rendered.
+    ///
+    /// # Errors
+    /// What cannot be started.
+    fn start(&mut self, options: &Self::Options, stop: &Stopper) -> anyhow::Result<MetricsText>;
+
+    /// What it calls from now on, besides the calls of every daemon.
+    fn system_calls(&self) -> SystemCalls;
+
+    /// Closes its sockets, whose files go. Requests that were accepted can be finished: the daemon
+    /// ends when that has returned, or is asked to end once more.
+    fn end(&mut self) -> Option<Drain>;
+}
+
+/// Runs a daemon with the arguments of this program.
+#[must_use]
+pub fn run<D: Daemon>() -> ExitCode {
+    run_with::<D>(&<D::Options as clap::Parser>::parse())
+}
+
+/// Runs a daemon with these options.
+#[must_use]
+pub fn run_with<D: Daemon>(options: &D::Options) -> ExitCode {
+    exit_code::<D::Options>(live::<D>(options))
+}
+
+/// The code with which a program ends. A failure is printed, after the program's name.
+#[must_use]
+pub fn exit_code<O: clap::Parser>(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("{}: {e:#}", O::command().get_name());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Returns before the daemon is ready only.
+fn live<D: Daemon>(options: &D::Options) -> anyhow::Result<()> {
+    let mut control = Control::begin().context("Cannot start")?;
+    let common = D::daemon_options(options);
+    if common.print_capabilities {
+        return Ok(D::CAPABILITIES.print()?);
+    }
+    common.start_logging();
+    let mut daemon = D::open(options)?;
+    let metrics = match &common.metrics {
+        Some(path) => Some(Listener::bind(path, Kind::Stream, &common.access)?),
+        None => None,
+    };
+    privileges::give_up(daemon.needs())?;
+    let text = daemon.start(options, &control.stopper())?;
+    if let Some(listener) = metrics {
+        control.serve_metrics(listener, text)?;
+    }
+    seccomp::confine(common.seccomp, &daemon.system_calls())?;
+    log::info!("Ready");
+
+    let mut ending = control.wait();
+    control.close_metrics();
+    if let (Some(drain), Ending::Asked) = (daemon.end(), ending) {
+        let stopper = control.stopper();
+        let thread = std::thread::Builder::new().name("ending".to_owned());
+        thread.spawn(move || {
+            drain();
+            stopper.end();
+        })?;
+        ending = control.wait();
+    }
+    drop(daemon);
+    // Its threads end with the process.
+    std::process::exit(match ending {
+        Ending::Asked => 0,
+        Ending::Failed => 1,
+    });
+}

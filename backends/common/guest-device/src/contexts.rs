@@ -1,0 +1,158 @@
+//! What a backend makes of its guests' processes and their memory.
+
+use crate::events::ContextEvents;
+use crate::ids::{ContextId, RegionId};
+use crate::request::Extents;
+use farlane_abi::Errno;
+use farlane_zero_copy::{Pool, Region};
+use std::any::Any;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// A range of the window, or a buffer, or both: see [`farlane_abi::control::OP_WINDOW_MAP`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowRange {
+    /// Handle of the buffer, or zero.
+    pub buffer: u32,
+    /// Offset in bytes.
+    pub offset: u64,
+    /// Length in bytes.
+    pub length: u64,
+}
+
+/// The contexts of one VM. A context is an open file of `/dev/farlaneN`.
+///
+/// What a guest may ask for and a backend does not have is refused with `EOPNOTSUPP`.
+pub trait Contexts: Send + Sync {
+    /// `FEATURE_*` of [`farlane_abi::config`], without the window's.
+    fn features(&self) -> u32;
+
+    /// The GID that the guest is shown, zeroes where there is none.
+    fn gid(&self) -> [u8; 16] {
+        [0; 16]
+    }
+
+    /// Opens a context, whose events go to `events` and whose host-allocated buffers come from
+    /// `window`.
+    ///
+    /// # Errors
+    /// `EEXIST` for an id in use.
+    fn open(
+        &self,
+        context: ContextId,
+        events: Arc<ContextEvents>,
+        window: Option<Arc<Pool>>,
+    ) -> Result<(), Errno>;
+
+    /// Closes a context and releases everything it owns. When it succeeds nothing touches its
+    /// memory any more.
+    ///
+    /// # Errors
+    /// `ENOENT` where none is open, `EAGAIN` where something still touches its memory: the driver
+    /// asks again. Its other requests wait as long as this takes, and after a few seconds it finds
+    /// the device dead.
+    fn close(&self, context: ContextId) -> Result<(), Errno>;
+
+    /// Whether a context is open.
+    ///
+    /// # Errors
+    /// `ENOENT` where it is not.
+    fn check(&self, context: ContextId) -> Result<(), Errno>;
+
+    /// Makes memory known that process and backend share. A context's first one is its header.
+    ///
+    /// # Errors
+    /// `EEXIST` for an id in use, `EINVAL` for memory that does not do.
+    fn attach_segment(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        memory: Region,
+    ) -> Result<(), Errno>;
+
+    /// Makes memory of the program known.
+    ///
+    /// # Errors
+    /// `EEXIST` for an id in use.
+    fn attach_pin(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        memory: Region,
+    ) -> Result<(), Errno> {
+        let _ = (context, region, memory);
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Makes a phony buffer known: runs of whole guest-physical pages.
+    ///
+    /// # Errors
+    /// `EEXIST` for an id in use, `EBUSY` for pages that are another phony buffer's.
+    fn attach_phony(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        pages: Extents,
+    ) -> Result<(), Errno> {
+        let _ = (context, region, pages);
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Makes device memory known: runs of guest-physical addresses, which may be no memory (any
+    /// more).
+    ///
+    /// # Errors
+    /// `EEXIST` for an id in use.
+    fn attach_device(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        runs: Extents,
+        writable: bool,
+    ) -> Result<(), Errno> {
+        let _ = (context, region, runs, writable);
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Takes memory away. When this succeeds nothing touches it any more.
+    ///
+    /// # Errors
+    /// `ENOENT` for an unknown region, `EBUSY` for a segment in use, `EAGAIN` as in
+    /// [`close`](Self::close).
+    fn detach(&self, context: ContextId, region: RegionId) -> Result<(), Errno>;
+
+    /// Closes all contexts: the VM is gone, or has reset the device.
+    fn close_all(&self);
+
+    /// The VM is stopped: nothing touches its memory when this returns.
+    fn pause(&self);
+
+    /// The VM goes on after [`pause`](Self::pause).
+    fn resume(&self);
+
+    /// The process maps a buffer of the window.
+    ///
+    /// # Errors
+    /// `EACCES` where the context has no such buffer.
+    fn window_map(&self, context: ContextId, place: WindowRange) -> Result<(), Errno> {
+        let _ = (context, place);
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// A mapping of a buffer is gone.
+    ///
+    /// # Errors
+    /// `ENOENT` where nothing is mapped there.
+    fn window_unmap(&self, context: ContextId, place: WindowRange) -> Result<(), Errno> {
+        let _ = (context, place);
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// The VM's doorbell: an eventfd that wakes whoever serves the contexts. It is in use until
+    /// what this returns is dropped; nothing is returned where there is nobody to wake.
+    ///
+    /// # Errors
+    /// The system refuses.
+    fn add_doorbell(&self, bell: OwnedFd) -> io::Result<Option<Box<dyn Any + Send>>>;
+}

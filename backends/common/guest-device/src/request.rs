@@ -1,0 +1,524 @@
+//! Control requests: bytes to a typed request, once.
+//!
+//! [`parse`] is a pure function of the bytes that a guest has put into the control queue;
+//! [`parse_host`] of a packet on the host socket. Everything that can be said of a request without
+//! knowing the device's state is checked here.
+
+pub use crate::contexts::WindowRange;
+use crate::ids::{ContextId, RegionId};
+use farlane_abi::control::{
+    Extent, FLAG_PHONY, FLAG_WRITABLE, KIND_DEVICE, KIND_PIN, KIND_SEGMENT, MAX_EVENTS,
+    MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES, MAX_SEGMENT_BYTES, OP_ATTACH, OP_ATTACH_MORE,
+    OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN, OP_PING, OP_UNBIND_EVENT, OP_WINDOW_MAP,
+    OP_WINDOW_UNMAP, Request,
+};
+use farlane_abi::zerocopy::FromBytes as _;
+use farlane_abi::{Errno, PAGE_BYTES};
+
+/// Longest request of a VM in bytes.
+pub const MAX_REQUEST_BYTES: usize =
+    size_of::<Request>() + MAX_EXTENTS_PER_REQUEST as usize * size_of::<Extent>();
+
+/// Runs of guest-physical memory: address, length in bytes. Each has bytes and does not wrap.
+pub type Extents = Vec<(u64, u64)>;
+
+/// What a region is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Rings and queues: always writable.
+    Segment,
+    /// Memory of the program.
+    Pin {
+        /// Whether the backend may write it.
+        writable: bool,
+    },
+    /// Whole pages of the program that carry envelopes.
+    Phony,
+    /// Memory of a device: whole pages.
+    Device {
+        /// Whether the backend may write it.
+        writable: bool,
+    },
+}
+
+impl Kind {
+    /// Whether such a region, and each of its extents, consists of whole pages.
+    #[must_use]
+    pub fn is_whole_pages(self) -> bool {
+        matches!(self, Self::Phony | Self::Device { .. })
+    }
+}
+
+/// A region as it is announced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewRegion {
+    /// Its id.
+    pub region: RegionId,
+    /// What it is for.
+    pub kind: Kind,
+    /// User address of the first byte.
+    pub address: u64,
+    /// Length in bytes, within its kind's limit.
+    pub length: u64,
+}
+
+/// What a guest's driver asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ControlRequest {
+    /// Proof of life.
+    Ping,
+    /// Something about a context.
+    Context(ContextId, ContextRequest),
+}
+
+/// What a guest's driver asks for a context.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ContextRequest {
+    /// Opens a context.
+    Open,
+    /// Closes it.
+    Close,
+    /// Makes memory known.
+    Attach {
+        /// The region.
+        new: NewRegion,
+        /// All or its first extents: not more bytes than the region has.
+        extents: Extents,
+    },
+    /// Goes on with a region.
+    AttachMore {
+        /// The region.
+        region: RegionId,
+        /// Its next extents, at least one.
+        extents: Extents,
+    },
+    /// Takes a region away.
+    Detach {
+        /// The region.
+        region: RegionId,
+    },
+    /// The process maps a buffer.
+    WindowMap(WindowRange),
+    /// The mapping is gone.
+    WindowUnmap(WindowRange),
+}
+
+/// What a process of this host asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostRequest {
+    /// Opens the connection's context. Comes with two eventfds.
+    Open {
+        /// The process's version of the interface.
+        version: u32,
+    },
+    /// Closes it.
+    Close,
+    /// Makes memory known. A segment comes with its memfd.
+    Attach(NewRegion),
+    /// Takes a region away.
+    Detach {
+        /// The region.
+        region: RegionId,
+    },
+    /// Asks for a buffer's memfd.
+    WindowMap(WindowRange),
+    /// The mapping is gone.
+    WindowUnmap(WindowRange),
+    /// Proof of life.
+    Ping,
+    /// Binds the eventfd that comes along.
+    BindEvent {
+        /// The event index.
+        index: u32,
+    },
+    /// Unbinds an event.
+    UnbindEvent {
+        /// The event index.
+        index: u32,
+    },
+}
+
+impl HostRequest {
+    /// Descriptors that come with it, exactly.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        match self {
+            Self::Open { .. } => 2,
+            Self::BindEvent { .. } => 1,
+            Self::Attach(new) if new.kind == Kind::Segment => 1,
+            _ => 0,
+        }
+    }
+}
+
+/// Takes a request of a VM apart.
+///
+/// # Errors
+/// `EPROTO` for bytes that are no request, `EOPNOTSUPP` for an unknown operation, `EINVAL` for a
+/// field that the operation does not allow.
+pub fn parse(bytes: &[u8]) -> Result<ControlRequest, Errno> {
+    let (request, rest) = Request::read_from_prefix(bytes).map_err(|_| Errno::EPROTO)?;
+    let extents = parse_extents(request.extents.get(), rest)?;
+    let op = request.op.get();
+    // A ping is about no context.
+    let context = ContextId::new(request.context.get());
+    if context.is_none() && op != OP_PING
+        || !matches!(op, OP_ATTACH | OP_ATTACH_MORE) && !extents.is_empty()
+    {
+        return Err(Errno::EINVAL);
+    }
+    if op != OP_ATTACH {
+        check_plain(&request)?;
+    }
+    let of_context = match op {
+        OP_PING => return Ok(ControlRequest::Ping),
+        OP_ATTACH => {
+            let new = parse_new(&request)?;
+            check_extents(&extents, new.length)?;
+            ContextRequest::Attach { new, extents }
+        }
+        OP_OPEN => ContextRequest::Open,
+        OP_CLOSE => ContextRequest::Close,
+        OP_ATTACH_MORE => {
+            if extents.is_empty() {
+                return Err(Errno::EINVAL);
+            }
+            check_extents(&extents, MAX_REGION_BYTES)?;
+            ContextRequest::AttachMore {
+                region: parse_region(&request)?,
+                extents,
+            }
+        }
+        OP_DETACH => ContextRequest::Detach {
+            region: parse_region(&request)?,
+        },
+        OP_WINDOW_MAP => ContextRequest::WindowMap(parse_place(&request)),
+        OP_WINDOW_UNMAP => ContextRequest::WindowUnmap(parse_place(&request)),
+        _ => return Err(Errno::EOPNOTSUPP),
+    };
+    let context = context.ok_or(Errno::EINVAL)?;
+    Ok(ControlRequest::Context(context, of_context))
+}
+
+/// Takes a request of a process of this host apart. Its context is its connection's.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_host(bytes: &[u8]) -> Result<HostRequest, Errno> {
+    let request = Request::read_from_bytes(bytes).map_err(|_| Errno::EPROTO)?;
+    if request.extents != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if request.op == OP_ATTACH {
+        return parse_new(&request).map(HostRequest::Attach);
+    }
+    check_plain(&request)?;
+    Ok(match request.op.get() {
+        OP_OPEN => HostRequest::Open {
+            version: request.region.get(),
+        },
+        OP_CLOSE => HostRequest::Close,
+        OP_DETACH => HostRequest::Detach {
+            region: parse_region(&request)?,
+        },
+        OP_WINDOW_MAP => HostRequest::WindowMap(parse_place(&request)),
+        OP_WINDOW_UNMAP => HostRequest::WindowUnmap(parse_place(&request)),
+        OP_PING => HostRequest::Ping,
+        OP_BIND_EVENT => HostRequest::BindEvent {
+            index: parse_event(&request)?,
+        },
+        OP_UNBIND_EVENT => HostRequest::UnbindEvent {
+            index: parse_event(&request)?,
+        },
+        _ => return Err(Errno::EOPNOTSUPP),
+    })
+}
+
+/// Only `ATTACH` has a kind and flags.
+fn check_plain(request: &Request) -> Result<(), Errno> {
+    if request.kind == 0 && request.flags == 0 {
+        Ok(())
+    } else {
+        Err(Errno::EINVAL)
+    }
+}
+
+fn parse_region(request: &Request) -> Result<RegionId, Errno> {
+    RegionId::new(request.region.get()).ok_or(Errno::EINVAL)
+}
+
+fn parse_event(request: &Request) -> Result<u32, Errno> {
+    Some(request.region.get())
+        .filter(|&index| index < MAX_EVENTS)
+        .ok_or(Errno::EINVAL)
+}
+
+fn parse_place(request: &Request) -> WindowRange {
+    WindowRange {
+        buffer: request.region.get(),
+        offset: request.address.get(),
+        length: request.length.get(),
+    }
+}
+
+fn parse_new(request: &Request) -> Result<NewRegion, Errno> {
+    let flags = request.flags.get();
+    if flags & !(FLAG_WRITABLE | FLAG_PHONY) != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let writable = flags & FLAG_WRITABLE != 0;
+    let phony = flags & FLAG_PHONY != 0;
+    let (kind, most) = match (request.kind.get(), phony) {
+        (KIND_SEGMENT, false) => (Kind::Segment, MAX_SEGMENT_BYTES),
+        (KIND_PIN, false) => (Kind::Pin { writable }, MAX_REGION_BYTES),
+        (KIND_PIN, true) => (Kind::Phony, MAX_REGION_BYTES),
+        (KIND_DEVICE, false) => (Kind::Device { writable }, MAX_REGION_BYTES),
+        _ => return Err(Errno::EINVAL),
+    };
+    let length = request.length.get();
+    let address = request.address.get();
+    if length == 0 || length > most || address.checked_add(length).is_none() {
+        return Err(Errno::EINVAL);
+    }
+    if kind.is_whole_pages() && !are_pages(address, length) {
+        return Err(Errno::EINVAL);
+    }
+    Ok(NewRegion {
+        region: parse_region(request)?,
+        kind,
+        address,
+        length,
+    })
+}
+
+/// Whether a range begins and ends at the border of a page.
+#[must_use]
+pub fn are_pages(address: u64, length: u64) -> bool {
+    address.is_multiple_of(PAGE_BYTES) && length.is_multiple_of(PAGE_BYTES)
+}
+
+fn parse_extents(count: u32, bytes: &[u8]) -> Result<Extents, Errno> {
+    if count > MAX_EXTENTS_PER_REQUEST {
+        return Err(Errno::EINVAL);
+    }
+    let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
+    if bytes.len() != count * size_of::<Extent>() {
+        return Err(Errno::EPROTO);
+    }
+    bytes
+        .chunks_exact(size_of::<Extent>())
+        .map(|bytes| {
+            let extent = Extent::read_from_bytes(bytes).map_err(|_| Errno::EPROTO)?;
+            let (address, length) = (extent.address.get(), extent.length.get());
+            if length == 0 || address.checked_add(length).is_none() {
+                return Err(Errno::EINVAL);
+            }
+            Ok((address, length))
+        })
+        .collect()
+}
+
+/// Extents of one request must fit into `length` bytes, and be no more than such a region can be
+/// cut into.
+fn check_extents(extents: &Extents, length: u64) -> Result<(), Errno> {
+    let sum = extents
+        .iter()
+        .try_fold(0u64, |sum, &(_, bytes)| sum.checked_add(bytes));
+    let fits = sum.is_some_and(|sum| sum <= length);
+    if fits && extents.len() as u64 <= most_extents(length) {
+        Ok(())
+    } else {
+        Err(Errno::EINVAL)
+    }
+}
+
+/// Extents that `length` bytes can consist of: whole pages, and a part of one at either end.
+#[must_use]
+pub fn most_extents(length: u64) -> u64 {
+    length / PAGE_BYTES + 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farlane_abi::control::{MAX_CONTEXTS, MAX_REGIONS};
+    use farlane_abi::zerocopy::IntoBytes as _;
+    use proptest::prelude::*;
+
+    fn bytes(request: &Request, extents: &[(u64, u64)]) -> Vec<u8> {
+        let mut bytes = request.as_bytes().to_vec();
+        for &(address, length) in extents {
+            let extent = Extent {
+                address: address.into(),
+                length: length.into(),
+            };
+            bytes.extend_from_slice(extent.as_bytes());
+        }
+        bytes
+    }
+
+    fn attach(length: u64, extents: &[(u64, u64)]) -> Vec<u8> {
+        let request = Request {
+            op: OP_ATTACH.into(),
+            context: 3.into(),
+            region: 5.into(),
+            kind: KIND_PIN.into(),
+            flags: FLAG_WRITABLE.into(),
+            extents: u32::try_from(extents.len()).unwrap().into(),
+            address: 0x7000_0123.into(),
+            length: length.into(),
+        };
+        bytes(&request, extents)
+    }
+
+    #[test]
+    fn an_attach_arrives_as_it_was_sent() {
+        let extents = vec![(0x1123, 0xedd), (0x9000, 0x100)];
+        let new = NewRegion {
+            region: RegionId::new(5).unwrap(),
+            kind: Kind::Pin { writable: true },
+            address: 0x7000_0123,
+            length: 0x2000,
+        };
+        assert_eq!(
+            parse(&attach(0x2000, &extents)),
+            Ok(ControlRequest::Context(
+                ContextId::new(3).unwrap(),
+                ContextRequest::Attach { new, extents }
+            ))
+        );
+    }
+
+    #[test]
+    fn extents_that_cannot_be_are_refused() {
+        for (length, extents) in [
+            (0x1000, vec![(0, 0)]),
+            (0x1000, vec![(u64::MAX, 2)]),
+            (0x1000, vec![(0, 0x1001)]),
+            (0x1000, vec![(0, u64::MAX), (0, 2)]),
+            (4, vec![(0, 1), (1, 1), (2, 1), (3, 1)]),
+            (MAX_REGION_BYTES + 1, vec![(0, 1)]),
+            (0, vec![]),
+        ] {
+            assert_eq!(
+                parse(&attach(length, &extents)),
+                Err(Errno::EINVAL),
+                "{length:#x} {extents:x?}"
+            );
+        }
+        let mut cut = attach(0x2000, &[(0, 0x1000), (0x5000, 0x1000)]);
+        cut.pop();
+        assert_eq!(parse(&cut), Err(Errno::EPROTO));
+        cut.extend([0; 2]);
+        assert_eq!(parse(&cut), Err(Errno::EPROTO));
+        assert_eq!(parse(&[]), Err(Errno::EPROTO));
+    }
+
+    #[test]
+    fn fields_that_an_operation_does_not_have_are_refused() {
+        let open = Request {
+            op: OP_OPEN.into(),
+            ..Request::default()
+        };
+        assert_eq!(
+            parse(open.as_bytes()),
+            Ok(ControlRequest::Context(
+                ContextId::new(0).unwrap(),
+                ContextRequest::Open
+            ))
+        );
+        for bad in [
+            Request {
+                kind: 1.into(),
+                ..open
+            },
+            Request {
+                flags: 1.into(),
+                ..open
+            },
+            Request {
+                context: MAX_CONTEXTS.into(),
+                ..open
+            },
+        ] {
+            assert_eq!(parse(bad.as_bytes()), Err(Errno::EINVAL));
+        }
+        let unknown = Request {
+            op: 99.into(),
+            ..open
+        };
+        assert_eq!(parse(unknown.as_bytes()), Err(Errno::EOPNOTSUPP));
+        let host_only = Request {
+            op: OP_BIND_EVENT.into(),
+            ..open
+        };
+        assert_eq!(parse(host_only.as_bytes()), Err(Errno::EOPNOTSUPP));
+        let vm_only = Request {
+            op: OP_ATTACH_MORE.into(),
+            ..open
+        };
+        assert_eq!(parse_host(vm_only.as_bytes()), Err(Errno::EOPNOTSUPP));
+        let event = Request {
+            region: MAX_EVENTS.into(),
+            ..host_only
+        };
+        assert_eq!(parse_host(event.as_bytes()), Err(Errno::EINVAL));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_accepted_keeps_every_limit(
+            op in 0u32..12,
+            fields in prop::array::uniform4(prop_oneof![0u32..4, Just(u32::MAX), any::<u32>()]),
+            address in prop_oneof![0u64..1 << 40, any::<u64>()],
+            length in prop_oneof![1u64..1 << 20, any::<u64>()],
+            extents in prop::collection::vec(
+                (prop_oneof![0u64..1 << 40, any::<u64>()], prop_oneof![0u64..8192, any::<u64>()]),
+                0..20,
+            ),
+            count in prop::option::of(any::<u32>()),
+        ) {
+            let [context, region, kind, flags] = fields;
+            let given = u32::try_from(extents.len()).unwrap();
+            let request = Request {
+                op: op.into(),
+                context: context.into(),
+                region: region.into(),
+                kind: kind.into(),
+                flags: flags.into(),
+                extents: count.unwrap_or(given).into(),
+                address: address.into(),
+                length: length.into(),
+            };
+            let _ = parse_host(request.as_bytes());
+            let Ok(ControlRequest::Context(context, request)) = parse(&bytes(&request, &extents))
+            else {
+                return Ok(());
+            };
+            prop_assert!(context.get() < MAX_CONTEXTS);
+            match request {
+                ContextRequest::Attach { new, extents } => {
+                    let most = match new.kind {
+                        Kind::Segment => MAX_SEGMENT_BYTES,
+                        Kind::Pin { .. } | Kind::Phony | Kind::Device { .. } => MAX_REGION_BYTES,
+                    };
+                    prop_assert!(new.region.get() < MAX_REGIONS && (1..=most).contains(&new.length));
+                    let sum: u64 = extents.iter().map(|e| e.1).sum();
+                    prop_assert!(sum <= new.length);
+                    prop_assert!(extents.len() as u64 <= most_extents(new.length));
+                }
+                ContextRequest::AttachMore { region, extents } => {
+                    prop_assert!(region.get() < MAX_REGIONS && !extents.is_empty());
+                }
+                ContextRequest::Detach { region } => prop_assert!(region.get() < MAX_REGIONS),
+                _ => {}
+            }
+        }
+
+        #[test]
+        fn no_bytes_make_the_parser_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(&bytes);
+            let _ = parse_host(&bytes);
+        }
+    }
+}

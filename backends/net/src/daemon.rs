@@ -1,0 +1,97 @@
+//! The daemon: interfaces, and a thread for the VMM of each.
+
+use crate::interface::Interface;
+use crate::options::{HostOption, NetOptions, Options};
+use crate::port::Port;
+use crate::port::tap::Tap;
+use crate::port::xdp::{self, Xdp};
+use crate::session::NetDevice;
+use crate::{CAPABILITIES, SYSTEM_CALLS, metrics_text, watch};
+use farlane_daemon::control::Stopper;
+use farlane_daemon::keys::{Socket, SocketOption};
+use farlane_daemon::limb::{self, Limbs};
+use farlane_daemon::listener::Listener;
+use farlane_daemon::metrics::MetricsText;
+use farlane_daemon::options::{Capabilities, DaemonOptions};
+use farlane_daemon::run::{Daemon, Drain};
+use farlane_daemon::seccomp::SystemCalls;
+use farlane_vhost_user::serve::serve;
+use std::sync::Arc;
+
+/// `farlane-net`.
+pub struct NetDaemon {
+    interfaces: Vec<Arc<Interface>>,
+    /// Where each interface is served.
+    listeners: Vec<Listener>,
+}
+
+impl Daemon for NetDaemon {
+    type Options = Options;
+
+    const CAPABILITIES: Capabilities = CAPABILITIES;
+
+    fn daemon_options(options: &Options) -> &DaemonOptions {
+        &options.daemon
+    }
+
+    fn open(options: &Options) -> anyhow::Result<Self> {
+        let nets = options.all_nets()?;
+        let sockets = SocketOption::inherit_all(nets.iter().map(|net| &net.socket))?;
+        let limbs = Limbs::new(options.locality.topology());
+        let mut interfaces = Vec::new();
+        for net in &nets {
+            let interface = Interface::new(
+                net.id.clone(),
+                open_port(net, options)?,
+                net.mac.map(|mac| mac.0),
+                limbs.clone(),
+                options.locality.given(),
+            );
+            interfaces.push(Arc::new(interface));
+        }
+        Ok(Self {
+            interfaces,
+            listeners: Socket::listen_all(sockets, &options.daemon.access)?,
+        })
+    }
+
+    fn start(&mut self, _options: &Options, _stop: &Stopper) -> anyhow::Result<MetricsText> {
+        watch::watch(self.interfaces.clone())?;
+        for (interface, listener) in self.interfaces.iter().zip(&self.listeners) {
+            let (interface, socket) = (Arc::clone(interface), listener.try_clone()?);
+            log::info!("Interface {}: waiting at {listener}", interface.name);
+            let thread = std::thread::Builder::new().name(interface.name.clone());
+            thread.spawn(move || {
+                let name = format!("Interface {}", interface.name);
+                serve(&name, socket, |channel| {
+                    NetDevice::new(Arc::clone(&interface), channel)
+                })
+            })?;
+        }
+        let interfaces = self.interfaces.clone();
+        Ok(Arc::new(move || metrics_text(&interfaces)))
+    }
+
+    fn system_calls(&self) -> SystemCalls {
+        SystemCalls::any(&[limb::SYSTEM_CALLS]).with(SYSTEM_CALLS)
+    }
+
+    fn end(&mut self) -> Option<Drain> {
+        self.listeners.clear();
+        // Threads hold them until the process ends.
+        let ports = self.interfaces.iter().map(|interface| &interface.port);
+        ports.for_each(|port| port.give_back());
+        None
+    }
+}
+
+/// What an interface is connected to.
+fn open_port(net: &NetOptions, options: &Options) -> anyhow::Result<Box<dyn Port>> {
+    Ok(match &net.host {
+        HostOption::Tap(name) => Box::new(Tap::open(name, net.queues, net.mtu)?),
+        HostOption::Xdp(name, mode) => {
+            let node = xdp::node_of(&options.locality.sysfs(), name);
+            Box::new(Xdp::open(name, net.queues, *mode, node)?)
+        }
+    })
+}

@@ -1,0 +1,155 @@
+//! The daemon: a thread for the VMM of each VM, and one for processes of this host.
+
+use crate::contexts::PortContexts;
+use crate::host::HostSocket;
+use crate::nodes::Nodes;
+use crate::options::{Gid, Options, VmOptions};
+use crate::{CAPABILITIES, metrics_text};
+use farlane_daemon::access::Access;
+use farlane_daemon::control::Stopper;
+use farlane_daemon::keys::{Socket, SocketOption};
+use farlane_daemon::limb;
+use farlane_daemon::listener::{Kind, Listener};
+use farlane_daemon::metrics::MetricsText;
+use farlane_daemon::options::{Capabilities, DaemonOptions};
+use farlane_daemon::privileges::Needs;
+use farlane_daemon::run::{Daemon, Drain};
+use farlane_daemon::seccomp::SystemCalls;
+use farlane_guest_device::control::RequestCounters;
+use farlane_guest_device::device::{FarlaneDevice, Vm};
+use farlane_rdma_remoting::{Port, Server};
+use farlane_vhost_user::serve::serve;
+use std::sync::Arc;
+
+/// System calls besides those of every backend: memory of processes of this host, and their ends.
+const SYSTEM_CALLS: &[libc::c_long] = &[
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_pidfd_open,
+];
+
+/// `farlane-rdma`.
+pub struct RdmaDaemon {
+    /// Where each VM's VMM connects, in the order of the command line.
+    vms: Vec<Listener>,
+    /// Where processes of this host connect.
+    host: Option<Listener>,
+}
+
+/// What serves the contexts of all ports.
+struct Service {
+    server: Arc<Server>,
+    nodes: Option<Arc<Nodes>>,
+    counters: Arc<RequestCounters>,
+}
+
+impl Daemon for RdmaDaemon {
+    type Options = Options;
+
+    const CAPABILITIES: Capabilities = CAPABILITIES;
+
+    fn daemon_options(options: &Options) -> &DaemonOptions {
+        &options.daemon
+    }
+
+    fn open(options: &Options) -> anyhow::Result<Self> {
+        options.check()?;
+        let sockets = SocketOption::inherit_all(options.vms.iter().map(|vm| &vm.socket))?;
+        Ok(Self {
+            vms: Socket::listen_all(sockets, &options.daemon.access)?,
+            host: match &options.host_socket {
+                // For processes of this user: nobody else is served there.
+                Some(path) => Some(Listener::bind(path, Kind::SeqPacket, &Access::default())?),
+                None => None,
+            },
+        })
+    }
+
+    fn needs(&self) -> Needs {
+        Needs {
+            process_memory: self.host.is_some(),
+        }
+    }
+
+    fn start(&mut self, options: &Options, stop: &Stopper) -> anyhow::Result<MetricsText> {
+        let topology = options.locality.topology();
+        let (server, nodes) = Nodes::serve(&topology, options.locality.given(), options.workers)?;
+        let service = Service {
+            server,
+            nodes,
+            counters: Arc::default(),
+        };
+        let mut ports = Vec::new();
+        for (vm, listener) in options.vms.iter().zip(&self.vms) {
+            ports.push(Arc::downgrade(&serve_vm(&service, vm, listener)?));
+        }
+        if let Some(listener) = &self.host {
+            let port = serve_host(&service, options.host_gid, listener, stop)?;
+            ports.push(Arc::downgrade(&port));
+        }
+        if let Some(nodes) = &service.nodes {
+            Arc::clone(nodes).follow(ports)?;
+        }
+        Ok(Arc::new(move || {
+            metrics_text(&service.server, &service.counters, service.nodes.as_deref())
+        }))
+    }
+
+    fn system_calls(&self) -> SystemCalls {
+        SystemCalls::any(&[SYSTEM_CALLS, limb::SYSTEM_CALLS])
+    }
+
+    fn end(&mut self) -> Option<Drain> {
+        self.vms.clear();
+        self.host = None;
+        None
+    }
+}
+
+/// Serves a VM's VMM from a thread of its own.
+fn serve_vm(service: &Service, vm: &VmOptions, listener: &Listener) -> anyhow::Result<Arc<Port>> {
+    let name = format!("vm {}", vm.gid);
+    let server = Arc::clone(&service.server);
+    let port = server.port(vm.gid.0, name.clone())?;
+    let device = Vm {
+        name: name.clone(),
+        contexts: PortContexts::with_nodes(Arc::clone(&port), server, service.nodes.clone()),
+        window_bytes: vm.window_bytes,
+        counters: Arc::clone(&service.counters),
+    };
+    let socket = listener.try_clone()?;
+    log::info!("{name}: waiting at {listener}");
+    let thread = std::thread::Builder::new().name(name.clone());
+    thread.spawn(move || {
+        serve(&name, socket, |channel| {
+            FarlaneDevice::new(device.clone(), channel)
+        })
+    })?;
+    Ok(port)
+}
+
+/// Serves processes of this host from a thread of its own.
+fn serve_host(
+    service: &Service,
+    gid: Gid,
+    listener: &Listener,
+    stop: &Stopper,
+) -> anyhow::Result<Arc<Port>> {
+    let port = service.server.port(gid.0, "host".to_owned())?;
+    let socket = HostSocket::new(
+        listener.try_clone()?,
+        Arc::clone(&port),
+        Arc::clone(&service.server),
+        service.nodes.clone(),
+        Arc::clone(&service.counters),
+    )?;
+    let stop = stop.clone();
+    log::info!("host {gid}: waiting for processes");
+    let thread = std::thread::Builder::new().name("host socket".to_owned());
+    thread.spawn(move || {
+        if let Err(e) = socket.run() {
+            stop.fail(&format!("The host socket has failed: {e}"));
+        }
+    })?;
+    Ok(port)
+}

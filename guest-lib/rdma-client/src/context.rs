@@ -1,0 +1,181 @@
+//! A context: one process's use of one device.
+
+use crate::buffer::BufferMemory;
+use crate::call::CallRing;
+use crate::events::AsyncEvents;
+use crate::header::Header;
+use crate::{DeviceAttr, DeviceInfo, Error, Gid, PortAttr, VerbsStubs};
+use farlane_abi::Errno;
+use farlane_abi::arena::AsyncEvent;
+use farlane_abi::calls::Caller;
+use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
+use farlane_abi::rdma::QueryGid;
+use farlane_sys::sync::lock;
+use farlane_transport::Transport;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+/// A context. Everything else belongs to one.
+#[derive(Debug)]
+pub struct Context {
+    info: DeviceInfo,
+    calls: CallRing,
+    events: AsyncEvents,
+    attributes: OnceLock<DeviceAttr>,
+    /// Buffers by address, to recognise their memory when it is registered.
+    buffers: Mutex<BTreeMap<usize, Weak<BufferMemory>>>,
+    /// Event indices that completion channels have.
+    channels: Mutex<BTreeSet<u32>>,
+    header: Arc<Header>,
+}
+
+impl Context {
+    /// Opens a context of `device`.
+    ///
+    /// # Errors
+    /// `ENOENT` or `EACCES` where the device cannot be opened, `EPROTO` where it speaks another
+    /// version, `ENODEV` where it is gone.
+    pub fn open(device: &DeviceInfo) -> Result<Arc<Self>, Error> {
+        Self::over(device.clone(), farlane_transport::open(device)?)
+    }
+
+    /// Opens a context over a transport that nothing else uses.
+    ///
+    /// # Errors
+    /// `ENOENT` or `EACCES` where the device cannot be opened, `EPROTO` where it speaks another
+    /// version, `ENODEV` where it is gone.
+    pub fn over(info: DeviceInfo, transport: Arc<dyn Transport>) -> Result<Arc<Self>, Error> {
+        let header = Arc::new(Header::new(&transport)?);
+        Ok(Arc::new(Self {
+            info,
+            calls: CallRing::new(Arc::clone(&header)),
+            events: AsyncEvents::new(Arc::clone(&header))?,
+            attributes: OnceLock::new(),
+            buffers: Mutex::default(),
+            channels: Mutex::default(),
+            header,
+        }))
+    }
+
+    /// Device that the context is of.
+    #[must_use]
+    pub fn device(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Stubs of the remoted calls.
+    #[must_use]
+    pub fn verbs(&self) -> VerbsStubs<&Self> {
+        VerbsStubs(self)
+    }
+
+    /// Attributes of the device, asked for once.
+    ///
+    /// # Errors
+    /// `ENODEV` where the device is gone.
+    pub fn device_attributes(&self) -> Result<&DeviceAttr, Error> {
+        if let Some(attributes) = self.attributes.get() {
+            return Ok(attributes);
+        }
+        let attributes = self.verbs().query_device(&())?;
+        Ok(self.attributes.get_or_init(|| attributes))
+    }
+
+    /// Attributes of a port, from 1 up.
+    ///
+    /// # Errors
+    /// `EINVAL` for a port that does not exist, `ENODEV` where the device is gone.
+    pub fn port_attributes(&self, port: u32) -> Result<PortAttr, Error> {
+        self.verbs().query_port(&port.into())
+    }
+
+    /// An entry of a port's GID table.
+    ///
+    /// # Errors
+    /// `EINVAL` for a port or an index that does not exist, `ENODEV` where the device is gone.
+    pub fn gid(&self, port: u32, index: u32) -> Result<Gid, Error> {
+        self.verbs().query_gid(&QueryGid {
+            port: port.into(),
+            index: index.into(),
+        })
+    }
+
+    /// Whether the device is gone.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.header.is_dead()
+    }
+
+    /// An eventfd that is readable when there is an asynchronous event. The program may make it
+    /// non-blocking.
+    #[must_use]
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        self.events.fd()
+    }
+
+    /// Waits for the next asynchronous event.
+    ///
+    /// # Errors
+    /// `EINTR` when a signal came first, `EAGAIN` when the program has made the fd non-blocking
+    /// and there is none, `ENODEV` when the device is gone and its `EVENT_DEVICE_FATAL` has been
+    /// taken.
+    pub fn next_async_event(&self) -> Result<AsyncEvent, Errno> {
+        self.events.next()
+    }
+
+    pub(crate) fn transport(&self) -> &Arc<dyn Transport> {
+        self.header.transport()
+    }
+
+    pub(crate) fn header(&self) -> &Arc<Header> {
+        &self.header
+    }
+
+    /// Takes an event index for a completion channel.
+    pub(crate) fn take_channel_index(&self) -> Option<u32> {
+        let mut taken = lock(&self.channels);
+        let index = (EVENT_FIRST_CHANNEL..MAX_EVENTS).find(|index| !taken.contains(index))?;
+        taken.insert(index);
+        Some(index)
+    }
+
+    pub(crate) fn give_channel_index(&self, index: u32) {
+        lock(&self.channels).remove(&index);
+    }
+
+    pub(crate) fn remember_buffer(&self, memory: &Arc<BufferMemory>) {
+        if memory.handle().is_some() {
+            lock(&self.buffers).insert(memory.address(), Arc::downgrade(memory));
+        }
+    }
+
+    pub(crate) fn forget_buffer(&self, address: usize) {
+        lock(&self.buffers).remove(&address);
+    }
+
+    /// The host-allocated buffer that holds `length` bytes at `address`, and its handle.
+    pub(crate) fn buffer_at(
+        &self,
+        address: usize,
+        length: usize,
+    ) -> Option<(Arc<BufferMemory>, u32)> {
+        let memory = {
+            let buffers = lock(&self.buffers);
+            let (_, memory) = buffers.range(..=address).next_back()?;
+            memory.upgrade()?
+        };
+        let offset = address - memory.address();
+        let inside = length <= memory.length().checked_sub(offset)?;
+        let handle = memory.handle()?;
+        inside.then_some((memory, handle))
+    }
+}
+
+impl Caller for &Context {
+    type Error = Error;
+
+    fn call(&self, number: u32, args: &[u8], result: &mut [u8]) -> Result<usize, Error> {
+        Ok(self.calls.call(number, args, result)?)
+    }
+}

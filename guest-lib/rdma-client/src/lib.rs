@@ -1,0 +1,55 @@
+//! RDMA objects for programs, over a transport.
+//!
+//! The control path ([`Context`], [`Pd`], [`Mr`], [`Channel`], [`Cq`], [`Qp`], [`Buffer`]) makes
+//! remoted calls through the call ring. The data path ([`Qp::send_queue`], [`Qp::recv_queue`],
+//! [`Cq::poll`], [`Cq::arm`]) touches shared memory only, and rings the backend's doorbell when
+//! the backend has said that it sleeps.
+//!
+//! **Threads.** Every object may be used from any thread; each queue has a lock of its own, the
+//! call ring has one for the context.
+//!
+//! **Life.** Objects hold what they need (a queue pair its completion queues and protection
+//! domain, a registration its pin), so dropping in any order is right. `destroy` does explicitly
+//! what drop does, and reports what the backend says; it may be called once or more.
+//!
+//! **A dead device.** Calls, posts, polls and waits then fail with `ENODEV` at once;
+//! [`Context::next_async_event`] gives one `EVENT_DEVICE_FATAL` and then `ENODEV`. Work that was
+//! outstanding never completes: a poller learns it from the error, not from flushed completions,
+//! because only the backend knew what was outstanding. Completions that lay in the queue when the
+//! device died are delivered first.
+//!
+//! **Fork.** For a child process the device is gone: everything fails with `ENODEV`, and its
+//! parent notices nothing.
+
+mod buffer;
+mod call;
+mod channel;
+mod context;
+mod cq;
+mod error;
+mod events;
+mod header;
+#[cfg(test)]
+mod loopback;
+mod mr;
+mod pd;
+mod qp;
+#[cfg(test)]
+mod queue_tests;
+mod spin;
+mod work;
+
+pub use buffer::{Buffer, Placement};
+pub use channel::Channel;
+pub use context::Context;
+pub use cq::Cq;
+pub use error::Error;
+pub use farlane_abi as abi;
+pub use farlane_abi::Errno;
+pub use farlane_abi::queue::{Completion, Sge};
+pub use farlane_abi::rdma::{AllocBuffer, DeviceAttr, Gid, PortAttr, QpAttr, VerbsStubs};
+pub use farlane_transport::{Address, DeviceInfo, TransportError, devices};
+pub use mr::Mr;
+pub use pd::Pd;
+pub use qp::{Qp, QpCaps, QpInit};
+pub use work::{Payload, RecvQueue, RecvRequest, SendQueue, SendRequest};

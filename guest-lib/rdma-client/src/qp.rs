@@ -1,0 +1,308 @@
+//! Queue pairs.
+
+use crate::header::Header;
+use crate::pd::Destroyed;
+use crate::work::{Producer, RecvQueue, RecvRequest, SendQueue, SendRequest};
+use crate::{Context, Cq, Error, Pd, QpAttr};
+use farlane_abi::Errno;
+use farlane_abi::queue::{QP_OFF_RECV_CONSUMED, QP_OFF_SEND_CONSUMED, QpLayout};
+use farlane_abi::rdma::{CreateQp, ModifyQp, QP_STATE, QPS_INIT, QPS_RESET, QPS_RTS, QPT_RC};
+use farlane_sys::sync::lock;
+use farlane_transport::{Map, Segment};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Sizes of a queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpCaps {
+    /// Send requests outstanding at a time.
+    pub send_wr: u32,
+    /// Elements of a send request.
+    pub send_sge: u32,
+    /// Inline bytes of a send request.
+    pub inline_bytes: u32,
+    /// Receive requests outstanding at a time.
+    pub recv_wr: u32,
+    /// Elements of a receive request.
+    pub recv_sge: u32,
+}
+
+/// What a queue pair is made of.
+#[derive(Clone, Debug)]
+pub struct QpInit<'a> {
+    /// Completion queue of the send queue.
+    pub send_cq: &'a Arc<Cq>,
+    /// Completion queue of the receive queue.
+    pub recv_cq: &'a Arc<Cq>,
+    /// `enum ibv_qp_type`; [`QPT_RC`] is the one that backends know today.
+    pub qp_type: u32,
+    /// Sizes asked for; the queue pair has at least these.
+    pub caps: QpCaps,
+    /// Every send request is signalled.
+    pub signal_all: bool,
+}
+
+impl<'a> QpInit<'a> {
+    /// A reliable connection whose two queues complete into `cq`.
+    #[must_use]
+    pub fn reliable(cq: &'a Arc<Cq>, caps: QpCaps) -> Self {
+        Self {
+            send_cq: cq,
+            recv_cq: cq,
+            qp_type: QPT_RC,
+            caps,
+            signal_all: false,
+        }
+    }
+}
+
+/// A queue pair of a protection domain.
+#[derive(Debug)]
+pub struct Qp {
+    pd: Arc<Pd>,
+    send_cq: Arc<Cq>,
+    recv_cq: Arc<Cq>,
+    segment: Segment,
+    header: Arc<Header>,
+    layout: QpLayout,
+    caps: QpCaps,
+    handle: u32,
+    number: u32,
+    /// The state that the process has set last. The backend may have gone to the error state
+    /// since; posting is then still legal.
+    state: AtomicU8,
+    send: Mutex<Producer>,
+    recv: Mutex<Producer>,
+    destroyed: Destroyed,
+}
+
+impl Qp {
+    /// Creates one. The number of requests may come out larger than asked for.
+    ///
+    /// # Errors
+    /// `EINVAL` for sizes beyond the interface's limits, `ENOMEM` where kernel or backend have no
+    /// memory for them, `ENODEV` where the device is gone.
+    pub fn create(pd: &Arc<Pd>, init: &QpInit<'_>) -> Result<Self, Error> {
+        let caps = init.caps;
+        let layout = QpLayout::new(
+            caps.send_wr,
+            caps.send_sge,
+            caps.inline_bytes,
+            caps.recv_wr,
+            caps.recv_sge,
+        )
+        .ok_or(Error::Invalid("queue pair capabilities"))?;
+        let bytes = usize::try_from(layout.segment_bytes())
+            .map_err(|_| Error::Invalid("queue pair capabilities"))?;
+        let context = pd.context();
+        let segment = Segment::new(context.transport(), bytes)?;
+        let qp = context.verbs().create_qp(&CreateQp {
+            pd: pd.handle().into(),
+            send_cq: init.send_cq.handle().into(),
+            recv_cq: init.recv_cq.handle().into(),
+            qp_type: init.qp_type.into(),
+            region: segment.region().into(),
+            send_wr: caps.send_wr.into(),
+            send_sge: caps.send_sge.into(),
+            inline_bytes: caps.inline_bytes.into(),
+            recv_wr: caps.recv_wr.into(),
+            recv_sge: caps.recv_sge.into(),
+            signal_all: u32::from(init.signal_all).into(),
+        })?;
+        Ok(Self {
+            pd: Arc::clone(pd),
+            send_cq: Arc::clone(init.send_cq),
+            recv_cq: Arc::clone(init.recv_cq),
+            segment,
+            header: Arc::clone(context.header()),
+            caps: QpCaps {
+                send_wr: layout.send_entries,
+                recv_wr: layout.recv_entries,
+                ..caps
+            },
+            layout,
+            handle: qp.handle.get(),
+            number: qp.qp_num.get(),
+            state: AtomicU8::new(QPS_RESET),
+            send: Mutex::default(),
+            recv: Mutex::default(),
+            destroyed: Destroyed::default(),
+        })
+    }
+
+    /// Protection domain that it belongs to.
+    #[must_use]
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// The context it belongs to.
+    #[must_use]
+    pub fn context(&self) -> &Arc<Context> {
+        self.pd.context()
+    }
+
+    /// Completion queue of the send queue.
+    #[must_use]
+    pub fn send_cq(&self) -> &Arc<Cq> {
+        &self.send_cq
+    }
+
+    /// Completion queue of the receive queue.
+    #[must_use]
+    pub fn recv_cq(&self) -> &Arc<Cq> {
+        &self.recv_cq
+    }
+
+    /// Its handle, which asynchronous events name.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// Its number, which peers and completions name.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its sizes as they are.
+    #[must_use]
+    pub fn caps(&self) -> &QpCaps {
+        &self.caps
+    }
+
+    /// Changes the attributes that `mask` names (`QP_*` of [`farlane_abi::rdma`]). With a reset
+    /// completions that nobody has taken are none any more.
+    ///
+    /// # Errors
+    /// `EINVAL` for attributes or a transition that the state does not allow, `ENODEV` where the
+    /// device is gone.
+    pub fn modify(&self, attributes: &QpAttr, mask: u32) -> Result<(), Error> {
+        // No post comes between the backend's emptying of the queues and ours.
+        let mut send = lock(&self.send);
+        let mut recv = lock(&self.recv);
+        self.context().verbs().modify_qp(&ModifyQp {
+            qp: self.handle.into(),
+            mask: mask.into(),
+            attr: *attributes,
+        })?;
+        if mask & QP_STATE != 0 {
+            self.state.store(attributes.qp_state, Ordering::Release);
+            if attributes.qp_state == QPS_RESET {
+                for (producer, word) in [
+                    (&mut send, QP_OFF_SEND_CONSUMED),
+                    (&mut recv, QP_OFF_RECV_CONSUMED),
+                ] {
+                    producer.consumed = self.segment.word(word).load(Ordering::Acquire);
+                }
+                self.forget_completions();
+            }
+        }
+        Ok(())
+    }
+
+    /// Its attributes and state.
+    ///
+    /// # Errors
+    /// `ENODEV` where the device is gone.
+    pub fn query(&self) -> Result<QpAttr, Error> {
+        self.context().verbs().query_qp(&self.handle.into())
+    }
+
+    /// Locks the send queue for several requests; see [`SendQueue`].
+    ///
+    /// # Errors
+    /// `EINVAL` before the queue pair is ready to send, `ENODEV` when the device is gone.
+    #[inline]
+    pub fn send_queue(&self) -> Result<SendQueue<'_>, Errno> {
+        if self.state.load(Ordering::Acquire) < QPS_RTS {
+            return Err(Errno::EINVAL);
+        }
+        self.alive()?;
+        Ok(SendQueue::new(self, lock(&self.send)))
+    }
+
+    /// Locks the receive queue for several requests; see [`RecvQueue`].
+    ///
+    /// # Errors
+    /// `EINVAL` before the queue pair is initialised, `ENODEV` when the device is gone.
+    #[inline]
+    pub fn recv_queue(&self) -> Result<RecvQueue<'_>, Errno> {
+        if self.state.load(Ordering::Acquire) < QPS_INIT {
+            return Err(Errno::EINVAL);
+        }
+        self.alive()?;
+        Ok(RecvQueue::new(self, lock(&self.recv)))
+    }
+
+    /// Posts one send request.
+    ///
+    /// # Errors
+    /// Those of [`send_queue`](Self::send_queue) and [`SendQueue::push`].
+    #[inline]
+    pub fn post_send(&self, request: &SendRequest<'_>) -> Result<(), Errno> {
+        self.send_queue()?.push(request)
+    }
+
+    /// Posts one receive request.
+    ///
+    /// # Errors
+    /// Those of [`recv_queue`](Self::recv_queue) and [`RecvQueue::push`].
+    #[inline]
+    pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), Errno> {
+        self.recv_queue()?.push(request)
+    }
+
+    /// Destroys it at the backend. Outstanding requests do not complete, and completions that
+    /// nobody has taken are none any more.
+    ///
+    /// # Errors
+    /// `EBADF` of a handle that the backend does not know.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.destroyed.once(|| {
+            let verbs = self.context().verbs();
+            let destroyed = verbs.destroy_qp(&self.handle.into());
+            // A dead device has destroyed everything.
+            if !matches!(&destroyed, Err(error) if error.errno() != Errno::ENODEV) {
+                self.forget_completions();
+            }
+            destroyed
+        })
+    }
+
+    /// The backend puts nothing of it into its completion queues any more.
+    fn forget_completions(&self) {
+        self.send_cq.forget(self.number);
+        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
+            self.recv_cq.forget(self.number);
+        }
+    }
+
+    pub(crate) fn map(&self) -> &Map {
+        &self.segment
+    }
+
+    pub(crate) fn layout(&self) -> &QpLayout {
+        &self.layout
+    }
+
+    pub(crate) fn header(&self) -> &Header {
+        &self.header
+    }
+
+    #[inline]
+    fn alive(&self) -> Result<(), Errno> {
+        if self.header.is_dead() {
+            return Err(Errno::ENODEV);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        // What a hostile answer leaves ends with the context.
+        let _ = self.destroy();
+    }
+}

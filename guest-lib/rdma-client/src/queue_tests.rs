@@ -1,0 +1,424 @@
+//! Queues against a backend that the test plays.
+
+use crate::loopback::{Rig, read};
+use crate::{
+    Channel, Completion, Cq, Errno, Mr, Payload, Pd, Qp, QpAttr, QpCaps, QpInit, RecvRequest,
+    SendRequest, Sge,
+};
+use farlane_abi::arena::{
+    AsyncEvent, BACKEND_SLEEPING, OFF_ASYNC_PRODUCED, OFF_ASYNC_RING, OFF_BACKEND_STATE,
+};
+use farlane_abi::control::{EVENT_ASYNC, EVENT_FIRST_CHANNEL};
+use farlane_abi::queue as abi;
+use farlane_abi::rdma::{EVENT_DEVICE_FATAL, EVENT_QP_FATAL, QP_STATE, QPS_INIT, QPS_RTS};
+use farlane_transport::Map;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const SEGMENT_CQ: u32 = 1;
+const SEGMENT_QP: u32 = 2;
+
+const CAPS: QpCaps = QpCaps {
+    send_wr: 4,
+    send_sge: 2,
+    inline_bytes: 100,
+    recv_wr: 3,
+    recv_sge: 1,
+};
+
+struct Queues {
+    qp: Qp,
+    cq: Arc<Cq>,
+    rig: Rig,
+}
+
+impl Drop for Queues {
+    fn drop(&mut self) {
+        // Nobody would answer the calls that destroy the objects.
+        self.rig.transport.die();
+    }
+}
+
+/// A queue pair ready to send, over a completion queue of 8; the test plays the backend.
+fn queues(channel: bool) -> (Queues, Option<Arc<Channel>>) {
+    let mut rig = Rig::agreeable();
+    let channel = channel.then(|| Channel::create(&rig.context).unwrap());
+    let pd = Pd::allocate(&rig.context).unwrap();
+    let cq = Cq::create(&rig.context, 5, channel.as_ref()).unwrap();
+    let qp = Qp::create(&pd, &QpInit::reliable(&cq, CAPS)).unwrap();
+    for qp_state in [QPS_INIT, QPS_RTS] {
+        let attributes = QpAttr {
+            qp_state,
+            ..QpAttr::default()
+        };
+        qp.modify(&attributes, QP_STATE).unwrap();
+    }
+    rig.take_over();
+    (Queues { qp, cq, rig }, channel)
+}
+
+fn write(wr_id: u64, payload: Payload<'_>) -> SendRequest<'_> {
+    SendRequest {
+        wr_id,
+        opcode: abi::OP_RDMA_WRITE,
+        flags: abi::SEND_SIGNALED,
+        imm: 0,
+        remote_addr: 0x1234,
+        rkey: 77,
+        payload,
+    }
+}
+
+fn complete(cq: &Map, entries: u32, wr_id: u64) {
+    complete_of(cq, entries, wr_id, 0);
+}
+
+/// A completion of the queue pair of a number.
+fn complete_of(cq: &Map, entries: u32, wr_id: u64, number: u32) {
+    let produced = cq.word(abi::CQ_OFF_PRODUCED).load(Ordering::Relaxed);
+    let at = abi::CQ_OFF_ENTRIES + (produced % entries) as usize * size_of::<Completion>();
+    let completion = Completion {
+        wr_id: wr_id.into(),
+        qp_num: number.into(),
+        ..Completion::default()
+    };
+    // SAFETY: the test does not overrun the queue.
+    unsafe { cq.write(at, &completion) };
+    cq.word(abi::CQ_OFF_PRODUCED)
+        .store(produced.wrapping_add(1), Ordering::Release);
+}
+
+#[test]
+fn a_gathered_write_lies_in_the_queue_as_the_interface_says() {
+    let (queues, _) = queues(false);
+    let sge = |addr: u64| Sge {
+        addr: addr.into(),
+        length: 64.into(),
+        lkey: 5.into(),
+    };
+    let elements = [sge(0x1000), sge(0x2000)];
+    let request = write(42, Payload::Gather(&elements));
+    queues.qp.post_send(&request).unwrap();
+    let map = queues.rig.transport.segment(SEGMENT_QP);
+    assert_eq!(
+        map.word(abi::QP_OFF_SEND_PRODUCED).load(Ordering::Acquire),
+        1
+    );
+    let entry: abi::SendEntry = read(&map, abi::QP_OFF_ENTRIES);
+    assert_eq!(entry.wr_id.get(), 42);
+    assert_eq!((entry.opcode, entry.num_sge.get()), (abi::OP_RDMA_WRITE, 2));
+    assert_eq!((entry.remote_addr.get(), entry.rkey.get()), (0x1234, 77));
+    let second: Sge = read(&map, abi::QP_OFF_ENTRIES + size_of::<abi::SendEntry>() + 16);
+    assert_eq!(second, sge(0x2000));
+}
+
+#[test]
+fn inline_pieces_are_joined_in_the_request() {
+    let (queues, _) = queues(false);
+    let request = write(1, Payload::Inline(&[b"abc", b"", b"defg"]));
+    queues.qp.post_send(&request).unwrap();
+    let map = queues.rig.transport.segment(SEGMENT_QP);
+    let entry: abi::SendEntry = read(&map, abi::QP_OFF_ENTRIES);
+    assert_eq!((entry.inline_bytes.get(), entry.num_sge.get()), (7, 0));
+    assert_eq!(entry.flags, abi::SEND_SIGNALED | abi::SEND_INLINE);
+    let data: [u8; 7] = read(&map, abi::QP_OFF_ENTRIES + size_of::<abi::SendEntry>());
+    assert_eq!(&data, b"abcdefg");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_leaves_nothing() {
+    let (queues, _) = queues(false);
+    let post = |request: &SendRequest<'_>| queues.qp.post_send(request);
+    let too_many = [Sge::default(); 3];
+    assert_eq!(
+        post(&write(1, Payload::Gather(&too_many))),
+        Err(Errno::EINVAL)
+    );
+    assert_eq!(
+        post(&write(1, Payload::Inline(&[&[0; 60], &[0; 41]]))),
+        Err(Errno::EINVAL)
+    );
+    let read = SendRequest {
+        opcode: abi::OP_RDMA_READ,
+        ..write(1, Payload::Inline(&[&[1]]))
+    };
+    assert_eq!(post(&read), Err(Errno::EINVAL));
+    let unknown = SendRequest {
+        opcode: 5,
+        ..write(1, Payload::Gather(&[]))
+    };
+    assert_eq!(post(&unknown), Err(Errno::EINVAL));
+    for wr_id in 0..4 {
+        post(&write(wr_id, Payload::Gather(&[]))).unwrap();
+    }
+    assert_eq!(post(&write(4, Payload::Gather(&[]))), Err(Errno::ENOMEM));
+    let map = queues.rig.transport.segment(SEGMENT_QP);
+    assert_eq!(
+        map.word(abi::QP_OFF_SEND_PRODUCED).load(Ordering::Acquire),
+        4
+    );
+    map.word(abi::QP_OFF_SEND_CONSUMED)
+        .store(1, Ordering::Release);
+    post(&write(4, Payload::Gather(&[]))).unwrap();
+}
+
+#[test]
+fn a_list_is_published_once_and_rings_once_if_the_backend_sleeps() {
+    let (queues, _) = queues(false);
+    let header = queues.rig.transport.segment(0);
+    let map = queues.rig.transport.segment(SEGMENT_QP);
+    let bells = || queues.rig.transport.doorbells.load(Ordering::Relaxed);
+    let before = bells();
+    header
+        .word(OFF_BACKEND_STATE)
+        .store(BACKEND_SLEEPING, Ordering::Release);
+    let mut queue = queues.qp.send_queue().unwrap();
+    assert_eq!(queue.room(), 4);
+    for wr_id in 0..3 {
+        queue.push(&write(wr_id, Payload::Inline(&[b"x"]))).unwrap();
+    }
+    assert_eq!(queue.room(), 1);
+    assert_eq!(
+        map.word(abi::QP_OFF_SEND_PRODUCED).load(Ordering::Acquire),
+        0
+    );
+    queue.ring();
+    assert_eq!(
+        map.word(abi::QP_OFF_SEND_PRODUCED).load(Ordering::Acquire),
+        3
+    );
+    assert_eq!(bells(), before + 1);
+    header.word(OFF_BACKEND_STATE).store(0, Ordering::Release);
+    let request = RecvRequest {
+        wr_id: 9,
+        scatter: &[],
+    };
+    queues.qp.post_recv(&request).unwrap();
+    assert_eq!(bells(), before + 1);
+    assert_eq!(
+        map.word(abi::QP_OFF_RECV_PRODUCED).load(Ordering::Acquire),
+        1
+    );
+}
+
+#[test]
+fn completions_come_in_order_across_the_end_of_the_queue() {
+    let (queues, _) = queues(false);
+    let map = queues.rig.transport.segment(SEGMENT_CQ);
+    assert_eq!(queues.cq.entries(), 8);
+    let mut next = 0;
+    for round in 0..50_u64 {
+        for index in 0..7 {
+            complete(&map, 8, round * 7 + index);
+        }
+        let mut taken = [Completion::default(); 3];
+        for expected in [3, 3, 1, 0] {
+            let got = queues.cq.poll(&mut taken).unwrap();
+            assert_eq!(got, expected);
+            for completion in &taken[..got] {
+                assert_eq!(completion.wr_id.get(), next);
+                next += 1;
+            }
+        }
+    }
+    assert_eq!(map.word(abi::CQ_OFF_CONSUMED).load(Ordering::Acquire), 350);
+}
+
+/// The backend answers that the queue pair has number 0.
+#[test]
+fn what_a_queue_pair_has_completed_goes_with_it_and_with_its_reset() {
+    let rig = Rig::agreeable();
+    let pd = Pd::allocate(&rig.context).unwrap();
+    let [cq, other] = [(); 2].map(|()| Cq::create(&rig.context, 8, None).unwrap());
+    let init = QpInit {
+        recv_cq: &other,
+        ..QpInit::reliable(&cq, CAPS)
+    };
+    let qp = Qp::create(&pd, &init).unwrap();
+    let maps = [1, 2].map(|segment| rig.transport.segment(segment));
+    let polled = |cq: &Cq| {
+        let mut taken = [Completion::default(); 8];
+        let count = cq.poll(&mut taken).unwrap();
+        let wr_ids = taken[..count].iter().map(|one| one.wr_id.get());
+        wr_ids.collect::<Vec<_>>()
+    };
+    // Wherever the queue begins, and whichever of its entries are whose.
+    for (round, owners) in (0_u32..).zip(0..=255_u32) {
+        for map in &maps {
+            for entry in 0..8_u32 {
+                complete_of(map, 8, entry.into(), owners >> entry & 1);
+            }
+        }
+        if round % 2 == 0 {
+            let reset = QpAttr::default();
+            qp.modify(&reset, QP_STATE).unwrap();
+        } else {
+            // A queue pair of its own, which has the same number.
+            drop(Qp::create(&pd, &init).unwrap());
+        }
+        let kept: Vec<u64> = (0..8).filter(|entry| owners >> entry & 1 == 1).collect();
+        for (cq, map) in [&cq, &other].into_iter().zip(&maps) {
+            let free = 8 - kept.len();
+            let word = |offset| map.word(offset).load(Ordering::Acquire);
+            let used = word(abi::CQ_OFF_PRODUCED).wrapping_sub(word(abi::CQ_OFF_CONSUMED));
+            assert_eq!(used as usize, kept.len(), "{owners:#b}");
+            // The backend fills what is free meanwhile.
+            (0..free).for_each(|entry| complete_of(map, 8, 100 + entry as u64, 1));
+            let later = (0..free).map(|entry| 100 + entry as u64);
+            let all: Vec<_> = kept.iter().copied().chain(later).collect();
+            assert_eq!(polled(cq), all, "{owners:#b}");
+            // Moves the queue's beginning.
+            complete_of(map, 8, 0, 1);
+            assert_eq!(polled(cq), [0]);
+        }
+    }
+    // A producer word that makes no sense is left to who polls.
+    maps[0]
+        .word(abi::CQ_OFF_PRODUCED)
+        .fetch_add(9, Ordering::AcqRel);
+    drop(qp);
+    assert_eq!(cq.poll(&mut [Completion::default(); 1]), Err(Errno::EPROTO));
+}
+
+#[test]
+fn a_producer_word_beyond_the_queue_is_an_error_and_reads_nothing() {
+    let (queues, _) = queues(false);
+    let map = queues.rig.transport.segment(SEGMENT_CQ);
+    for nonsense in [9, u32::MAX, 1 << 31] {
+        map.word(abi::CQ_OFF_PRODUCED)
+            .store(nonsense, Ordering::Release);
+        let polled = queues.cq.poll_each(64, |_| panic!("nothing to take"));
+        assert_eq!(polled, Err(Errno::EPROTO));
+    }
+}
+
+#[test]
+fn a_dead_device_gives_what_had_completed_and_then_enodev() {
+    let (queues, _) = queues(false);
+    complete(&queues.rig.transport.segment(SEGMENT_CQ), 8, 11);
+    queues.rig.transport.die();
+    let mut taken = [Completion::default(); 2];
+    assert_eq!(queues.cq.poll(&mut taken), Ok(1));
+    assert_eq!(queues.cq.poll(&mut taken), Err(Errno::ENODEV));
+    let post = queues.qp.post_send(&write(1, Payload::Gather(&[])));
+    assert_eq!(post, Err(Errno::ENODEV));
+    assert_eq!(queues.cq.arm(false), Err(Errno::ENODEV));
+    let fatal = queues.rig.context.next_async_event().unwrap();
+    assert_eq!(fatal.kind.get(), EVENT_DEVICE_FATAL);
+    for _ in 0..2 {
+        assert_eq!(queues.rig.context.next_async_event(), Err(Errno::ENODEV));
+    }
+}
+
+#[test]
+fn a_request_for_any_completion_stands_against_one_for_solicited_ones() {
+    let (queues, _) = queues(false);
+    let map = queues.rig.transport.segment(SEGMENT_CQ);
+    let armed = || map.word(abi::CQ_OFF_ARMED).load(Ordering::Acquire);
+    queues.cq.arm(true).unwrap();
+    assert_eq!(armed(), abi::ARM_SOLICITED);
+    queues.cq.arm(false).unwrap();
+    assert_eq!(armed(), abi::ARM_NEXT);
+    queues.cq.arm(true).unwrap();
+    assert_eq!(armed(), abi::ARM_NEXT);
+}
+
+/// Whether a thread of this process is blocked in a system call.
+fn is_blocked(thread: rustix::thread::Pid) -> bool {
+    let stat = format!("/proc/self/task/{thread}/stat");
+    let stat = std::fs::read_to_string(stat).unwrap();
+    // The state follows the name, which is in parentheses (proc_pid_stat(5)).
+    stat.rsplit_once(") ").unwrap().1.starts_with('S')
+}
+
+#[test]
+fn a_channel_gives_each_event_once_and_enodev_to_every_waiter_after_death() {
+    let (queues, channel) = queues(true);
+    let channel = channel.unwrap();
+    assert_eq!(channel.destroy().unwrap_err().errno(), Errno::EBUSY);
+    let map = queues.rig.transport.segment(SEGMENT_CQ);
+    for event in 1..=2 {
+        map.word(abi::CQ_OFF_EVENTS).store(event, Ordering::Release);
+        queues.rig.transport.raise(EVENT_FIRST_CHANNEL);
+    }
+    for _ in 0..2 {
+        assert_eq!(channel.wait().unwrap().handle(), queues.cq.handle());
+    }
+    std::thread::scope(|scope| {
+        let (sender, threads) = std::sync::mpsc::channel();
+        let waiters = [sender.clone(), sender].map(|sender| {
+            let channel = &channel;
+            scope.spawn(move || {
+                sender.send(rustix::thread::gettid()).unwrap();
+                channel.wait().map(drop)
+            })
+        });
+        for thread in threads.iter().take(2) {
+            while !is_blocked(thread) {
+                std::thread::yield_now();
+            }
+        }
+        queues.rig.transport.die();
+        for waiter in waiters {
+            assert_eq!(waiter.join().unwrap(), Err(Errno::ENODEV));
+        }
+    });
+}
+
+#[test]
+fn a_non_blocking_channel_says_eagain() {
+    let (_queues, channel) = queues(true);
+    let channel = channel.unwrap();
+    rustix::fs::fcntl_setfl(channel.fd(), rustix::fs::OFlags::NONBLOCK).unwrap();
+    assert_eq!(channel.wait().map(drop), Err(Errno::EAGAIN));
+}
+
+#[test]
+fn asynchronous_events_come_one_a_token() {
+    let (queues, _) = queues(false);
+    let header = queues.rig.transport.segment(0);
+    for object in 0..3_u32 {
+        let event = AsyncEvent {
+            kind: EVENT_QP_FATAL.into(),
+            object: object.into(),
+            ..AsyncEvent::default()
+        };
+        let at = OFF_ASYNC_RING + object as usize * size_of::<AsyncEvent>();
+        // SAFETY: not published yet.
+        unsafe { header.write(at, &event) };
+        header
+            .word(OFF_ASYNC_PRODUCED)
+            .store(object + 1, Ordering::Release);
+        queues.rig.transport.raise(EVENT_ASYNC);
+    }
+    for object in 0..3 {
+        let event = queues.rig.context.next_async_event().unwrap();
+        assert_eq!(event.object.get(), object);
+    }
+}
+
+#[test]
+fn a_registration_pins_its_memory_and_lets_it_go() {
+    let rig = Rig::agreeable();
+    let pd = Pd::allocate(&rig.context).unwrap();
+    let memory = [0_u8; 100];
+    let address = memory.as_ptr().addr();
+    // SAFETY: the memory outlives the registration; nobody accesses it.
+    let mr = unsafe { Mr::register(&pd, address, 100, 0, 1) }.unwrap();
+    let pins = || {
+        rig.transport
+            .pins
+            .lock()
+            .unwrap()
+            .values()
+            .copied()
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(pins(), [(address, 100)]);
+    mr.destroy().unwrap();
+    mr.destroy().unwrap();
+    assert_eq!(pins(), []);
+    // SAFETY: as above.
+    let nothing = unsafe { Mr::register(&pd, address, 0, 0, 1) };
+    assert_eq!(nothing.unwrap_err().errno(), Errno::EINVAL);
+}

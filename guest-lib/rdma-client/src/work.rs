@@ -1,0 +1,279 @@
+//! Posting work: the producer's ends of a queue pair's two queues.
+
+use crate::Sge;
+use crate::qp::Qp;
+use farlane_abi::Errno;
+use farlane_abi::queue::{
+    OP_RDMA_READ, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED,
+    QP_OFF_SEND_PRODUCED, RecvEntry, SEND_INLINE, SendEntry,
+};
+use farlane_abi::zerocopy::IntoBytes as _;
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
+
+/// The data of a send request.
+#[derive(Clone, Copy, Debug)]
+pub enum Payload<'a> {
+    /// Lies in registered memory.
+    Gather(&'a [Sge]),
+    /// Is copied into the request, one piece after the other.
+    Inline(&'a [&'a [u8]]),
+}
+
+/// A request of the send queue.
+#[derive(Clone, Copy, Debug)]
+pub struct SendRequest<'a> {
+    /// The caller's number for it.
+    pub wr_id: u64,
+    /// `OP_*` of [`farlane_abi::queue`].
+    pub opcode: u8,
+    /// `SEND_*` of [`farlane_abi::queue`]; `SEND_INLINE` follows from the payload.
+    pub flags: u8,
+    /// Immediate data, in the byte order of the caller's choice.
+    pub imm: u32,
+    /// RDMA: address at the peer.
+    pub remote_addr: u64,
+    /// RDMA: key of the peer's memory.
+    pub rkey: u32,
+    /// What to send, or where an RDMA read goes.
+    pub payload: Payload<'a>,
+}
+
+/// A request of the receive queue.
+#[derive(Clone, Copy, Debug)]
+pub struct RecvRequest<'a> {
+    /// The caller's number for it.
+    pub wr_id: u64,
+    /// Where the data goes.
+    pub scatter: &'a [Sge],
+}
+
+/// The producer's end of one queue.
+#[derive(Debug, Default)]
+pub(crate) struct Producer {
+    /// Requests written so far, published or not.
+    pub(crate) produced: u32,
+    /// The consumer word when it was last looked at.
+    pub(crate) consumed: u32,
+}
+
+impl Producer {
+    /// The index to write next, `None` when all `entries` are in use. `consumed` loads the
+    /// consumer word. A word that makes no sense looks like a full queue.
+    #[inline]
+    fn vacant(&mut self, entries: u32, consumed: impl FnOnce() -> u32) -> Option<usize> {
+        if self.produced.wrapping_sub(self.consumed) >= entries {
+            self.consumed = consumed();
+            if self.produced.wrapping_sub(self.consumed) >= entries {
+                return None;
+            }
+        }
+        Some((self.produced & (entries - 1)) as usize)
+    }
+}
+
+/// The producer's end of a queue, locked. What was written is published, and the backend woken once
+/// if it sleeps, when this is dropped.
+#[derive(Debug)]
+struct Batch<'a> {
+    qp: &'a Qp,
+    producer: MutexGuard<'a, Producer>,
+    published: u32,
+    /// Offset of the producer word in the queue pair's segment.
+    word: usize,
+}
+
+impl<'a> Batch<'a> {
+    fn new(qp: &'a Qp, producer: MutexGuard<'a, Producer>, word: usize) -> Self {
+        let published = producer.produced;
+        Self {
+            qp,
+            producer,
+            published,
+            word,
+        }
+    }
+}
+
+impl Drop for Batch<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.producer.produced != self.published {
+            let word = self.qp.map().word(self.word);
+            word.store(self.producer.produced, Ordering::Release);
+            self.qp.header().wake_backend();
+        }
+    }
+}
+
+/// The send queue of a queue pair, locked. What was pushed is published, and the backend woken
+/// once if it sleeps, by [`ring`](Self::ring) or drop.
+#[derive(Debug)]
+pub struct SendQueue<'a>(Batch<'a>);
+
+impl<'a> SendQueue<'a> {
+    pub(crate) fn new(qp: &'a Qp, producer: MutexGuard<'a, Producer>) -> Self {
+        Self(Batch::new(qp, producer, QP_OFF_SEND_PRODUCED))
+    }
+
+    /// How many requests fit now.
+    #[must_use]
+    pub fn room(&mut self) -> u32 {
+        let consumed = self.0.qp.map().word(QP_OFF_SEND_CONSUMED);
+        self.0.producer.consumed = consumed.load(Ordering::Acquire);
+        let used = self
+            .0
+            .producer
+            .produced
+            .wrapping_sub(self.0.producer.consumed);
+        self.0.qp.layout().send_entries.saturating_sub(used)
+    }
+
+    /// Writes a request into the next entry.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the queue is full, `EINVAL` for an unknown opcode, too many elements or too
+    /// much inline data.
+    #[inline]
+    pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Errno> {
+        let qp = self.0.qp;
+        let map = qp.map();
+        if request.opcode > OP_RDMA_READ {
+            return Err(Errno::EINVAL);
+        }
+        let consumed = || map.word(QP_OFF_SEND_CONSUMED).load(Ordering::Acquire);
+        let index = self
+            .0
+            .producer
+            .vacant(qp.layout().send_entries, consumed)
+            .ok_or(Errno::ENOMEM)?;
+        let offset = QP_OFF_ENTRIES + index * qp.layout().send_stride;
+        let payload = offset + size_of::<SendEntry>();
+        let mut entry = SendEntry {
+            wr_id: request.wr_id.into(),
+            opcode: request.opcode,
+            flags: request.flags & !SEND_INLINE,
+            imm: request.imm.into(),
+            remote_addr: request.remote_addr.into(),
+            rkey: request.rkey.into(),
+            ..SendEntry::default()
+        };
+        match request.payload {
+            Payload::Gather(sges) => {
+                let count = within(sges.len(), qp.caps().send_sge)?;
+                entry.num_sge = u16::try_from(count).map_err(|_| Errno::EINVAL)?.into();
+                // SAFETY: the backend does not touch an entry whose index it has not been given,
+                // and the lock keeps our own threads out.
+                unsafe { map.write_bytes(payload, sges.as_bytes()) };
+            }
+            Payload::Inline(pieces) => {
+                if request.opcode == OP_RDMA_READ {
+                    return Err(Errno::EINVAL);
+                }
+                let bytes = pieces.iter().map(|piece| piece.len()).sum();
+                entry.inline_bytes = within(bytes, qp.caps().inline_bytes)?.into();
+                entry.flags |= SEND_INLINE;
+                let mut at = payload;
+                for piece in pieces {
+                    // SAFETY: as above.
+                    unsafe { map.write_bytes(at, piece) };
+                    at += piece.len();
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe { map.write(offset, &entry) };
+        self.0.producer.produced = self.0.producer.produced.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Publishes what was pushed.
+    pub fn ring(self) {}
+}
+
+/// The receive queue of a queue pair, locked. What was pushed is published, and the backend woken
+/// once if it sleeps, by [`ring`](Self::ring) or drop.
+#[derive(Debug)]
+pub struct RecvQueue<'a>(Batch<'a>);
+
+impl<'a> RecvQueue<'a> {
+    pub(crate) fn new(qp: &'a Qp, producer: MutexGuard<'a, Producer>) -> Self {
+        Self(Batch::new(qp, producer, QP_OFF_RECV_PRODUCED))
+    }
+
+    /// Writes a request into the next entry.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the queue is full, `EINVAL` for too many elements.
+    #[inline]
+    pub fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Errno> {
+        let qp = self.0.qp;
+        let map = qp.map();
+        let consumed = || map.word(QP_OFF_RECV_CONSUMED).load(Ordering::Acquire);
+        let index = self
+            .0
+            .producer
+            .vacant(qp.layout().recv_entries, consumed)
+            .ok_or(Errno::ENOMEM)?;
+        let offset = qp.layout().recv_offset() + index * qp.layout().recv_stride;
+        let entry = RecvEntry {
+            wr_id: request.wr_id.into(),
+            num_sge: within(request.scatter.len(), qp.caps().recv_sge)?.into(),
+            ..RecvEntry::default()
+        };
+        // SAFETY: the backend does not touch an entry whose index it has not been given, and the
+        // lock keeps our own threads out.
+        unsafe {
+            map.write(offset, &entry);
+            map.write_bytes(offset + size_of::<RecvEntry>(), request.scatter.as_bytes());
+        }
+        self.0.producer.produced = self.0.producer.produced.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Publishes what was pushed.
+    pub fn ring(self) {}
+}
+
+/// `count` if it is not above `limit`.
+#[inline]
+fn within(count: usize, limit: u32) -> Result<u32, Errno> {
+    u32::try_from(count)
+        .ok()
+        .filter(|&count| count <= limit)
+        .ok_or(Errno::EINVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_queue_holds_exactly_its_entries_wherever_its_words_wrap(
+            start: u32,
+            log_entries in 0_u32..10,
+            takes in proptest::collection::vec(0_u32..40, 1..60),
+        ) {
+            let entries = 1 << log_entries;
+            let mut producer = Producer { produced: start, consumed: start };
+            let mut consumed = start;
+            for take in takes {
+                while let Some(index) = producer.vacant(entries, || consumed) {
+                    prop_assert_eq!(index, (producer.produced % entries) as usize);
+                    producer.produced = producer.produced.wrapping_add(1);
+                }
+                prop_assert_eq!(producer.produced.wrapping_sub(consumed), entries);
+                consumed = consumed.wrapping_add(take.min(entries));
+            }
+        }
+
+        #[test]
+        fn a_consumer_word_that_makes_no_sense_never_yields_more_room(produced: u32, word: u32) {
+            let mut producer = Producer { produced, consumed: produced.wrapping_sub(8) };
+            let vacant = producer.vacant(8, || word);
+            prop_assert_eq!(vacant.is_some(), produced.wrapping_sub(word) < 8);
+        }
+    }
+}

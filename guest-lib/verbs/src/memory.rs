@@ -1,0 +1,133 @@
+//! Protection domains and memory registrations.
+
+use crate::context::{ContextState, shared};
+use crate::errno::{EOPNOTSUPP, answer, fail_null};
+use crate::object::Object;
+use crate::sys::*;
+use farlane_abi::rdma::{
+    ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
+    ACCESS_REMOTE_WRITE,
+};
+use farlane_rdma_client::{Mr, Pd};
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+/// Rights that a registration can have.
+const RIGHTS: u32 =
+    ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
+
+/// A protection domain, and the context that it is of.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pub(crate) shared: Arc<ContextState>,
+    pub(crate) pd: Arc<Pd>,
+}
+
+type PdObject = Object<ibv_pd, Domain>;
+type MrObject = Object<ibv_mr, Mr>;
+
+/// `ibv_alloc_pd`.
+pub unsafe fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    // SAFETY: by the caller's contract.
+    let shared = unsafe { shared(context) };
+    match Pd::allocate(&shared.context) {
+        Ok(pd) => PdObject::publish(
+            ibv_pd {
+                context,
+                handle: pd.handle(),
+            },
+            Domain {
+                shared: Arc::clone(shared),
+                pd,
+            },
+        ),
+        Err(error) => fail_null(error.errno().raw_os_error()),
+    }
+}
+
+/// The domain behind a C structure.
+pub(crate) unsafe fn domain<'a>(pd: *mut ibv_pd) -> &'a Domain {
+    // SAFETY: by the caller's contract `pd` is one that `alloc_pd` made.
+    unsafe { PdObject::of(pd) }
+}
+
+/// `ibv_dealloc_pd`.
+pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: by the caller's contract.
+    let result = unsafe { domain(pd) }.pd.destroy();
+    if result.is_ok() {
+        // SAFETY: it is gone, and by the caller's contract nobody uses it any more.
+        unsafe { PdObject::retire(pd) };
+    }
+    answer(result.map_err(|error| error.errno()))
+}
+
+/// `ibv_reg_mr_iova2`. Hints are dropped; rights that cannot be given (memory windows, on-demand
+/// paging, zero-based addresses) are refused.
+pub unsafe fn reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    let access = access & !ACCESS_OPTIONAL & !IBV_ACCESS_HUGETLB;
+    if access & !RIGHTS != 0 {
+        return fail_null(EOPNOTSUPP);
+    }
+    // SAFETY: by the caller's contract.
+    let domain = unsafe { domain(pd) };
+    // SAFETY: a program that registers memory keeps it mapped until the registration is gone,
+    // and holds no Rust reference to it.
+    let registered = unsafe { Mr::register(&domain.pd, addr.addr(), length, iova, access) };
+    match registered {
+        Ok(mr) => MrObject::publish(
+            ibv_mr {
+                // SAFETY: by the caller's contract `pd` is valid.
+                context: unsafe { (*pd).context },
+                pd,
+                addr,
+                length,
+                handle: mr.handle(),
+                lkey: mr.lkey(),
+                rkey: mr.rkey(),
+            },
+            mr,
+        ),
+        Err(error) => fail_null(error.errno().raw_os_error()),
+    }
+}
+
+/// `ibv_reg_mr_iova`.
+pub unsafe fn reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: by the caller's contract.
+    unsafe { reg_mr_iova2(pd, addr, length, iova, access.cast_unsigned()) }
+}
+
+/// `ibv_reg_mr`.
+pub unsafe fn reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: by the caller's contract.
+    unsafe { reg_mr_iova(pd, addr, length, addr.addr() as u64, access) }
+}
+
+/// `ibv_dereg_mr`.
+pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: by the caller's contract `mr` is one that `reg_mr_iova2` made.
+    let result = unsafe { MrObject::of(mr) }.destroy();
+    if result.is_ok() {
+        // SAFETY: it is gone, and by the caller's contract nobody uses it any more.
+        unsafe { MrObject::retire(mr) };
+    }
+    answer(result.map_err(|error| error.errno()))
+}

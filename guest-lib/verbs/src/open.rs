@@ -1,0 +1,51 @@
+//! `ibv_open_device`: a context with the operations that programs call through it.
+
+use crate::context::{ContextObject, ContextState};
+use crate::errno::fail_null;
+use crate::object::Plain as _;
+use crate::sys::*;
+use crate::{attributes, completion, device, poll_ex, post, queue_pair};
+use farlane_rdma_client::Context;
+use std::ffi::c_void;
+use std::os::fd::AsRawFd as _;
+use std::sync::{Arc, Mutex};
+
+/// `abi_compat` of a context that is the last member of a `verbs_context`.
+const EXTENDED: *mut c_void = usize::MAX as *mut c_void;
+
+/// `ibv_open_device`.
+pub unsafe fn device(device: *mut ibv_device) -> *mut ibv_context {
+    // SAFETY: by the caller's contract.
+    let info = unsafe { device::info(device) };
+    let context = match Context::open(info) {
+        Ok(context) => context,
+        Err(error) => return fail_null(error.errno().raw_os_error()),
+    };
+    let mut verbs = verbs_context::zeroed();
+    verbs.sz = size_of::<verbs_context>();
+    verbs.query_port = Some(attributes::query_port);
+    verbs.query_device_ex = Some(attributes::query_device_ex);
+    verbs.create_cq_ex = Some(poll_ex::create);
+    verbs.create_qp_ex = Some(queue_pair::create_ex);
+    verbs.context.device = device;
+    verbs.context.abi_compat = EXTENDED;
+    // There is no command file: this is not the kernel's RDMA.
+    verbs.context.cmd_fd = -1;
+    verbs.context.async_fd = context.async_fd().as_raw_fd();
+    verbs.context.num_comp_vectors = 1;
+    let ops = &mut verbs.context.ops;
+    ops._compat_query_device = Some(attributes::query_device_op);
+    ops._compat_query_port = Some(attributes::query_port_compat_op);
+    ops.poll_cq = Some(completion::poll);
+    ops.req_notify_cq = Some(completion::request_notification);
+    ops.post_send = Some(post::send);
+    ops.post_recv = Some(post::recv);
+    let shared = Arc::new(ContextState {
+        context,
+        queue_pairs: Mutex::default(),
+        completion_queues: Mutex::default(),
+    });
+    let shell = ContextObject::publish(verbs, shared);
+    // SAFETY: `shell` points to a `verbs_context`, whose last member this is.
+    unsafe { &raw mut (*shell).context }
+}

@@ -1,0 +1,232 @@
+//! Posting work. No allocation, no call: a request goes straight into the shared queue.
+
+use crate::errno::fail;
+use crate::queue_pair;
+use crate::sys::*;
+use farlane_abi::Errno;
+use farlane_abi::queue::{
+    MAX_SGE, OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM, SEND_FENCE,
+    SEND_SIGNALED, SEND_SOLICITED,
+};
+use farlane_abi::width::to_usize;
+use farlane_rdma_client::{Payload, RecvRequest, SendQueue, SendRequest, Sge};
+use std::ffi::c_int;
+use std::mem::offset_of;
+
+/// Most elements of a request, as a length.
+const ELEMENTS: usize = MAX_SGE as usize;
+
+/// Flags that a send request may have; checksum offload is for other types of queue pairs.
+const SEND_FLAGS: u32 = IBV_SEND_FENCE | IBV_SEND_SIGNALED | IBV_SEND_SOLICITED | IBV_SEND_INLINE;
+
+// An element is the same bytes in C and in the shared queue.
+const _: () = assert!(
+    size_of::<ibv_sge>() == size_of::<Sge>()
+        && align_of::<Sge>() <= align_of::<ibv_sge>()
+        && offset_of!(ibv_sge, addr) == offset_of!(Sge, addr)
+        && offset_of!(ibv_sge, length) == offset_of!(Sge, length)
+        && offset_of!(ibv_sge, lkey) == offset_of!(Sge, lkey)
+);
+
+/// The elements of a request.
+#[inline]
+unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge], Errno> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        Ok(count) if count <= ELEMENTS => {
+            // SAFETY: by the caller's contract the list has `count` elements, of the same layout
+            // as ours (asserted above).
+            Ok(unsafe { std::slice::from_raw_parts(list.cast(), count) })
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// The opcode on the wire; `EOPNOTSUPP` for atomics, memory windows, invalidation.
+#[inline]
+fn opcode(opcode: ibv_wr_opcode) -> Result<u8, Errno> {
+    match opcode {
+        IBV_WR_RDMA_WRITE => Ok(OP_RDMA_WRITE),
+        IBV_WR_RDMA_WRITE_WITH_IMM => Ok(OP_RDMA_WRITE_IMM),
+        IBV_WR_SEND => Ok(OP_SEND),
+        IBV_WR_SEND_WITH_IMM => Ok(OP_SEND_IMM),
+        IBV_WR_RDMA_READ => Ok(OP_RDMA_READ),
+        _ => Err(Errno::EOPNOTSUPP),
+    }
+}
+
+/// The flags on the wire.
+#[inline]
+fn flags(flags: u32) -> Result<u8, Errno> {
+    if flags & !SEND_FLAGS != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let bit = |ours: u8, theirs: u32| if flags & theirs != 0 { ours } else { 0 };
+    Ok(bit(SEND_FENCE, IBV_SEND_FENCE)
+        | bit(SEND_SIGNALED, IBV_SEND_SIGNALED)
+        | bit(SEND_SOLICITED, IBV_SEND_SOLICITED))
+}
+
+/// Writes one send request into the queue.
+#[inline]
+unsafe fn push_send(queue: &mut SendQueue<'_>, wr: &ibv_send_wr) -> Result<(), Errno> {
+    let opcode = opcode(wr.opcode)?;
+    // SAFETY: by the caller's contract. The unions hold plain numbers, whichever variant was
+    // written; for a request that is not RDMA the backend ignores these.
+    let (sges, imm, rdma) = unsafe {
+        (
+            elements(wr.sg_list, wr.num_sge)?,
+            wr.imm.imm_data,
+            wr.wr.rdma,
+        )
+    };
+    let mut request = SendRequest {
+        wr_id: wr.wr_id,
+        opcode,
+        flags: flags(wr.send_flags)?,
+        imm,
+        remote_addr: rdma.remote_addr,
+        rkey: rdma.rkey,
+        payload: Payload::Gather(sges),
+    };
+    if wr.send_flags & IBV_SEND_INLINE == 0 {
+        return queue.push(&request);
+    }
+    let mut pieces: [&[u8]; ELEMENTS] = [&[]; ELEMENTS];
+    for (piece, sge) in pieces.iter_mut().zip(sges) {
+        // SAFETY: by the caller's contract: the data of an inline request is read now.
+        *piece = unsafe { inline(sge)? };
+    }
+    request.payload = Payload::Inline(pieces.get(..sges.len()).ok_or(Errno::EINVAL)?);
+    queue.push(&request)
+}
+
+/// The memory of an element of an inline request; the key is ignored.
+#[inline]
+unsafe fn inline<'a>(sge: &Sge) -> Result<&'a [u8], Errno> {
+    let length = to_usize(sge.length.get().into());
+    if length == 0 {
+        return Ok(&[]);
+    }
+    let address = std::ptr::with_exposed_provenance::<u8>(to_usize(sge.addr.get()));
+    if address.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: by the caller's contract.
+    Ok(unsafe { std::slice::from_raw_parts(address, length) })
+}
+
+/// Answers a post: of one that has failed the program is told the request.
+///
+/// # Safety
+/// `bad_wr` may be written.
+#[inline]
+unsafe fn posted<T>(result: Result<(), Errno>, wr: *mut T, bad_wr: *mut *mut T) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(errno) => {
+            // SAFETY: as promised by the caller.
+            unsafe { bad_wr.write(wr) };
+            fail(errno.raw_os_error())
+        }
+    }
+}
+
+/// `ibv_post_send`. Requests before the one that fails are posted.
+pub unsafe extern "C" fn send(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: by the caller's contract.
+    let state = unsafe { queue_pair::state(qp) };
+    let result = state.qp.send_queue().and_then(|mut queue| {
+        while !wr.is_null() {
+            // SAFETY: by the caller's contract a chain of valid requests.
+            unsafe {
+                push_send(&mut queue, &*wr)?;
+                wr = (*wr).next;
+            }
+        }
+        Ok(())
+    });
+    // SAFETY: by the caller's contract.
+    unsafe { posted(result, wr, bad_wr) }
+}
+
+/// `ibv_post_recv`. Requests before the one that fails are posted.
+pub unsafe extern "C" fn recv(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: by the caller's contract.
+    let state = unsafe { queue_pair::state(qp) };
+    let result = state.qp.recv_queue().and_then(|mut queue| {
+        while !wr.is_null() {
+            // SAFETY: by the caller's contract a chain of valid requests.
+            unsafe {
+                queue.push(&RecvRequest {
+                    wr_id: (*wr).wr_id,
+                    scatter: elements((*wr).sg_list, (*wr).num_sge)?,
+                })?;
+                wr = (*wr).next;
+            }
+        }
+        Ok(())
+    });
+    // SAFETY: by the caller's contract.
+    unsafe { posted(result, wr, bad_wr) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_and_opcodes_get_their_numbers_on_the_wire() {
+        assert_eq!(
+            flags(IBV_SEND_SIGNALED | IBV_SEND_INLINE),
+            Ok(SEND_SIGNALED)
+        );
+        assert_eq!(
+            flags(IBV_SEND_FENCE | IBV_SEND_SOLICITED),
+            Ok(SEND_FENCE | SEND_SOLICITED)
+        );
+        assert_eq!(flags(IBV_SEND_IP_CSUM), Err(Errno::EINVAL));
+        assert_eq!(opcode(IBV_WR_RDMA_READ), Ok(OP_RDMA_READ));
+        assert_eq!(opcode(IBV_WR_ATOMIC_FETCH_AND_ADD), Err(Errno::EOPNOTSUPP));
+        assert_eq!(opcode(IBV_WR_DRIVER1), Err(Errno::EOPNOTSUPP));
+    }
+
+    #[test]
+    fn a_list_that_is_too_long_is_refused_before_it_is_read() {
+        // SAFETY: neither call reads the list.
+        unsafe {
+            assert!(elements(std::ptr::null(), 0).unwrap().is_empty());
+            for count in [-1, c_int::MIN, 17, c_int::MAX] {
+                assert_eq!(elements(std::ptr::null(), count), Err(Errno::EINVAL));
+            }
+        }
+    }
+
+    #[test]
+    fn elements_are_read_as_c_wrote_them() {
+        let list = [
+            ibv_sge {
+                addr: 0x1234_5678_9abc,
+                length: 8,
+                lkey: 3,
+            },
+            ibv_sge {
+                addr: 1,
+                length: u32::MAX,
+                lkey: 4,
+            },
+        ];
+        // SAFETY: the list has two elements.
+        let sges = unsafe { elements(list.as_ptr(), 2) }.unwrap();
+        assert_eq!(sges[0].addr.get(), 0x1234_5678_9abc);
+        assert_eq!((sges[1].length.get(), sges[1].lkey.get()), (u32::MAX, 4));
+    }
+}

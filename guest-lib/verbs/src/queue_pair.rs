@@ -1,0 +1,194 @@
+//! Queue pairs: making, changing, asking.
+
+use crate::acknowledgements::Acknowledgements;
+use crate::completion;
+use crate::context::{ContextState, forget};
+use crate::errno::{EOPNOTSUPP, answer, fail_null, pointer};
+use crate::memory;
+use crate::object::{Address, Object, Plain};
+use crate::qp_attr;
+use crate::sys::*;
+use farlane_abi::Errno;
+use farlane_rdma_client::{Qp, QpCaps, QpInit};
+use farlane_sys::sync::lock;
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What is behind a queue pair.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) qp: Qp,
+    /// Asynchronous events.
+    pub(crate) async_events: Acknowledgements,
+    signal_all: bool,
+    shared: Arc<ContextState>,
+}
+
+type QpObject = Object<ibv_qp, State>;
+
+/// The state behind a C structure.
+#[inline]
+pub(crate) unsafe fn state<'a>(qp: *mut ibv_qp) -> &'a State {
+    // SAFETY: by the caller's contract `qp` is one that `create` made.
+    unsafe { QpObject::of(qp) }
+}
+
+/// Sizes in C's form.
+fn capabilities(caps: &QpCaps) -> ibv_qp_cap {
+    ibv_qp_cap {
+        max_send_wr: caps.send_wr,
+        max_recv_wr: caps.recv_wr,
+        max_send_sge: caps.send_sge,
+        max_recv_sge: caps.recv_sge,
+        max_inline_data: caps.inline_bytes,
+    }
+}
+
+/// `ibv_create_qp`. The sizes that the queue pair got are written back.
+pub unsafe fn create(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: by the caller's contract.
+    pointer(unsafe { make(pd, &mut *init) })
+}
+
+unsafe fn make(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, Errno> {
+    if init.qp_type != IBV_QPT_RC || !init.srq.is_null() {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if init.send_cq.is_null() || init.recv_cq.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: by the caller's contract.
+    let (domain, send, recv) = unsafe {
+        (
+            memory::domain(pd),
+            completion::state(init.send_cq),
+            completion::state(init.recv_cq),
+        )
+    };
+    let signal_all = init.sq_sig_all != 0;
+    let qp = Qp::create(
+        &domain.pd,
+        &QpInit {
+            send_cq: &send.cq,
+            recv_cq: &recv.cq,
+            qp_type: init.qp_type,
+            caps: QpCaps {
+                send_wr: init.cap.max_send_wr,
+                send_sge: init.cap.max_send_sge,
+                inline_bytes: init.cap.max_inline_data,
+                recv_wr: init.cap.max_recv_wr,
+                recv_sge: init.cap.max_recv_sge,
+            },
+            signal_all,
+        },
+    )
+    .map_err(|error| error.errno())?;
+    init.cap = capabilities(qp.caps());
+
+    let mut shell = ibv_qp::zeroed();
+    // SAFETY: by the caller's contract `pd` is valid.
+    shell.context = unsafe { (*pd).context };
+    shell.qp_context = init.qp_context;
+    shell.pd = pd;
+    shell.send_cq = init.send_cq;
+    shell.recv_cq = init.recv_cq;
+    shell.handle = qp.handle();
+    shell.qp_num = qp.number();
+    shell.state = IBV_QPS_RESET;
+    shell.qp_type = init.qp_type;
+    let handle = qp.handle();
+    let made = QpObject::publish(
+        shell,
+        State {
+            qp,
+            async_events: Acknowledgements::default(),
+            signal_all,
+            shared: Arc::clone(&domain.shared),
+        },
+    );
+    lock(&domain.shared.queue_pairs).insert(handle, Address(made));
+    Ok(made)
+}
+
+/// `ibv_create_qp_ex`, for what `ibv_create_qp` can do too.
+pub unsafe extern "C" fn create_ex(
+    _context: *mut ibv_context,
+    init: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    // SAFETY: by the caller's contract.
+    let (mask, create_flags, pd) = unsafe { ((*init).comp_mask, (*init).create_flags, (*init).pd) };
+    let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS;
+    let plain = mask & IBV_QP_INIT_ATTR_CREATE_FLAGS == 0 || create_flags == 0;
+    if mask & !known != 0 || mask & IBV_QP_INIT_ATTR_PD == 0 || !plain {
+        return fail_null(EOPNOTSUPP);
+    }
+    // SAFETY: by the caller's contract; the plain structure is the beginning of the extended one.
+    unsafe { create(pd, init.cast()) }
+}
+
+/// Notes a state where programs look for it.
+unsafe fn set_state(qp: *mut ibv_qp, state: ibv_qp_state) {
+    // SAFETY: by the caller's contract; the field is a 32-bit number, aligned, and only ever
+    // written here.
+    unsafe { AtomicU32::from_ptr(&raw mut (*qp).state) }.store(state, Ordering::Relaxed);
+}
+
+/// `ibv_modify_qp`.
+pub unsafe fn modify(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    let mask = mask.cast_unsigned();
+    // SAFETY: by the caller's contract.
+    let (state, attr) = unsafe { (state(qp), &*attr) };
+    let result = qp_attr::to_wire(attr, mask)
+        .and_then(|wire| state.qp.modify(&wire, mask).map_err(|error| error.errno()));
+    if result.is_ok() && mask & IBV_QP_STATE != 0 {
+        // SAFETY: by the caller's contract.
+        unsafe { set_state(qp, attr.qp_state) };
+    }
+    answer(result)
+}
+
+/// `ibv_query_qp`. All attributes are answered, whichever the mask names.
+pub unsafe fn query(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: by the caller's contract.
+    let state = unsafe { state(qp) };
+    let wire = match state.qp.query() {
+        Ok(wire) => wire,
+        Err(error) => return answer(Err(error.errno())),
+    };
+    let cap = capabilities(state.qp.caps());
+    // SAFETY: by the caller's contract.
+    unsafe {
+        attr.write(qp_attr::from_wire(&wire, cap));
+        init.write(ibv_qp_init_attr {
+            qp_context: (*qp).qp_context,
+            send_cq: (*qp).send_cq,
+            recv_cq: (*qp).recv_cq,
+            srq: (*qp).srq,
+            cap,
+            qp_type: (*qp).qp_type,
+            sq_sig_all: c_int::from(state.signal_all),
+        });
+        set_state(qp, wire.qp_state.into());
+    }
+    0
+}
+
+/// `ibv_destroy_qp`: waits until the program has acknowledged every event that it got.
+pub unsafe fn destroy(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: by the caller's contract.
+    let state = unsafe { state(qp) };
+    if let Err(error) = state.qp.destroy() {
+        return answer(Err(error.errno()));
+    }
+    forget(&state.shared.queue_pairs, state.qp.handle(), qp);
+    state.async_events.wait();
+    // SAFETY: it is in no table any more, and by the caller's contract nobody uses it.
+    unsafe { QpObject::retire(qp) };
+    0
+}

@@ -1,0 +1,706 @@
+//! `infiniband/verbs.h` of rdma-core 44: structures and numbers that cross the C interface.
+//!
+//! Made with bindgen and cut to what this library touches. Function pointers that it never fills
+//! in are [`Unset`], structures that it never makes are opaque; offsets and sizes are asserted in
+//! [`crate::layout`]. Names are those of the C header.
+#![allow(
+    non_camel_case_types,
+    non_snake_case,
+    missing_docs,
+    reason = "the names are C's"
+)]
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+pub use libc::{pthread_cond_t, pthread_mutex_t, timespec};
+
+/// A function pointer that stays NULL: the caller's inline function then reports `EOPNOTSUPP`.
+pub type Unset = Option<unsafe extern "C" fn()>;
+
+/// Structures that this library never makes: only pointers to them cross the interface.
+macro_rules! opaque {
+    ($($name:ident)*) => {
+        $(
+            #[repr(C)]
+            #[derive(Debug)]
+            pub struct $name {
+                _private: [u8; 0],
+            }
+        )*
+    };
+}
+
+/// Structures as C lays them out, with every field public.
+macro_rules! structures {
+    ($($name:ident { $($field:ident: $type:ty,)* })*) => {
+        $(
+            #[repr(C)]
+            #[derive(Clone, Copy)]
+            pub struct $name {
+                $(pub $field: $type,)*
+            }
+        )*
+    };
+}
+
+opaque! {
+    _compat_ibv_port_attr ibv_ah ibv_mw ibv_rwq_ind_table ibv_srq ibv_wq ibv_xrcd
+    verbs_ex_private
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ibv_gid {
+    pub raw: [u8; 16],
+    pub global: ibv_gid_global,
+}
+pub const IBV_GID_TYPE_IB: ibv_gid_type = 0;
+pub const IBV_GID_TYPE_ROCE_V2: ibv_gid_type = 2;
+pub type ibv_gid_type = c_uint;
+pub const IBV_NODE_CA: ibv_node_type = 1;
+pub type ibv_node_type = c_int;
+pub const IBV_TRANSPORT_IB: ibv_transport_type = 0;
+pub type ibv_transport_type = c_int;
+pub const IBV_FORK_UNNEEDED: ibv_fork_status = 2;
+pub type ibv_fork_status = c_uint;
+pub const IBV_ATOMIC_NONE: ibv_atomic_cap = 0;
+pub type ibv_atomic_cap = c_uint;
+pub type ibv_mtu = c_uint;
+pub type ibv_port_state = c_uint;
+pub const IBV_LINK_LAYER_ETHERNET: c_uint = 2;
+pub const IBV_EVENT_CQ_ERR: ibv_event_type = 0;
+pub const IBV_EVENT_QP_FATAL: ibv_event_type = 1;
+pub const IBV_EVENT_QP_REQ_ERR: ibv_event_type = 2;
+pub const IBV_EVENT_QP_ACCESS_ERR: ibv_event_type = 3;
+pub const IBV_EVENT_COMM_EST: ibv_event_type = 4;
+pub const IBV_EVENT_SQ_DRAINED: ibv_event_type = 5;
+pub const IBV_EVENT_PATH_MIG: ibv_event_type = 6;
+pub const IBV_EVENT_PATH_MIG_ERR: ibv_event_type = 7;
+pub const IBV_EVENT_DEVICE_FATAL: ibv_event_type = 8;
+pub const IBV_EVENT_PORT_ACTIVE: ibv_event_type = 9;
+pub const IBV_EVENT_PORT_ERR: ibv_event_type = 10;
+pub const IBV_EVENT_LID_CHANGE: ibv_event_type = 11;
+pub const IBV_EVENT_PKEY_CHANGE: ibv_event_type = 12;
+pub const IBV_EVENT_SM_CHANGE: ibv_event_type = 13;
+pub const IBV_EVENT_QP_LAST_WQE_REACHED: ibv_event_type = 16;
+pub const IBV_EVENT_CLIENT_REREGISTER: ibv_event_type = 17;
+pub const IBV_EVENT_GID_CHANGE: ibv_event_type = 18;
+pub const IBV_EVENT_WQ_FATAL: ibv_event_type = 19;
+pub type ibv_event_type = c_uint;
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ibv_async_event_element {
+    pub cq: *mut ibv_cq,
+    pub qp: *mut ibv_qp,
+    pub srq: *mut ibv_srq,
+    pub wq: *mut ibv_wq,
+    pub port_num: c_int,
+}
+pub const IBV_WC_REM_ACCESS_ERR: ibv_wc_status = 10;
+pub type ibv_wc_status = c_uint;
+pub const IBV_WC_RECV_RDMA_WITH_IMM: ibv_wc_opcode = 129;
+pub type ibv_wc_opcode = c_uint;
+pub const IBV_WC_STANDARD_FLAGS: c_uint = 127;
+pub const IBV_WC_WITH_IMM: ibv_wc_flags = 2;
+pub type ibv_wc_flags = c_uint;
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ibv_wc_imm {
+    pub imm_data: u32,
+    pub invalidated_rkey: u32,
+}
+pub const IBV_ACCESS_HUGETLB: ibv_access_flags = 128;
+pub type ibv_access_flags = c_uint;
+pub const IBV_RATE_MAX: ibv_rate = 0;
+pub type ibv_rate = c_uint;
+pub const IBV_QPT_RC: ibv_qp_type = 2;
+pub type ibv_qp_type = c_uint;
+pub const IBV_QP_INIT_ATTR_PD: ibv_qp_init_attr_mask = 1;
+pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: ibv_qp_init_attr_mask = 4;
+pub type ibv_qp_init_attr_mask = c_uint;
+pub const IBV_QP_STATE: ibv_qp_attr_mask = 1;
+pub type ibv_qp_attr_mask = c_uint;
+pub const IBV_QPS_RESET: ibv_qp_state = 0;
+pub type ibv_qp_state = c_uint;
+pub type ibv_mig_state = c_uint;
+pub const IBV_WR_RDMA_WRITE: ibv_wr_opcode = 0;
+pub const IBV_WR_RDMA_WRITE_WITH_IMM: ibv_wr_opcode = 1;
+pub const IBV_WR_SEND: ibv_wr_opcode = 2;
+pub const IBV_WR_SEND_WITH_IMM: ibv_wr_opcode = 3;
+pub const IBV_WR_RDMA_READ: ibv_wr_opcode = 4;
+pub const IBV_WR_ATOMIC_FETCH_AND_ADD: ibv_wr_opcode = 6;
+pub const IBV_WR_DRIVER1: ibv_wr_opcode = 11;
+pub type ibv_wr_opcode = c_uint;
+pub const IBV_SEND_FENCE: ibv_send_flags = 1;
+pub const IBV_SEND_SIGNALED: ibv_send_flags = 2;
+pub const IBV_SEND_SOLICITED: ibv_send_flags = 4;
+pub const IBV_SEND_INLINE: ibv_send_flags = 8;
+pub const IBV_SEND_IP_CSUM: ibv_send_flags = 16;
+pub type ibv_send_flags = c_uint;
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ibv_send_wr_imm {
+    pub imm_data: u32,
+    pub invalidate_rkey: u32,
+}
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ibv_send_wr_target {
+    pub rdma: ibv_send_wr_rdma,
+    pub atomic: ibv_send_wr_atomic,
+    pub ud: ibv_send_wr_ud,
+}
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ibv_send_wr_qp_type {
+    pub xrc: ibv_send_wr_xrc,
+}
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ibv_send_wr_extra {
+    pub bind_mw: ibv_send_wr_bind_mw,
+    pub tso: ibv_send_wr_tso,
+}
+pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: ibv_cq_init_attr_mask = 1;
+pub type ibv_cq_init_attr_mask = c_uint;
+pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: ibv_create_cq_attr_flags = 1;
+pub type ibv_create_cq_attr_flags = c_uint;
+
+structures! {
+    ibv_gid_global {
+        subnet_prefix: u64,
+        interface_id: u64,
+    }
+    ibv_gid_entry {
+        gid: ibv_gid,
+        gid_index: u32,
+        port_num: u32,
+        gid_type: u32,
+        ndev_ifindex: u32,
+    }
+    ibv_device_attr {
+        fw_ver: [c_char; 64],
+        node_guid: u64,
+        sys_image_guid: u64,
+        max_mr_size: u64,
+        page_size_cap: u64,
+        vendor_id: u32,
+        vendor_part_id: u32,
+        hw_ver: u32,
+        max_qp: c_int,
+        max_qp_wr: c_int,
+        device_cap_flags: c_uint,
+        max_sge: c_int,
+        max_sge_rd: c_int,
+        max_cq: c_int,
+        max_cqe: c_int,
+        max_mr: c_int,
+        max_pd: c_int,
+        max_qp_rd_atom: c_int,
+        max_ee_rd_atom: c_int,
+        max_res_rd_atom: c_int,
+        max_qp_init_rd_atom: c_int,
+        max_ee_init_rd_atom: c_int,
+        atomic_cap: ibv_atomic_cap,
+        max_ee: c_int,
+        max_rdd: c_int,
+        max_mw: c_int,
+        max_raw_ipv6_qp: c_int,
+        max_raw_ethy_qp: c_int,
+        max_mcast_grp: c_int,
+        max_mcast_qp_attach: c_int,
+        max_total_mcast_qp_attach: c_int,
+        max_ah: c_int,
+        max_fmr: c_int,
+        max_map_per_fmr: c_int,
+        max_srq: c_int,
+        max_srq_wr: c_int,
+        max_srq_sge: c_int,
+        max_pkeys: u16,
+        local_ca_ack_delay: u8,
+        phys_port_cnt: u8,
+    }
+    ibv_query_device_ex_input {
+        comp_mask: u32,
+    }
+    ibv_odp_caps {
+        general_caps: u64,
+        per_transport_caps: ibv_odp_transport_caps,
+    }
+    ibv_odp_transport_caps {
+        rc_odp_caps: u32,
+        uc_odp_caps: u32,
+        ud_odp_caps: u32,
+    }
+    ibv_tso_caps {
+        max_tso: u32,
+        supported_qpts: u32,
+    }
+    ibv_rss_caps {
+        supported_qpts: u32,
+        max_rwq_indirection_tables: u32,
+        max_rwq_indirection_table_size: u32,
+        rx_hash_fields_mask: u64,
+        rx_hash_function: u8,
+    }
+    ibv_packet_pacing_caps {
+        qp_rate_limit_min: u32,
+        qp_rate_limit_max: u32,
+        supported_qpts: u32,
+    }
+    ibv_tm_caps {
+        max_rndv_hdr_size: u32,
+        max_num_tags: u32,
+        flags: u32,
+        max_ops: u32,
+        max_sge: u32,
+    }
+    ibv_cq_moderation_caps {
+        max_cq_count: u16,
+        max_cq_period: u16,
+    }
+    ibv_pci_atomic_caps {
+        fetch_add: u16,
+        swap: u16,
+        compare_swap: u16,
+    }
+    ibv_device_attr_ex {
+        orig_attr: ibv_device_attr,
+        comp_mask: u32,
+        odp_caps: ibv_odp_caps,
+        completion_timestamp_mask: u64,
+        hca_core_clock: u64,
+        device_cap_flags_ex: u64,
+        tso_caps: ibv_tso_caps,
+        rss_caps: ibv_rss_caps,
+        max_wq_type_rq: u32,
+        packet_pacing_caps: ibv_packet_pacing_caps,
+        raw_packet_caps: u32,
+        tm_caps: ibv_tm_caps,
+        cq_mod_caps: ibv_cq_moderation_caps,
+        max_dm_size: u64,
+        pci_atomic_caps: ibv_pci_atomic_caps,
+        xrc_odp_caps: u32,
+        phys_port_cnt_ex: u32,
+    }
+    ibv_port_attr {
+        state: ibv_port_state,
+        max_mtu: ibv_mtu,
+        active_mtu: ibv_mtu,
+        gid_tbl_len: c_int,
+        port_cap_flags: u32,
+        max_msg_sz: u32,
+        bad_pkey_cntr: u32,
+        qkey_viol_cntr: u32,
+        pkey_tbl_len: u16,
+        lid: u16,
+        sm_lid: u16,
+        lmc: u8,
+        max_vl_num: u8,
+        sm_sl: u8,
+        subnet_timeout: u8,
+        init_type_reply: u8,
+        active_width: u8,
+        active_speed: u8,
+        phys_state: u8,
+        link_layer: u8,
+        flags: u8,
+        port_cap_flags2: u16,
+    }
+    ibv_async_event {
+        element: ibv_async_event_element,
+        event_type: ibv_event_type,
+    }
+    ibv_wc {
+        wr_id: u64,
+        status: ibv_wc_status,
+        opcode: ibv_wc_opcode,
+        vendor_err: u32,
+        byte_len: u32,
+        imm: ibv_wc_imm,
+        qp_num: u32,
+        src_qp: u32,
+        wc_flags: c_uint,
+        pkey_index: u16,
+        slid: u16,
+        sl: u8,
+        dlid_path_bits: u8,
+    }
+    ibv_mw_bind_info {
+        mr: *mut ibv_mr,
+        addr: u64,
+        length: u64,
+        mw_access_flags: c_uint,
+    }
+    ibv_pd {
+        context: *mut ibv_context,
+        handle: u32,
+    }
+    ibv_mr {
+        context: *mut ibv_context,
+        pd: *mut ibv_pd,
+        addr: *mut c_void,
+        length: usize,
+        handle: u32,
+        lkey: u32,
+        rkey: u32,
+    }
+    ibv_global_route {
+        dgid: ibv_gid,
+        flow_label: u32,
+        sgid_index: u8,
+        hop_limit: u8,
+        traffic_class: u8,
+    }
+    ibv_ah_attr {
+        grh: ibv_global_route,
+        dlid: u16,
+        sl: u8,
+        src_path_bits: u8,
+        static_rate: u8,
+        is_global: u8,
+        port_num: u8,
+    }
+    ibv_qp_cap {
+        max_send_wr: u32,
+        max_recv_wr: u32,
+        max_send_sge: u32,
+        max_recv_sge: u32,
+        max_inline_data: u32,
+    }
+    ibv_qp_init_attr {
+        qp_context: *mut c_void,
+        send_cq: *mut ibv_cq,
+        recv_cq: *mut ibv_cq,
+        srq: *mut ibv_srq,
+        cap: ibv_qp_cap,
+        qp_type: ibv_qp_type,
+        sq_sig_all: c_int,
+    }
+    ibv_rx_hash_conf {
+        rx_hash_function: u8,
+        rx_hash_key_len: u8,
+        rx_hash_key: *mut u8,
+        rx_hash_fields_mask: u64,
+    }
+    ibv_qp_init_attr_ex {
+        qp_context: *mut c_void,
+        send_cq: *mut ibv_cq,
+        recv_cq: *mut ibv_cq,
+        srq: *mut ibv_srq,
+        cap: ibv_qp_cap,
+        qp_type: ibv_qp_type,
+        sq_sig_all: c_int,
+        comp_mask: u32,
+        pd: *mut ibv_pd,
+        xrcd: *mut ibv_xrcd,
+        create_flags: u32,
+        max_tso_header: u16,
+        rwq_ind_tbl: *mut ibv_rwq_ind_table,
+        rx_hash_conf: ibv_rx_hash_conf,
+        source_qpn: u32,
+        send_ops_flags: u64,
+    }
+    ibv_qp_attr {
+        qp_state: ibv_qp_state,
+        cur_qp_state: ibv_qp_state,
+        path_mtu: ibv_mtu,
+        path_mig_state: ibv_mig_state,
+        qkey: u32,
+        rq_psn: u32,
+        sq_psn: u32,
+        dest_qp_num: u32,
+        qp_access_flags: c_uint,
+        cap: ibv_qp_cap,
+        ah_attr: ibv_ah_attr,
+        alt_ah_attr: ibv_ah_attr,
+        pkey_index: u16,
+        alt_pkey_index: u16,
+        en_sqd_async_notify: u8,
+        sq_draining: u8,
+        max_rd_atomic: u8,
+        max_dest_rd_atomic: u8,
+        min_rnr_timer: u8,
+        port_num: u8,
+        timeout: u8,
+        retry_cnt: u8,
+        rnr_retry: u8,
+        alt_port_num: u8,
+        alt_timeout: u8,
+        rate_limit: u32,
+    }
+    ibv_sge {
+        addr: u64,
+        length: u32,
+        lkey: u32,
+    }
+    ibv_send_wr {
+        wr_id: u64,
+        next: *mut ibv_send_wr,
+        sg_list: *mut ibv_sge,
+        num_sge: c_int,
+        opcode: ibv_wr_opcode,
+        send_flags: c_uint,
+        imm: ibv_send_wr_imm,
+        wr: ibv_send_wr_target,
+        qp_type: ibv_send_wr_qp_type,
+        extra: ibv_send_wr_extra,
+    }
+    ibv_send_wr_rdma {
+        remote_addr: u64,
+        rkey: u32,
+    }
+    ibv_send_wr_atomic {
+        remote_addr: u64,
+        compare_add: u64,
+        swap: u64,
+        rkey: u32,
+    }
+    ibv_send_wr_ud {
+        ah: *mut ibv_ah,
+        remote_qpn: u32,
+        remote_qkey: u32,
+    }
+    ibv_send_wr_xrc {
+        remote_srqn: u32,
+    }
+    ibv_send_wr_bind_mw {
+        mw: *mut ibv_mw,
+        rkey: u32,
+        bind_info: ibv_mw_bind_info,
+    }
+    ibv_send_wr_tso {
+        hdr: *mut c_void,
+        hdr_sz: u16,
+        mss: u16,
+    }
+    ibv_recv_wr {
+        wr_id: u64,
+        next: *mut ibv_recv_wr,
+        sg_list: *mut ibv_sge,
+        num_sge: c_int,
+    }
+    ibv_qp {
+        context: *mut ibv_context,
+        qp_context: *mut c_void,
+        pd: *mut ibv_pd,
+        send_cq: *mut ibv_cq,
+        recv_cq: *mut ibv_cq,
+        srq: *mut ibv_srq,
+        handle: u32,
+        qp_num: u32,
+        state: ibv_qp_state,
+        qp_type: ibv_qp_type,
+        mutex: pthread_mutex_t,
+        cond: pthread_cond_t,
+        events_completed: u32,
+    }
+    ibv_comp_channel {
+        context: *mut ibv_context,
+        fd: c_int,
+        refcnt: c_int,
+    }
+    ibv_cq {
+        context: *mut ibv_context,
+        channel: *mut ibv_comp_channel,
+        cq_context: *mut c_void,
+        handle: u32,
+        cqe: c_int,
+        mutex: pthread_mutex_t,
+        cond: pthread_cond_t,
+        comp_events_completed: u32,
+        async_events_completed: u32,
+    }
+    ibv_poll_cq_attr {
+        comp_mask: u32,
+    }
+    ibv_cq_ex {
+        context: *mut ibv_context,
+        channel: *mut ibv_comp_channel,
+        cq_context: *mut c_void,
+        handle: u32,
+        cqe: c_int,
+        mutex: pthread_mutex_t,
+        cond: pthread_cond_t,
+        comp_events_completed: u32,
+        async_events_completed: u32,
+        comp_mask: u32,
+        status: ibv_wc_status,
+        wr_id: u64,
+        start_poll:
+            Option<unsafe extern "C" fn(current: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int>,
+        next_poll: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> c_int>,
+        end_poll: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex)>,
+        read_opcode: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ibv_wc_opcode>,
+        read_vendor_err: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
+        read_byte_len: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
+        read_imm_data: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
+        read_qp_num: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
+        read_src_qp: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
+        read_wc_flags: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> c_uint>,
+        read_slid: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
+        read_sl: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
+        read_dlid_path_bits: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
+        read_completion_ts: Unset,
+        read_cvlan: Unset,
+        read_flow_tag: Unset,
+        read_tm_info: Unset,
+        read_completion_wallclock_ns: Unset,
+    }
+    _ibv_device_ops {
+        _dummy1:
+            Option<unsafe extern "C" fn(device: *mut ibv_device, cmd_fd: c_int) -> *mut ibv_context>,
+        _dummy2: Option<unsafe extern "C" fn(context: *mut ibv_context)>,
+    }
+    ibv_device {
+        _ops: _ibv_device_ops,
+        node_type: ibv_node_type,
+        transport_type: ibv_transport_type,
+        name: [c_char; 64],
+        dev_name: [c_char; 64],
+        dev_path: [c_char; 256],
+        ibdev_path: [c_char; 256],
+    }
+    ibv_context_ops {
+        _compat_query_device: Option<
+            unsafe extern "C" fn(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> c_int,
+        >,
+        _compat_query_port: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                port_num: u8,
+                port_attr: *mut _compat_ibv_port_attr,
+            ) -> c_int,
+        >,
+        _compat_alloc_pd: Unset,
+        _compat_dealloc_pd: Unset,
+        _compat_reg_mr: Unset,
+        _compat_rereg_mr: Unset,
+        _compat_dereg_mr: Unset,
+        alloc_mw: Unset,
+        bind_mw: Unset,
+        dealloc_mw: Unset,
+        _compat_create_cq: Unset,
+        poll_cq:
+            Option<unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int>,
+        req_notify_cq:
+            Option<unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: c_int) -> c_int>,
+        _compat_cq_event: Unset,
+        _compat_resize_cq: Unset,
+        _compat_destroy_cq: Unset,
+        _compat_create_srq: Unset,
+        _compat_modify_srq: Unset,
+        _compat_query_srq: Unset,
+        _compat_destroy_srq: Unset,
+        post_srq_recv: Unset,
+        _compat_create_qp: Unset,
+        _compat_query_qp: Unset,
+        _compat_modify_qp: Unset,
+        _compat_destroy_qp: Unset,
+        post_send: Option<
+            unsafe extern "C" fn(
+                qp: *mut ibv_qp,
+                wr: *mut ibv_send_wr,
+                bad_wr: *mut *mut ibv_send_wr,
+            ) -> c_int,
+        >,
+        post_recv: Option<
+            unsafe extern "C" fn(
+                qp: *mut ibv_qp,
+                wr: *mut ibv_recv_wr,
+                bad_wr: *mut *mut ibv_recv_wr,
+            ) -> c_int,
+        >,
+        _compat_create_ah: Unset,
+        _compat_destroy_ah: Unset,
+        _compat_attach_mcast: Unset,
+        _compat_detach_mcast: Unset,
+        _compat_async_event: Unset,
+    }
+    ibv_context {
+        device: *mut ibv_device,
+        ops: ibv_context_ops,
+        cmd_fd: c_int,
+        async_fd: c_int,
+        num_comp_vectors: c_int,
+        mutex: pthread_mutex_t,
+        abi_compat: *mut c_void,
+    }
+    ibv_cq_init_attr_ex {
+        cqe: u32,
+        cq_context: *mut c_void,
+        channel: *mut ibv_comp_channel,
+        comp_vector: u32,
+        wc_flags: u64,
+        comp_mask: u32,
+        flags: u32,
+        parent_domain: *mut ibv_pd,
+    }
+    verbs_context {
+        query_port: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                port_num: u8,
+                port_attr: *mut ibv_port_attr,
+                port_attr_len: usize,
+            ) -> c_int,
+        >,
+        advise_mr: Unset,
+        alloc_null_mr: Unset,
+        read_counters: Unset,
+        attach_counters_point_flow: Unset,
+        create_counters: Unset,
+        destroy_counters: Unset,
+        reg_dm_mr: Unset,
+        alloc_dm: Unset,
+        free_dm: Unset,
+        modify_flow_action_esp: Unset,
+        destroy_flow_action: Unset,
+        create_flow_action_esp: Unset,
+        modify_qp_rate_limit: Unset,
+        alloc_parent_domain: Unset,
+        dealloc_td: Unset,
+        alloc_td: Unset,
+        modify_cq: Unset,
+        post_srq_ops: Unset,
+        destroy_rwq_ind_table: Unset,
+        create_rwq_ind_table: Unset,
+        destroy_wq: Unset,
+        modify_wq: Unset,
+        create_wq: Unset,
+        query_rt_values: Unset,
+        create_cq_ex: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                init_attr: *mut ibv_cq_init_attr_ex,
+            ) -> *mut ibv_cq_ex,
+        >,
+        priv_: *mut verbs_ex_private,
+        query_device_ex: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                input: *const ibv_query_device_ex_input,
+                attr: *mut ibv_device_attr_ex,
+                attr_size: usize,
+            ) -> c_int,
+        >,
+        ibv_destroy_flow: Unset,
+        ABI_placeholder2: Unset,
+        ibv_create_flow: Unset,
+        ABI_placeholder1: Unset,
+        open_qp: Unset,
+        create_qp_ex: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                qp_init_attr_ex: *mut ibv_qp_init_attr_ex,
+            ) -> *mut ibv_qp,
+        >,
+        get_srq_num: Unset,
+        create_srq_ex: Unset,
+        open_xrcd: Unset,
+        close_xrcd: Unset,
+        _ABI_placeholder3: u64,
+        sz: usize,
+        context: ibv_context,
+    }
+}

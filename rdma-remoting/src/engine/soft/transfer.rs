@@ -1,0 +1,139 @@
+//! A message between two queue pairs: its bytes move from one's memory to the other's.
+
+use super::gather::{Failed, Source, move_message};
+use super::qp::SoftQp;
+use super::responder::{Nak, Responder};
+use crate::memory::{Part, Use};
+use crate::request::{Opcode, SendWqe};
+use farlane_abi::queue::{WC_STATUS_LOC_PROT_ERR, WC_STATUS_REM_ACCESS_ERR, WC_STATUS_REM_OP_ERR};
+use farlane_abi::rdma::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL};
+
+/// Why a step got no further.
+pub enum Refusal {
+    /// The responder has answered with a NAK.
+    Nak(Nak),
+    /// The requester's own memory: the status that its request completes with.
+    Local(u8),
+}
+
+impl From<Nak> for Refusal {
+    fn from(nak: Nak) -> Self {
+        Self::Nak(nak)
+    }
+}
+
+/// How far a message has come.
+pub struct Transfer {
+    /// Bytes moved.
+    done: u64,
+    /// Bytes of the message.
+    pub length: u32,
+}
+
+impl Transfer {
+    pub fn new(length: u32) -> Self {
+        Self { done: 0, length }
+    }
+
+    /// The bytes that it moves within a budget.
+    fn share(&self, budget: &mut u64) -> u64 {
+        let n = (u64::from(self.length) - self.done).min(*budget);
+        *budget -= n;
+        n
+    }
+
+    /// Takes note of moved bytes. Returns whether all have arrived.
+    fn advance(&mut self, bytes: u64) -> bool {
+        self.done += bytes;
+        self.done == u64::from(self.length)
+    }
+}
+
+/// A request and its two ends.
+pub struct Message<'a> {
+    pub request: &'a SendWqe,
+    /// Memory of the requester that the request names.
+    pub parts: &'a [Part],
+    pub peer: &'a SoftQp,
+    pub responder: &'a mut Responder,
+}
+
+impl<'a> Message<'a> {
+    /// Moves bytes within a budget. Returns whether all have arrived.
+    pub fn go_on(&mut self, transfer: &mut Transfer, budget: &mut u64) -> Result<bool, Refusal> {
+        match self.request.opcode {
+            Opcode::Send | Opcode::SendImm => self.send(transfer, budget),
+            Opcode::Write | Opcode::WriteImm | Opcode::Read => self.rdma(transfer, budget),
+        }
+    }
+
+    fn source(&self) -> Source<'a> {
+        let inline = self.request.inline();
+        inline.map_or(Source::Parts(self.parts), Source::Inline)
+    }
+
+    fn send(&mut self, transfer: &mut Transfer, budget: &mut u64) -> Result<bool, Refusal> {
+        if transfer.done == 0 {
+            self.responder.ready_receive(self.peer)?;
+            self.responder
+                .open_receive(self.peer, transfer.length.into())?;
+        }
+        let n = transfer.share(budget);
+        match move_message(self.responder.parts(), self.source(), transfer.done, n) {
+            Ok(()) => Ok(transfer.advance(n)),
+            Err(Failed::Source(e)) => {
+                log::debug!("Send: local memory: {e}");
+                Err(Refusal::Local(WC_STATUS_LOC_PROT_ERR))
+            }
+            Err(Failed::Destination(e)) => {
+                log::debug!("Send: peer's receive memory: {e}");
+                self.responder
+                    .fail_receive(self.peer, WC_STATUS_LOC_PROT_ERR);
+                let (status, event) = (WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL);
+                Err(self.responder.refuse(self.peer, status, event).into())
+            }
+        }
+    }
+
+    fn rdma(&mut self, transfer: &mut Transfer, budget: &mut u64) -> Result<bool, Refusal> {
+        let read = self.request.opcode == Opcode::Read;
+        if transfer.done == 0 && self.request.opcode.consumes_receive() {
+            self.responder.ready_receive(self.peer)?;
+        }
+        // Without bytes the key is not looked at (IBTA 9.7.4.1.1).
+        if transfer.length == 0 {
+            return Ok(true);
+        }
+        let n = transfer.share(budget);
+        let wanted = match read {
+            true => Use::RemoteRead,
+            false => Use::RemoteWrite,
+        };
+        // The whole of it is checked before its first byte moves, and again each turn, since the
+        // key may be gone by then.
+        let remote = self.responder.open_remote(
+            self.peer,
+            self.request.rkey,
+            self.request.remote_address,
+            transfer.length.into(),
+            wanted,
+        )?;
+        let remote = std::slice::from_ref(&remote);
+        let moved = match read {
+            true => move_message(self.parts, Source::Parts(remote), transfer.done, n),
+            false => move_message(remote, self.source(), transfer.done, n),
+        };
+        match (moved, read) {
+            (Ok(()), _) => Ok(transfer.advance(n)),
+            (Err(Failed::Source(e)), true) | (Err(Failed::Destination(e)), false) => {
+                log::debug!("RDMA: peer's memory: {e}");
+                let (status, event) = (WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR);
+                Err(self.responder.refuse(self.peer, status, event).into())
+            }
+            (Err(Failed::Source(e) | Failed::Destination(e)), _) => {
+                log::debug!("RDMA: local memory: {e}");
+                Err(Refusal::Local(WC_STATUS_LOC_PROT_ERR))
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The objects of a context that have handles.
+
+use crate::completion_queue::SharedCompletionQueue;
+use crate::engine::EngineQp;
+use crate::ledger::{Account, Resource, Share};
+use crate::table::Table;
+use farlane_zero_copy::{PoolBuffer, SharedMemory};
+use std::sync::Arc;
+
+/// Protection domains of a context: programs have one, or one a connection manager.
+pub const MAX_PDS: u32 = 256;
+/// Completion queues of a context.
+pub const MAX_CQS: u32 = 4096;
+/// Queue pairs of a context.
+pub const MAX_QPS: u32 = 4096;
+/// Memory regions of a context.
+pub const MAX_MRS: u32 = 65536;
+/// Host-allocated buffers of a context.
+pub const MAX_BUFFERS: u32 = 1024;
+
+/// A protection domain. What is in it holds it.
+#[derive(Debug)]
+pub(crate) struct Pd;
+
+/// A completion queue and the segment it lies in.
+pub(crate) struct CqObject {
+    pub queue: Arc<SharedCompletionQueue>,
+    pub _segment: Arc<SharedMemory>,
+}
+
+/// A queue pair, what it uses, and the segment it lies in.
+pub(crate) struct QpObject {
+    pub engine: Arc<dyn EngineQp>,
+    pub _pd: Arc<Pd>,
+    pub _cqs: [Arc<CqObject>; 2],
+    pub _segment: Arc<SharedMemory>,
+    pub _share: Share,
+}
+
+/// A host-allocated buffer. Its memory is free when the handle, every registration and every
+/// mapping of it are gone.
+#[derive(Debug)]
+pub(crate) struct BufferObject {
+    pub buffer: PoolBuffer,
+}
+
+/// Everything with a handle.
+pub(crate) struct Objects {
+    pub pds: Table<Pd>,
+    pub cqs: Table<CqObject>,
+    pub qps: Table<QpObject>,
+    pub buffers: Table<BufferObject>,
+    /// As many memory regions as there have been at once.
+    pub keys: Share,
+    /// Buffers that the process has mapped, each by the handle that it gave.
+    pub mapped: Vec<(u32, Arc<BufferObject>)>,
+}
+
+impl Objects {
+    pub fn new(account: &Arc<Account>) -> Self {
+        Self {
+            pds: Table::new(MAX_PDS),
+            cqs: Table::new(MAX_CQS),
+            qps: Table::new(MAX_QPS),
+            buffers: Table::new(MAX_BUFFERS),
+            keys: Share::of_nothing(account, Resource::MemoryRegions),
+            mapped: Vec::new(),
+        }
+    }
+}

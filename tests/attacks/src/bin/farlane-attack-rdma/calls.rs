@@ -1,0 +1,326 @@
+//! Calls with forged handles, random arguments and wrong lengths.
+
+use crate::Failure;
+use crate::random::Random;
+use crate::session::{Queue, Session};
+use crate::table::{Table, errno_name};
+use crate::witness::Known;
+use farlane_abi::Errno;
+use farlane_abi::arena::CALL_PAYLOAD_BYTES;
+use farlane_abi::queue::QpLayout;
+use farlane_abi::rdma::{
+    AllocBuffer, CreateCq, CreateQp, MR_SOURCE_BUFFER, ModifyQp, QPT_RC, RegMr, VERBS_CALLS,
+    VerbsStubs,
+};
+use farlane_abi::zerocopy::IntoBytes as _;
+use farlane_transport::{DeviceInfo, Map};
+use std::collections::BTreeMap;
+
+const GROUP: &str = "calls";
+
+/// Attacks what the backend does with calls.
+pub fn attack(device: &DeviceInfo, witness: &Known, table: &mut Table) -> Result<(), Failure> {
+    let session = Session::open(device)?;
+    handles(&session, witness, table)?;
+    regions(&session, witness, table)?;
+    random_arguments(&session, table)?;
+    wrong_lengths(&session, table);
+    exhaustion(&session, table);
+    let alive = VerbsStubs(&session).nop(&());
+    table.note(
+        GROUP,
+        "a decent call afterwards",
+        &format!("{alive:?}"),
+        alive.is_ok(),
+    );
+    Ok(())
+}
+
+fn handles(session: &Session, witness: &Known, table: &mut Table) -> Result<(), Failure> {
+    let verbs = VerbsStubs(session);
+    let pd = verbs.alloc_pd(&())?.get();
+    let stale = verbs.alloc_pd(&())?.get();
+    verbs.dealloc_pd(&stale.into())?;
+    let mut forged: Vec<(String, u32)> = vec![
+        ("zero".into(), 0),
+        ("all ones".into(), u32::MAX),
+        ("a protection domain's".into(), pd),
+        ("stale".into(), stale),
+    ];
+    let theirs = [witness.pd, witness.mr, witness.cq, witness.qp];
+    forged.extend(theirs.map(|handle| (format!("the witness's {handle:#x}"), handle)));
+    for (name, handle) in &forged {
+        let handle = (*handle).into();
+        // This context has a protection domain and nothing else: its handle names nothing of
+        // another type.
+        let mut outcomes = vec![
+            verbs.dereg_mr(&handle),
+            verbs.destroy_cq(&handle),
+            verbs.query_qp(&handle).map(drop),
+            verbs.destroy_qp(&handle),
+            verbs.free_buffer(&handle),
+            modify(session, handle.get()),
+            register(session, pd, handle.get()),
+        ];
+        if handle != pd {
+            outcomes.push(verbs.dealloc_pd(&handle));
+        }
+        let count = outcomes.len() as u64;
+        let good = outcomes.iter().all(|outcome| *outcome == Err(Errno::EBADF));
+        let mut answers = BTreeMap::new();
+        for outcome in outcomes {
+            count_answer(&mut answers, outcome);
+        }
+        let what = format!("every call with a handle that is {name}");
+        table.many(GROUP, &what, count, &tally(&answers), good);
+    }
+    let mut random = Random(1);
+    let mut opened = 0;
+    for _ in 0..1000 {
+        let handle = random.word().into();
+        opened += u32::from(verbs.destroy_qp(&handle).is_ok());
+        opened += u32::from(verbs.dereg_mr(&handle).is_ok());
+        opened += u32::from(verbs.destroy_cq(&handle).is_ok());
+        opened += u32::from(verbs.free_buffer(&handle).is_ok());
+    }
+    let said = format!("{opened} opened something");
+    table.many(GROUP, "random handles", 4000, &said, opened == 0);
+    Ok(())
+}
+
+fn modify(session: &Session, qp: u32) -> Result<(), Errno> {
+    VerbsStubs(session).modify_qp(&ModifyQp {
+        qp: qp.into(),
+        ..ModifyQp::default()
+    })
+}
+
+fn register(session: &Session, pd: u32, buffer: u32) -> Result<(), Errno> {
+    let request = RegMr {
+        pd: pd.into(),
+        source: MR_SOURCE_BUFFER.into(),
+        object: buffer.into(),
+        length: 4096.into(),
+        ..RegMr::default()
+    };
+    VerbsStubs(session).reg_mr(&request).map(drop)
+}
+
+/// Queues on memory that is none of theirs.
+fn regions(session: &Session, witness: &Known, table: &mut Table) -> Result<(), Failure> {
+    let verbs = VerbsStubs(session);
+    let pd = verbs.alloc_pd(&())?.get();
+    let cq = Queue::create(session, 64)?;
+    let memory = Map::anonymous(1 << 20)?;
+    let pin = session.pin(&memory, true)?;
+    let (short, _short) = session.segment(4096)?;
+    let layout = QpLayout::new(64, 1, 0, 64, 1).ok_or("Too much")?;
+    let bad = &[Errno::EINVAL, Errno::EBUSY][..];
+    for (name, region) in [
+        ("the header", session.header_region),
+        ("a queue's own segment", cq.region),
+        ("a pin", pin),
+        ("a segment that is too short", short),
+        ("a region that is none", 60_000),
+        ("a region beyond all", u32::MAX),
+        ("the witness's queue", witness.last_region),
+    ] {
+        let on_cq = verbs.create_cq(&CreateCq {
+            region: region.into(),
+            entries: 4096.into(),
+            event: 0.into(),
+        });
+        table.refused(GROUP, &format!("create_cq on {name}"), on_cq.map(drop), bad);
+        let on_qp = verbs.create_qp(&CreateQp {
+            pd: pd.into(),
+            send_cq: cq.handle.into(),
+            recv_cq: cq.handle.into(),
+            qp_type: QPT_RC.into(),
+            region: region.into(),
+            send_wr: layout.send_entries.into(),
+            send_sge: 1.into(),
+            recv_wr: layout.recv_entries.into(),
+            recv_sge: 1.into(),
+            ..CreateQp::default()
+        });
+        table.refused(GROUP, &format!("create_qp on {name}"), on_qp.map(drop), bad);
+    }
+    for (what, entries, event) in [
+        ("no entries", 0, 0),
+        ("too many entries", 1 << 30, 0),
+        ("event index 1, which is not a channel's", 4, 1),
+        ("an event index beyond all", 4, u32::MAX),
+    ] {
+        let outcome = verbs.create_cq(&CreateCq {
+            region: short.into(),
+            entries: entries.into(),
+            event: event.into(),
+        });
+        table.refused(
+            GROUP,
+            &format!("create_cq with {what}"),
+            outcome.map(drop),
+            bad,
+        );
+    }
+    let request = |offset: u64, length: u64, iova: u64| RegMr {
+        pd: pd.into(),
+        source: 1.into(),
+        object: pin.into(),
+        access: 1.into(),
+        offset: offset.into(),
+        length: length.into(),
+        iova: iova.into(),
+    };
+    for (what, request) in [
+        ("bytes beyond the pin", request(0, (1 << 20) + 1, 0)),
+        ("an offset beyond the pin", request(1 << 20, 1, 0)),
+        ("an offset that wraps", request(u64::MAX, 2, 0)),
+        ("no bytes", request(0, 0, 0)),
+        ("addresses that wrap", request(0, 4096, u64::MAX - 5)),
+        (
+            "a source that is none",
+            RegMr {
+                source: 9.into(),
+                ..request(0, 1, 0)
+            },
+        ),
+        (
+            "a segment as memory",
+            RegMr {
+                object: short.into(),
+                ..request(0, 1, 0)
+            },
+        ),
+        (
+            "the header as memory",
+            RegMr {
+                object: session.header_region.into(),
+                ..request(0, 1, 0)
+            },
+        ),
+    ] {
+        let outcome = verbs.reg_mr(&request).map(drop);
+        table.refused(GROUP, &format!("reg_mr of {what}"), outcome, bad);
+    }
+    let read_only = session.pin(&memory, false)?;
+    let outcome = session.register(pd, read_only, &memory, 1);
+    let wanted = &[Errno::EACCES];
+    table.refused(
+        GROUP,
+        "reg_mr with a right that the pin has not",
+        outcome.map(drop),
+        wanted,
+    );
+    verbs.destroy_cq(&cq.handle.into())?;
+    Ok(())
+}
+
+fn count_answer<T>(answers: &mut BTreeMap<String, u32>, answer: Result<T, Errno>) {
+    let name = answer.map_or_else(errno_name, |_| "done".into());
+    *answers.entry(name).or_insert(0) += 1;
+}
+
+fn tally(answers: &BTreeMap<String, u32>) -> String {
+    let parts: Vec<String> = answers.iter().map(|(k, v)| format!("{v} {k}")).collect();
+    parts.join(", ")
+}
+
+/// Every call with random arguments of the right length: mostly refused, never fatal.
+fn random_arguments(session: &Session, table: &mut Table) -> Result<(), Failure> {
+    const ROUNDS: u32 = 300;
+    let mut random = Random(2);
+    for &(number, name) in VERBS_CALLS {
+        let length = match name {
+            "nop" | "query_device" | "alloc_pd" => 0,
+            "query_gid" => 8,
+            "reg_mr" => size_of::<RegMr>(),
+            "create_cq" => size_of::<CreateCq>(),
+            "create_qp" => size_of::<CreateQp>(),
+            "modify_qp" => size_of::<ModifyQp>(),
+            "alloc_buffer" => size_of::<AllocBuffer>(),
+            _ => 4,
+        };
+        let mut answers = BTreeMap::new();
+        let mut silent = false;
+        for round in 0..ROUNDS {
+            let mut args = random.bytes(length);
+            // Some of them small numbers, which get further.
+            for word in args.chunks_exact_mut(4) {
+                if round % 2 == 0 && random.below(3) > 0 {
+                    word.copy_from_slice((random.below(6)).as_bytes());
+                }
+            }
+            let claimed = u32::try_from(length)?;
+            let answer = session.raw_call(number, &args, claimed);
+            silent |= answer == Err(Errno::ETIMEDOUT) || answer == Err(Errno::ENODEV);
+            count_answer(&mut answers, answer);
+        }
+        let what = format!("{name} with random arguments");
+        table.many(GROUP, &what, ROUNDS.into(), &tally(&answers), !silent);
+        if silent {
+            return Err("The backend answers no more".into());
+        }
+    }
+    Ok(())
+}
+
+/// Every call number that there is, and some that there are not, with every length.
+fn wrong_lengths(session: &Session, table: &mut Table) {
+    let mut random = Random(3);
+    let mut answers = BTreeMap::new();
+    let mut tried = 0;
+    let mut silent = false;
+    let args = random.bytes(CALL_PAYLOAD_BYTES);
+    let lengths = (0..=497)
+        .step_by(7)
+        .chain([498, 512, 4096, 1 << 20, u32::MAX - 15, u32::MAX]);
+    for length in lengths {
+        for number in (0..20).chain([1 << 31, u32::MAX]) {
+            let answer = session.raw_call(number, &args, length);
+            silent |= answer == Err(Errno::ETIMEDOUT) || answer == Err(Errno::ENODEV);
+            tried += 1;
+            count_answer(&mut answers, answer);
+        }
+    }
+    table.many(
+        GROUP,
+        "each number with each length",
+        tried,
+        &tally(&answers),
+        !silent,
+    );
+}
+
+/// Objects without end.
+fn exhaustion(session: &Session, table: &mut Table) {
+    let verbs = VerbsStubs(session);
+    let mut made = Vec::new();
+    let outcome = loop {
+        match verbs.alloc_pd(&()) {
+            Ok(pd) if made.len() < 100_000 => made.push(pd),
+            other => break other.map(drop),
+        }
+    };
+    let what = format!("protection domains: the one after {}", made.len());
+    table.refused(GROUP, &what, outcome, &[Errno::ENOMEM]);
+    for pd in made {
+        let _ = verbs.dealloc_pd(&pd);
+    }
+    let mut made = Vec::new();
+    let outcome = loop {
+        let request = AllocBuffer {
+            length: (1 << 16).into(),
+            ..AllocBuffer::default()
+        };
+        match verbs.alloc_buffer(&request) {
+            Ok(buffer) if made.len() < 100_000 => made.push(buffer.handle),
+            other => break other.map(drop),
+        }
+    };
+    let what = format!("buffers: the one after {}", made.len());
+    table.refused(GROUP, &what, outcome, &[Errno::ENOMEM, Errno::ENOSPC]);
+    for buffer in made {
+        let _ = verbs.free_buffer(&buffer);
+    }
+}

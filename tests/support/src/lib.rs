@@ -1,0 +1,4 @@
+//! What the tests of several backends share.
+
+pub mod conventions;
+pub mod volatile_disk;

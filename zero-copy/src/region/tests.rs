@@ -1,0 +1,106 @@
+use super::*;
+use crate::topology::Described;
+use std::sync::atomic::AtomicBool;
+
+#[test]
+fn a_region_is_where_most_of_it_lies() {
+    const MIB: u64 = 1 << 20;
+    let space = AddressSpace::new();
+    let fd = rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, 8 * MIB).unwrap();
+    space.map(0, 4 * MIB, fd.as_fd(), 0, true).unwrap();
+    space
+        .map(8 * MIB, 4 * MIB, fd.as_fd(), 4 * MIB, true)
+        .unwrap();
+    let extents = [(0, MIB), (8 * MIB, 2 * MIB)];
+    let region = Region::from_guest(&space, &extents, true).unwrap();
+    assert_eq!(region.node(), None);
+
+    let machine = Described::pair();
+    let topology = Topology::of(machine.clone());
+    region.locate(&topology, &[]);
+    assert_eq!(region.node(), None);
+    let gates = region.inner.enter().unwrap();
+    let Memory::Mapped(pieces) = gates.memory() else {
+        unreachable!()
+    };
+    for (piece, node) in pieces.iter().zip([0, 1]) {
+        let length = usize::try_from(piece.length).unwrap();
+        machine.move_pages(piece.mapping.base(), length, Some(Node(node)));
+    }
+    region.locate(&topology, &[]);
+    assert_eq!(region.clone().node(), Some(Node(1)));
+    let given = Given {
+        start: 8 * MIB,
+        length: 4 * MIB,
+        node: Node(0),
+    };
+    region.locate(&topology, &[given]);
+    assert_eq!(region.node(), Some(Node(0)));
+}
+
+#[test]
+fn a_shared_region_ends_by_itself_and_with_the_one_it_is_of() {
+    let buffer = crate::Pool::separate_files(1 << 20).allocate(4096).unwrap();
+    let region = Region::from_buffer(&buffer);
+    let is_open = |region: &Region| region.access(0, 1, true).is_ok();
+    let (one, other) = (region.clone().share(), region.clone().share());
+    one.revoke();
+    assert_eq!([&one, &other, &region].map(is_open), [false, true, true]);
+    let (copying, revoking) = (other.access(0, 1, true).unwrap(), region.clone());
+    let revoking = std::thread::spawn(move || revoking.revoke());
+    while is_open(&region) {
+        std::thread::yield_now();
+    }
+    // Who copies through a shared one is waited for, too.
+    assert!(!revoking.is_finished());
+    drop(copying);
+    revoking.join().unwrap();
+    assert_eq!([&other, &region].map(is_open), [false, false]);
+}
+
+#[test]
+fn a_region_that_has_ended_keeps_no_memory() {
+    let buffer = crate::Pool::separate_files(1 << 20).allocate(4096).unwrap();
+    let handles = || Arc::strong_count(buffer.parts().0);
+    let before = handles();
+    let region = Region::from_buffer(&buffer);
+    let shared = region.clone().share();
+    assert_eq!(handles(), before + 1);
+    region.revoke();
+    assert_eq!((handles(), region.extents()), (before, 0));
+    assert!(region.stitch().is_err() && shared.access(0, 1, false).is_err());
+    // One that nobody else has a handle to is not another's.
+    let own = Region::from_buffer(&buffer).share();
+    let stuck = own.clone();
+    assert_eq!(handles(), before + 1);
+    own.revoke();
+    assert_eq!(handles(), before);
+    assert!(stuck.access(0, 1, false).is_err());
+}
+
+#[test]
+fn revoking_waits_for_whoever_copies() {
+    let buffer = crate::Pool::separate_files(1 << 20).allocate(4096).unwrap();
+    let region = Region::from_buffer(&buffer);
+    let copying = region.access(0, 1, true).unwrap();
+    let revoked = Arc::new(AtomicBool::new(false));
+    let revoking = std::thread::spawn({
+        let (region, revoked) = (region.clone(), Arc::clone(&revoked));
+        move || {
+            region.revoke();
+            revoked.store(true, Ordering::SeqCst);
+        }
+    });
+    // Nobody else gets in from when it waits.
+    while region.access(0, 1, true).is_ok() && !revoked.load(Ordering::SeqCst) {
+        std::thread::yield_now();
+    }
+    assert!(!revoked.load(Ordering::SeqCst));
+    drop(copying);
+    revoking.join().unwrap();
+    assert!(matches!(
+        region.access(0, 1, false),
+        Err(RegionError::Revoked)
+    ));
+}

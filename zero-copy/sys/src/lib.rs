@@ -1,0 +1,20 @@
+//! System calls behind safe functions, without knowledge of virtual machines or devices.
+//!
+//! * [`chain`]: an error with its causes, in one line.
+//! * [`closing`]: descriptors of others, which may take for ever to close.
+//! * [`eventfd`]: event descriptors that somebody else has made.
+//! * [`log_limit`]: log lines that somebody else can cause.
+//! * [`PciAddress`]: where a PCI function is.
+//! * [`socket`]: messages with descriptors beside them.
+//! * [`sync`]: locks without poison.
+
+mod chain;
+pub mod closing;
+pub mod eventfd;
+pub mod log_limit;
+mod pci_address;
+pub mod socket;
+pub mod sync;
+
+pub use chain::chain;
+pub use pci_address::{PciAddress, PciAddressError};
