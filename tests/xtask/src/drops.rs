@@ -52,7 +52,7 @@ impl Counters {
             tap += network.read_file(&file)?.trim().parse::<u64>()?;
         }
         Ok(Self {
-            stacks: [Netstat::of_guest(guest)?, Netstat::of_network(network)?],
+            stacks: [Netstat::of(guest)?, Netstat::of(network)?],
             tap,
             backend: dropped,
         })

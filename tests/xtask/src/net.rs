@@ -211,6 +211,10 @@ impl Place for At<'_> {
     fn address(&self) -> Result<&str> {
         Ok(self.address)
     }
+
+    fn read_file(&self, path: &str) -> Result<String> {
+        Place::read_file(self.guest, path)
+    }
 }
 
 /// Makes a network with a tap of many queues.

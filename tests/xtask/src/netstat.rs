@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
-use farlane_kit::guest::Guest;
-use farlane_kit::network::Network;
+
+use crate::place::Place;
 
 /// The counters of one stack at one time.
 #[derive(Debug, Clone)]
@@ -18,19 +18,11 @@ const PAIRS: [&str; 2] = ["/proc/net/netstat", "/proc/net/snmp"];
 const LINES: &str = "/proc/net/snmp6";
 
 impl Netstat {
-    /// Those of a guest.
-    pub fn of_guest(guest: &Guest) -> Result<Self> {
+    /// Those of a place.
+    pub fn of(place: &dyn Place) -> Result<Self> {
         Self::parse(
-            PAIRS.map(|file| guest.read_file(file)),
-            &guest.read_file(LINES)?,
-        )
-    }
-
-    /// Those of a network's own end.
-    pub fn of_network(network: &Network) -> Result<Self> {
-        Self::parse(
-            PAIRS.map(|file| network.read_file(file)),
-            &network.read_file(LINES)?,
+            PAIRS.map(|file| place.read_file(file)),
+            &place.read_file(LINES)?,
         )
     }
 

@@ -59,6 +59,8 @@ pub trait Place {
     fn is_listening(&self, port: u16) -> Result<bool>;
     /// The address at which a client finds a server that runs here.
     fn address(&self) -> Result<&str>;
+    /// The text of a file, as programs that run here see it.
+    fn read_file(&self, path: &str) -> Result<String>;
 }
 
 /// A program that runs; it is killed when it is dropped.
@@ -90,6 +92,10 @@ impl Place for Guest {
     fn address(&self) -> Result<&str> {
         Guest::address(self)
     }
+
+    fn read_file(&self, path: &str) -> Result<String> {
+        Guest::read_file(self, path)
+    }
 }
 
 impl Running for Job<'_> {
@@ -108,6 +114,16 @@ impl Running for Job<'_> {
     fn kill(&mut self) -> Result<()> {
         self.signal(9)
     }
+}
+
+/// Whether the kernel's tables of a place say that something listens on a TCP port.
+fn has_listener(place: &dyn Place, port: u16) -> Result<bool> {
+    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        if listens(&place.read_file(table)?, port) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// This machine: programs find `farlane-run`, and it finds the daemon's host socket.
@@ -167,19 +183,15 @@ impl Place for Host {
     }
 
     fn is_listening(&self, port: u16) -> Result<bool> {
-        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-            if listens(
-                &fs::read_to_string(table).with_context(|| format!("Cannot read {table}"))?,
-                port,
-            ) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        has_listener(self, port)
     }
 
     fn address(&self) -> Result<&str> {
         Ok("127.0.0.1")
+    }
+
+    fn read_file(&self, path: &str) -> Result<String> {
+        fs::read_to_string(path).with_context(|| format!("Cannot read {path}"))
     }
 }
 
@@ -237,11 +249,14 @@ impl Place for Network {
     }
 
     fn is_listening(&self, port: u16) -> Result<bool> {
-        Ok(listens(&self.read_file("/proc/net/tcp")?, port)
-            || listens(&self.read_file("/proc/net/tcp6")?, port))
+        has_listener(self, port)
     }
 
     fn address(&self) -> Result<&str> {
         Ok(PEER)
+    }
+
+    fn read_file(&self, path: &str) -> Result<String> {
+        Network::read_file(self, path)
     }
 }

@@ -15,6 +15,8 @@ use crate::place::Place;
 const MIB: u64 = 32;
 /// Encryption is slow in an emulated guest.
 const SCP_MIB: u64 = 4;
+/// What the guest's sshd says, in the guest.
+const SSHD_LOG: &str = "/run/sshd.log";
 
 /// Both ends serve and fetch a file over HTTP; the sums agree.
 pub fn curl(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
@@ -75,19 +77,24 @@ pub fn scp(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
     let port = Place::free_port(ends.guest)?;
     ends.guest.run(&format!(
         "mkdir -p /run/sshd && ssh-keygen -q -t ed25519 -N '' -f /run/host && /usr/sbin/sshd -h \
-         /run/host -p {port} \
-         -f /dev/null -o UsePAM=no -o StrictModes=no -o 'Subsystem=sftp \
+         /run/host -p {port} -E {SSHD_LOG} \
+         -f /dev/null -o LogLevel=DEBUG -o UsePAM=no -o StrictModes=no -o 'Subsystem=sftp \
          /usr/lib/openssh/sftp-server'"
     ))?;
     let start = Instant::now();
     let scp = format!(
-        "scp -q -S \"$(command -v ssh)\" -P {port} -i {key} -o BatchMode=yes -o \
+        "scp -S \"$(command -v ssh)\" -P {port} -i {key} -o BatchMode=yes -o \
          StrictHostKeyChecking=no -o \
          UserKnownHostsFile=/dev/null"
     );
-    ends.network.run(&format!(
-        "{scp} {file} root@{GUEST}:/tmp/file && {scp} root@{GUEST}:/tmp/file {copy}"
-    ))?;
+    ends.network
+        .run(&format!(
+            "{scp} {file} root@{GUEST}:/tmp/file && {scp} root@{GUEST}:/tmp/file {copy}"
+        ))
+        .with_context(|| match ends.guest.read_file(SSHD_LOG) {
+            Ok(log) => format!("sshd says:\n{log}"),
+            Err(why) => format!("sshd's log: {why:#}"),
+        })?;
     let took = start.elapsed();
     ensure!(sum_of(ends, &back)? == sum, "Another file came back");
     ends.guest.run("killall sshd; rm /tmp/file")?;

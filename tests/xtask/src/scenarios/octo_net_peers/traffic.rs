@@ -5,9 +5,11 @@ use farlane_kit::network::{BRIDGE, PEER};
 use farlane_kit::report::Report;
 
 use super::Ends;
+use crate::conditions::wait_until;
 use crate::drops::Counters;
 use crate::iperf::{Figures, Iperf, figure};
 use crate::net::{GUEST, TAP};
+use crate::netstat::Netstat;
 use crate::place::Place;
 
 /// The largest payload of a ping (IPv4): a datagram of 64 KiB, in 45 fragments.
@@ -91,35 +93,51 @@ pub fn flood_accounted(ends: &Ends<'_>, count: u32, bytes: u32) -> Result<()> {
 }
 
 /// Pings are answered once each, but as many as were `dropped`.
+///
+/// After its last ping `ping` waits for no longer than twice the longest round trip that it has
+/// seen. What the busy machine delays by more comes later: it is the network stack that counts the
+/// answers.
 fn answered(
     from: &dyn Place,
     to: &str,
     (count, bytes): (u32, u32),
     dropped: impl Fn() -> Result<u64>,
 ) -> Result<()> {
+    let before = Netstat::of(from)?;
     let line = format!("ping -f -q -c {count} -s {bytes} -W 5 {to}");
     let output = from.spawn(&line)?.wait(crate::net::NET_TIMEOUT)?;
-    let said = |received: u32| {
-        let line = format!("{count} packets transmitted, {received} received, ");
-        output.stdout.contains(&line)
-    };
-    let received = (1..=count).rev().find(|&received| said(received));
-    let is_clean = output.success() && !output.stdout.contains("duplicates");
-    let missing = received.map(|received| u64::from(count - received));
+    let sent = format!("{count} packets transmitted, ");
     ensure!(
-        is_clean && missing.is_some(),
+        output.success() && output.stdout.contains(&sent) && !output.stdout.contains("duplicates"),
         "`{line}`: {}\n{}",
         output.how(),
         output.all()
     );
-    if missing != Some(0) {
-        let dropped = dropped()?;
-        ensure!(
-            missing <= Some(dropped),
-            "`{line}`: {missing:?} are missing, {dropped} frames were dropped\n{}",
+    let answers = if to.contains(':') {
+        "Icmp6InEchoReplies"
+    } else {
+        "Icmp:InEchoReps"
+    };
+    let come =
+        || Ok::<_, anyhow::Error>(u64::try_from(Netstat::of(from)?.since(&before, answers)?)?);
+    let mut state = (0, 0);
+    wait_until("each ping is answered, or counted as dropped", || {
+        state = (come()?, dropped()?);
+        Ok(state.0 + state.1 >= count.into())
+    })
+    .with_context(|| {
+        let (come, dropped) = state;
+        format!(
+            "`{line}`: {come} answers, {dropped} frames were dropped\n{}",
             output.all()
-        );
-    }
+        )
+    })?;
+    ensure!(
+        state.0 <= count.into(),
+        "`{line}`: {} answers\n{}",
+        state.0,
+        output.all()
+    );
     Ok(())
 }
 
