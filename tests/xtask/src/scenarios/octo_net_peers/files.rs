@@ -78,9 +78,11 @@ pub fn scp(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
     ends.guest.run(&format!(
         "mkdir -p /run/sshd && ssh-keygen -q -t ed25519 -N '' -f /run/host && /usr/sbin/sshd -h \
          /run/host -p {port} -E {SSHD_LOG} \
-         -f /dev/null -o LogLevel=DEBUG -o UsePAM=no -o StrictModes=no -o 'Subsystem=sftp \
+         -f /dev/null -o LogLevel=VERBOSE -o UsePAM=no -o StrictModes=no -o 'Subsystem=sftp \
          /usr/lib/openssh/sftp-server'"
     ))?;
+    // It goes into the background before it listens.
+    ends.guest.wait_listening(port, NET_TIMEOUT)?;
     let start = Instant::now();
     let scp = format!(
         "scp -S \"$(command -v ssh)\" -P {port} -i {key} -o BatchMode=yes -o \
