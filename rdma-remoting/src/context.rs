@@ -189,7 +189,7 @@ impl Context {
             take(Resource::Mappings, mappings)?,
             take(Resource::Descriptors, own)?,
         ];
-        let shared = memory.stitch_shared().map_err(|e| {
+        let shared = memory.stitch().map_err(|e| {
             log::debug!("{self:?}: segment {region}: {e}");
             match e {
                 RegionError::Mapping(_) => Errno::ENOMEM,

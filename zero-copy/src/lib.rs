@@ -33,6 +33,6 @@ pub use copy::{CopyError, copy, copy_from_slice, copy_to_slice};
 pub use mapping::{Mapping, MappingError, punch_hole};
 pub use pool::{Pool, PoolBuffer, PoolError};
 pub use process::{Process, peer_user};
-pub use region::{Region, RegionError, Stitched};
+pub use region::{Region, RegionError};
 pub use shared::{OutOfBounds, SharedMemory};
 pub use view::View;

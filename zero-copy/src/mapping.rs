@@ -1,11 +1,12 @@
-//! Memory mappings that unmap themselves.
+//! Mappings of memory that others may take away.
 
 use crate::fault::{self, Covered};
+use farlane_sys::Mmap;
 use rustix::fs::{FallocateFlags, fallocate};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::io::Errno;
+use rustix::mm::ProtFlags;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, compiler_fence};
 use thiserror::Error;
 
@@ -44,22 +45,15 @@ pub fn punch_hole(file: impl AsFd, offset: u64, length: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// A shared mapping of a file's bytes, unmapped on drop.
+/// A shared mapping of a file's bytes.
 ///
 /// The bytes are written by others at any time; they are therefore never lent out as a slice.
 #[derive(Debug)]
 pub struct Mapping {
-    base: NonNull<u8>,
-    length: usize,
-    /// Until it is unmapped.
-    covered: Option<Covered>,
+    /// Ends first: the addresses may be somebody else's as soon as they are unmapped.
+    covered: Covered,
+    memory: Mmap,
 }
-
-// SAFETY: a mapping is plain memory without thread affinity. All access goes through raw
-// pointers or atomics whose users do not assume exclusive access.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `length` bytes from `offset` of `fd`, readable and, if asked, writable.
@@ -73,24 +67,13 @@ impl Mapping {
         length: u64,
         writable: bool,
     ) -> Result<Self, MappingError> {
-        let bytes = Self::check(length)?;
-        let prot = if writable {
-            ProtFlags::READ | ProtFlags::WRITE
+        let access = if writable {
+            Mmap::READ_WRITE
         } else {
             ProtFlags::READ
         };
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                prot,
-                MapFlags::SHARED,
-                fd,
-                offset,
-            )
-        };
-        Self::wrap(base, bytes, offset)
+        let bytes = bytes(length)?;
+        Self::cover(Mmap::shared(fd, offset, bytes, access).map_err(failed(offset, bytes))?)
     }
 
     /// Reserves `length` bytes of address space without memory behind them.
@@ -98,49 +81,14 @@ impl Mapping {
     /// # Errors
     /// Zero length, or what `mmap` says.
     pub fn reserve(length: u64) -> Result<Self, MappingError> {
-        let bytes = Self::check(length)?;
-        // SAFETY: as in `new`.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        };
-        Self::wrap(base, bytes, 0)
+        let bytes = bytes(length)?;
+        Self::cover(Mmap::reserve(bytes).map_err(failed(0, bytes))?)
     }
 
-    fn check(length: u64) -> Result<usize, MappingError> {
-        usize::try_from(length)
-            .ok()
-            .filter(|&l| l > 0 && isize::try_from(l).is_ok())
-            .ok_or(MappingError::Length(length))
-    }
-
-    fn wrap(
-        base: rustix::io::Result<*mut core::ffi::c_void>,
-        length: usize,
-        offset: u64,
-    ) -> Result<Self, MappingError> {
-        let fail = |source: std::io::Error| MappingError::Map {
-            offset,
-            length: length as u64,
-            source,
-        };
-        let base = base.map_err(|e| fail(e.into()))?;
-        let base = NonNull::new(base.cast::<u8>())
-            .ok_or_else(|| fail(std::io::ErrorKind::OutOfMemory.into()))?;
-        let covered = fault::cover(base.as_ptr().expose_provenance(), length);
-        let mapping = Self {
-            base,
-            length,
-            covered,
-        };
-        if mapping.covered.is_none() {
-            return Err(MappingError::Full);
-        }
-        Ok(mapping)
+    fn cover(memory: Mmap) -> Result<Self, MappingError> {
+        let start = memory.base().as_ptr().expose_provenance();
+        let covered = fault::cover(start, memory.len()).ok_or(MappingError::Full)?;
+        Ok(Self { covered, memory })
     }
 
     /// Lays `length` bytes from `offset` of `fd` over this mapping, from byte `at` on.
@@ -154,61 +102,48 @@ impl Mapping {
         offset: u64,
         length: usize,
     ) -> Result<(), MappingError> {
-        if length == 0 || at.checked_add(length).is_none_or(|end| end > self.length) {
-            return Err(MappingError::Length(length as u64));
-        }
-        // SAFETY: [at, at + length) lies inside of this mapping, which nobody else knows yet
-        // (`&mut self`), so replacing its pages affects nobody.
-        let base = unsafe {
-            rustix::mm::mmap(
-                self.base.as_ptr().add(at).cast(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::FIXED,
-                fd,
-                offset,
-            )
-        };
-        base.map(|_| ()).map_err(|e| MappingError::Map {
-            offset,
-            length: length as u64,
-            source: e.into(),
-        })
+        let laid = self.memory.overlay(at, fd, offset, length);
+        laid.map_err(failed(offset, length))
     }
 
     /// First byte. Valid for [`len`](Self::len) bytes while the mapping lives.
     #[must_use]
     pub fn base(&self) -> *mut u8 {
-        self.base.as_ptr()
+        self.memory.base().as_ptr()
     }
 
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.length
+        self.memory.len()
     }
 
     /// How many of its pages had gone when they were touched, because somebody shrank the file:
     /// see [`fault`](crate::fault).
     #[must_use]
     pub fn lost_pages(&self) -> u64 {
-        self.covered.as_ref().map_or(0, Covered::lost)
+        self.covered.lost()
     }
 
     /// Never: a mapping has at least one byte.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.length == 0
+        self.memory.is_empty()
     }
 }
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // First: the range may be somebody else's at once.
-        self.covered = None;
-        // SAFETY: the range was mapped by us, and no pointer into it outlives its owner.
-        if let Err(e) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) } {
-            log::error!("Cannot unmap {:#x} bytes: {e}", self.length);
-        }
+/// A length that can be mapped.
+fn bytes(length: u64) -> Result<usize, MappingError> {
+    usize::try_from(length)
+        .ok()
+        .filter(|&l| l > 0 && isize::try_from(l).is_ok())
+        .ok_or(MappingError::Length(length))
+}
+
+fn failed(offset: u64, length: usize) -> impl Fn(Errno) -> MappingError {
+    move |errno| MappingError::Map {
+        offset,
+        length: length as u64,
+        source: errno.into(),
     }
 }

@@ -8,6 +8,7 @@ use crate::placement::Given;
 use crate::topology::{Node, Topology};
 use crate::{Mapping, MappingError, PoolBuffer, Process, SharedMemory};
 use farlane_abi::PAGE_BYTES;
+use farlane_abi::width::to_usize;
 use farlane_sys::sync::write;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -108,7 +109,7 @@ impl Piece {
         });
         said.or_else(|| {
             let base = self.mapping.base().wrapping_add(self.offset);
-            let length = usize::try_from(self.length).unwrap_or(usize::MAX);
+            let length = to_usize(self.length);
             topology
                 .binding_of_range(base, length)
                 .or_else(|| topology.node_of_range(base, length))
@@ -497,9 +498,12 @@ impl Region {
     /// IV-A) without a host kernel module.
     ///
     /// # Errors
-    /// [`RegionError::NotContiguous`] where extents do not meet at page boundaries; what `mmap`
-    /// says.
-    pub fn stitch(&self) -> Result<Stitched, RegionError> {
+    /// [`RegionError::ReadOnly`] where it is not writable; [`RegionError::NotContiguous`] where it
+    /// does not begin at a page boundary, or extents do not meet at such; what `mmap` says.
+    pub fn stitch(&self) -> Result<SharedMemory, RegionError> {
+        if !self.inner.writable {
+            return Err(RegionError::ReadOnly);
+        }
         let gates = self.inner.enter().ok_or(RegionError::Revoked)?;
         let Memory::Mapped(pieces) = gates.memory() else {
             return Err(RegionError::NotContiguous { extents: 1 });
@@ -507,88 +511,23 @@ impl Region {
         let refuse = || RegionError::NotContiguous {
             extents: pieces.len(),
         };
-        let first = pieces.first().ok_or(RegionError::Empty)?;
         if pieces.len() > MAX_STITCHED_EXTENTS {
             return Err(refuse());
         }
-        let lead = first.file_offset % PAGE_BYTES;
-        let total = (lead + self.inner.length).next_multiple_of(PAGE_BYTES);
-        let mut mapping = Mapping::reserve(total)?;
-        let last = pieces.len() - 1;
-        for (i, piece) in pieces.iter().enumerate() {
-            let begins = i == 0 || piece.file_offset.is_multiple_of(PAGE_BYTES);
-            let ends = i == last || (piece.file_offset + piece.length).is_multiple_of(PAGE_BYTES);
-            if !begins || !ends {
+        let length = self.inner.length;
+        let mut mapping = Mapping::reserve(length.next_multiple_of(PAGE_BYTES))?;
+        for piece in pieces {
+            let is_last = piece.start + piece.length == length;
+            if !piece.file_offset.is_multiple_of(PAGE_BYTES)
+                || !is_last && !piece.length.is_multiple_of(PAGE_BYTES)
+            {
                 return Err(refuse());
             }
-            let page = piece.file_offset - piece.file_offset % PAGE_BYTES;
-            let end = (piece.file_offset + piece.length).next_multiple_of(PAGE_BYTES);
-            let at = usize::try_from(if i == 0 { 0 } else { lead + piece.start });
-            let bytes = usize::try_from(end - page);
-            let (Ok(at), Ok(bytes)) = (at, bytes) else {
-                return Err(refuse());
-            };
-            mapping.overlay(at, piece.file.as_fd(), page, bytes)?;
+            let bytes = to_usize(piece.length.next_multiple_of(PAGE_BYTES));
+            let at = to_usize(piece.start);
+            mapping.overlay(at, piece.file.as_fd(), piece.file_offset, bytes)?;
         }
-        let (Ok(start), Ok(length)) = (usize::try_from(lead), usize::try_from(self.inner.length))
-        else {
-            return Err(refuse());
-        };
-        Ok(Stitched {
-            mapping,
-            start,
-            length,
-        })
-    }
-
-    /// [`stitch`](Self::stitch) for rings and queues, which need eight-byte alignment.
-    ///
-    /// # Errors
-    /// As [`stitch`](Self::stitch), also where the region does not start at a page boundary or is
-    /// not writable.
-    pub fn stitch_shared(&self) -> Result<SharedMemory, RegionError> {
-        if !self.inner.writable {
-            return Err(RegionError::ReadOnly);
-        }
-        let stitched = self.stitch()?;
-        if stitched.start != 0 {
-            return Err(RegionError::NotContiguous {
-                extents: self.extents(),
-            });
-        }
-        Ok(stitched.into())
-    }
-}
-
-/// A region as one contiguous mapping.
-#[derive(Debug)]
-pub struct Stitched {
-    mapping: Mapping,
-    start: usize,
-    length: usize,
-}
-
-impl Stitched {
-    /// First byte of the region. Valid for [`len`](Self::len) bytes while this value lives.
-    #[must_use]
-    pub fn base(&self) -> *mut u8 {
-        self.mapping.base().wrapping_add(self.start)
-    }
-
-    /// Length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Never: a region has at least one byte.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    pub(crate) fn into_parts(self) -> (Mapping, usize, usize) {
-        (self.mapping, self.start, self.length)
+        Ok(SharedMemory::first(mapping, to_usize(length)))
     }
 }
 

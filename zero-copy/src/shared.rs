@@ -28,8 +28,7 @@ pub struct OutOfBounds {
 #[derive(Clone, Debug)]
 pub struct SharedMemory {
     mapping: Arc<Mapping>,
-    /// Offset of the first byte in the mapping: a multiple of eight.
-    start: usize,
+    /// Bytes that may be accessed: not more than are mapped.
     length: usize,
 }
 
@@ -38,10 +37,14 @@ impl SharedMemory {
     #[must_use]
     pub fn new(mapping: Mapping) -> Self {
         let length = mapping.len();
+        Self::first(mapping, length)
+    }
+
+    /// The first `length` bytes of a mapping, or as many as there are.
+    pub(crate) fn first(mapping: Mapping, length: usize) -> Self {
         Self {
+            length: length.min(mapping.len()),
             mapping: Arc::new(mapping),
-            start: 0,
-            length,
         }
     }
 
@@ -68,8 +71,8 @@ impl SharedMemory {
                 size: self.length,
             });
         }
-        // SAFETY: start + offset lies inside of the mapping, checked above.
-        Ok(unsafe { self.mapping.base().add(self.start + offset) })
+        // SAFETY: the offset lies inside of the mapping, checked above.
+        Ok(unsafe { self.mapping.base().add(offset) })
     }
 
     /// The word at `offset`, which both sides access atomically.
@@ -136,19 +139,6 @@ impl SharedMemory {
             quad.store(u64::from_ne_bytes(word), Ordering::Relaxed);
         }
         Ok(())
-    }
-}
-
-impl From<crate::Stitched> for SharedMemory {
-    /// Shares a stitched region. A region that does not start at a multiple of eight bytes never
-    /// gets here: [`crate::Region::stitch_shared`] refuses it.
-    fn from(stitched: crate::Stitched) -> Self {
-        let (mapping, start, length) = stitched.into_parts();
-        Self {
-            mapping: Arc::new(mapping),
-            start,
-            length,
-        }
     }
 }
 

@@ -73,22 +73,22 @@ fn addresses_without_memory_are_refused() {
 fn stitched_pages_are_the_same_pages() {
     let (_file, space) = vm();
     let extents = [
-        (5 * PAGE + 100, PAGE - 100),
+        (5 * PAGE, PAGE),
         ((1 << 32) + 3 * PAGE, 2 * PAGE),
         (PAGE, PAGE),
-        (9 * PAGE, 17),
+        (9 * PAGE, 24),
     ];
     let region = guest(&space, &extents);
     let bytes: Vec<u8> = (0..region.len()).map(|i| (i * 7 % 253) as u8).collect();
     copy_from_slice(&region, 0, &bytes).unwrap();
     let stitched = region.stitch().unwrap();
     assert_eq!(stitched.len() as u64, region.len());
-    // SAFETY: nobody else touches this test's memory meanwhile.
-    let seen = unsafe { std::slice::from_raw_parts(stitched.base(), stitched.len()) };
+    let mut seen = vec![0; stitched.len()];
+    stitched.read_bytes(0, &mut seen).unwrap();
     assert!(seen == bytes);
     let mut page = vec![0; PAGE as usize];
     copy_to_slice(&guest(&space, &[(PAGE, PAGE)]), 0, &mut page).unwrap();
-    let start = (PAGE - 100 + 2 * PAGE) as usize;
+    let start = (3 * PAGE) as usize;
     assert!(page == bytes[start..start + PAGE as usize]);
 }
 
@@ -101,8 +101,7 @@ fn extents_that_do_not_meet_at_pages_cannot_be_one_mapping() {
         Err(RegionError::NotContiguous { extents: 2 })
     ));
     let odd = guest(&space, &[(8, 4096)]);
-    assert!(odd.stitch().is_ok());
-    assert!(odd.stitch_shared().is_err(), "rings need alignment");
+    assert!(odd.stitch().is_err(), "rings need alignment");
 }
 
 #[test]

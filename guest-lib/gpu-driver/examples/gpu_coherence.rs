@@ -9,6 +9,7 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use farlane_gpu_driver::{Buffer, Gpu};
+use farlane_sys::Mmap;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::FileExt as _;
@@ -194,8 +195,12 @@ fn perform(file: &File, task: Task, span: Span) -> Result<()> {
             file.sync_data()?;
         }
         Task::Map => {
-            let mut map = Map::new(file)?;
-            map.bytes()[span.offset..span.offset + span.length].copy_from_slice(&span.bytes());
+            let map = Mmap::shared(file, 0, FILE_BYTES, Mmap::READ_WRITE)?;
+            let place = map.get(span.offset, span.length);
+            let place = place.context("A span beyond the file")?.as_ptr();
+            // SAFETY: mapped while `map` lives, and shared with other processes only, whose orders
+            // and answers say before and after.
+            unsafe { place.copy_from_nonoverlapping(span.bytes().as_ptr(), span.length) };
         }
         Task::Read => {
             let mut bytes = vec![0; span.length];
@@ -209,41 +214,6 @@ fn perform(file: &File, task: Task, span: Span) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// All of the file, mapped.
-struct Map(*mut u8);
-
-impl Map {
-    fn new(file: &File) -> Result<Self> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap};
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses.
-        let base = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                FILE_BYTES,
-                rights,
-                MapFlags::SHARED,
-                file,
-                0,
-            )?
-        };
-        Ok(Self(base.cast()))
-    }
-
-    fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: that many bytes are mapped while this lives. What other processes do to the file
-        // is ordered after and before by the orders and answers.
-        unsafe { std::slice::from_raw_parts_mut(self.0, FILE_BYTES) }
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping.
-        let _ = unsafe { rustix::mm::munmap(self.0.cast(), FILE_BYTES) };
-    }
 }
 
 /// Numbers that look random.

@@ -6,12 +6,11 @@
 
 use crate::GpuError;
 use farlane_abi::width::to_u64;
-use rustix::mm::{MapFlags, ProtFlags};
+use farlane_sys::Mmap;
 use std::fs::File;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::ptr::NonNull;
 
 /// Bytes of a huge page.
 const HUGE: usize = 2 << 20;
@@ -21,19 +20,14 @@ const PAGE: usize = 4096;
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
-/// Memory of this process in huge pages, and where they are.
+/// Memory of this process in huge pages, and where they are. Derefs to its bytes: a multiple of
+/// 2 MiB.
 #[derive(Debug)]
 pub struct DmaBuffer {
-    base: NonNull<u8>,
-    length: usize,
+    memory: Mmap,
     /// Address of each huge page.
     pages: Vec<u64>,
 }
-
-// SAFETY: plain memory of this process.
-unsafe impl Send for DmaBuffer {}
-// SAFETY: as above; what is shared is only read.
-unsafe impl Sync for DmaBuffer {}
 
 impl DmaBuffer {
     /// Memory for the device at a PCI address, if one is given.
@@ -55,45 +49,28 @@ impl DmaBuffer {
             .max(1)
             .checked_next_multiple_of(HUGE)
             .ok_or_else(|| refuse(format!("{bytes:#x} bytes are too many")))?;
-        let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                flags,
-            )
-        }
-        .map_err(|e| refuse(format!("no {} huge pages: {e}", length / HUGE)))?;
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| refuse("no address".into()))?;
+        let memory = Mmap::huge_pages(length)
+            .map_err(|e| refuse(format!("no {} huge pages: {e}", length / HUGE)))?;
+        // A child of a fork would otherwise have this process copy what it writes elsewhere.
+        memory
+            .keep_from_children()
+            .map_err(|e| refuse(format!("it would be copied by a fork: {e}")))?;
         let mut buffer = Self {
-            base,
-            length,
+            memory,
             pages: Vec::new(),
         };
-        // A child of a fork would otherwise have this process copy what it writes elsewhere.
-        // SAFETY: the range is ours, and the advice changes nothing in this process.
-        unsafe {
-            rustix::mm::madvise(
-                base.as_ptr().cast(),
-                length,
-                rustix::mm::Advice::LinuxDontFork,
-            )
-        }
-        .map_err(|e| refuse(format!("it would be copied by a fork: {e}")))?;
         // Huge pages that are not written yet might be the page of zeroes.
-        buffer.as_mut_slice().fill(0);
+        buffer.fill(0);
         buffer.pages = buffer.locate().map_err(|e| refuse(e.to_string()))?;
         Ok(buffer)
     }
 
     fn locate(&self) -> std::io::Result<Vec<u64>> {
         let map = File::open("/proc/self/pagemap")?;
-        (0..self.length)
+        (0..self.len())
             .step_by(HUGE)
             .map(|at| {
-                let page = (self.base.as_ptr().addr() + at) / PAGE;
+                let page = (self.memory.base().as_ptr().addr() + at) / PAGE;
                 let mut entry = [0; 8];
                 map.read_exact_at(&mut entry, to_u64(page * 8))?;
                 let entry = u64::from_le_bytes(entry);
@@ -107,40 +84,13 @@ impl DmaBuffer {
             .collect()
     }
 
-    /// Bytes: a multiple of 2 MiB.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Whether it has no bytes: never.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// The memory as bytes.
-    #[must_use]
-    pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped until this is dropped; a command that writes it borrows it exclusively,
-        // and has ended when that ends.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
-    }
-
-    /// The same, to be written.
-    #[must_use]
-    pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
-    }
-
     /// System addresses and bytes of a range, piece by piece.
     pub(crate) fn runs(&self, range: &Range<usize>) -> Result<Vec<(u64, usize)>, GpuError> {
-        if range.start > range.end || range.end > self.length {
+        if range.start > range.end || range.end > self.len() {
             return Err(GpuError::Range {
                 offset: range.start,
                 length: range.len(),
-                size: self.length,
+                size: self.len(),
             });
         }
         let mut runs = Vec::new();
@@ -156,11 +106,19 @@ impl DmaBuffer {
     }
 }
 
-impl Drop for DmaBuffer {
-    fn drop(&mut self) {
-        // SAFETY: mapped by us; commands that use it borrow it, and no pointer into it outlives it.
-        if let Err(e) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) } {
-            log::error!("Cannot unmap memory: {e}");
-        }
+impl Deref for DmaBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: mapped until this is dropped; a command that writes it borrows it exclusively,
+        // and has ended when that ends.
+        unsafe { std::slice::from_raw_parts(self.memory.base().as_ptr(), self.memory.len()) }
+    }
+}
+
+impl DerefMut for DmaBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.base().as_ptr(), self.memory.len()) }
     }
 }

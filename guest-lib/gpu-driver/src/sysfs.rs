@@ -3,12 +3,11 @@
 use crate::{Bars, GpuError};
 use farlane_abi::gpu as abi;
 use farlane_abi::width::to_usize;
-use farlane_sys::PciAddress;
+use farlane_sys::{Mmap, PciAddress};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
 use std::fs::File;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
@@ -18,63 +17,16 @@ const COMMAND: u64 = 4;
 /// Its bits: memory decoding, and bus mastering.
 const COMMAND_BITS: u16 = 0x6;
 
-/// A mapped resource file.
-#[derive(Debug)]
-struct Resource {
-    base: NonNull<u8>,
-    length: usize,
-    /// Kept for its lock, where it has one.
-    _file: File,
-}
-
-// SAFETY: device memory without thread affinity; all access is through raw pointers.
-unsafe impl Send for Resource {}
-// SAFETY: as above.
-unsafe impl Sync for Resource {}
-
-impl Resource {
-    fn map(path: &Path) -> Result<Self, GpuError> {
-        let what = || format!("map {}", path.display());
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_CLOEXEC)
-            .open(path)
-            .map_err(GpuError::system(what()))?;
-        let length = file.metadata().map_err(GpuError::system(what()))?.len();
-        let length = usize::try_from(length)
-            .ok()
-            .filter(|&length| length > 0)
-            .ok_or_else(|| GpuError::system(what())(std::io::ErrorKind::InvalidData.into()))?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                &file,
-                0,
-            )
-        }
-        .map_err(|e| GpuError::system(what())(e.into()))?;
-        let base = NonNull::new(base.cast::<u8>())
-            .ok_or_else(|| GpuError::system(what())(std::io::ErrorKind::OutOfMemory.into()))?;
-        Ok(Self {
-            base,
-            length,
-            _file: file,
-        })
-    }
-}
-
-impl Drop for Resource {
-    fn drop(&mut self) {
-        // SAFETY: mapped by us; no pointer into it outlives its owner.
-        if let Err(e) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) } {
-            log::error!("Cannot unmap a BAR: {e}");
-        }
-    }
+/// A resource file, and all of it mapped. The file is kept for its lock, where it has one.
+fn map(path: &Path) -> Result<(Mmap, File), GpuError> {
+    let failed = GpuError::system(format!("map {}", path.display()));
+    let map = || {
+        let file = File::options().read(true).write(true).open(path)?;
+        let length = to_usize(file.metadata()?.len());
+        let memory = Mmap::shared(&file, 0, length, Mmap::READ_WRITE)?;
+        Ok((memory, file))
+    };
+    map().map_err(failed)
 }
 
 /// A function's regions by `/sys/bus/pci/devices/ADDRESS/resource0` and `resource2`, or
@@ -82,8 +34,9 @@ impl Drop for Resource {
 /// function needs no driver, and nobody hears its interrupts.
 #[derive(Debug)]
 pub struct SysfsBars {
-    registers: Resource,
-    memory: Resource,
+    registers: Mmap,
+    memory: Mmap,
+    _lock: File,
 }
 
 impl SysfsBars {
@@ -104,26 +57,37 @@ impl SysfsBars {
                 why: format!("{vendor:04x}:{id:04x}"),
             });
         }
-        let registers = Resource::map(&folder.join("resource0"))?;
-        match rustix::fs::flock(&registers._file, FlockOperation::NonBlockingLockExclusive) {
+        let (registers, lock) = map(&folder.join("resource0"))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => (),
             Err(Errno::WOULDBLOCK) => return Err(GpuError::Busy(device())),
             Err(e) => return Err(GpuError::system("lock the device")(e.into())),
         }
         enable(&folder)?;
         let combined = folder.join("resource2_wc");
-        let memory = if combined.exists() {
-            Resource::map(&combined)?
+        let (memory, _) = if combined.exists() {
+            map(&combined)?
         } else {
-            Resource::map(&folder.join("resource2"))?
+            map(&folder.join("resource2"))?
         };
-        if registers.length < to_usize(abi::REGISTER_BYTES) {
+        if registers.len() < to_usize(abi::REGISTER_BYTES) {
             return Err(GpuError::Kind {
                 device: device(),
-                why: format!("BAR 0 has {:#x} bytes", registers.length),
+                why: format!("BAR 0 has {:#x} bytes", registers.len()),
             });
         }
-        Ok(Self { registers, memory })
+        Ok(Self {
+            registers,
+            memory,
+            _lock: lock,
+        })
+    }
+
+    /// The register at an offset, where there is one.
+    fn register(&self, offset: u32) -> Option<NonNull<u32>> {
+        let at = to_usize(offset.into());
+        let register = self.registers.get(at, size_of::<u32>())?.cast::<u32>();
+        register.is_aligned().then_some(register)
     }
 }
 
@@ -188,21 +152,17 @@ pub fn find_devices(sysfs: &Path) -> Result<Vec<String>, GpuError> {
 // locked against other processes, and this process maps it once.
 unsafe impl Bars for SysfsBars {
     fn read32(&self, offset: u32) -> u32 {
-        let at = to_usize(offset.into());
-        if at >= self.registers.length - 3 || !at.is_multiple_of(4) {
+        let Some(register) = self.register(offset) else {
             return u32::MAX;
-        }
-        let register = self.registers.base.as_ptr().wrapping_add(at).cast::<u32>();
-        // SAFETY: in bounds and aligned, checked above; reading a register has no effect on memory.
+        };
+        // SAFETY: in bounds and aligned; reading a register has no effect on memory.
         unsafe { register.read_volatile() }
     }
 
     fn write32(&self, offset: u32, value: u32) {
-        let at = to_usize(offset.into());
-        if at >= self.registers.length - 3 || !at.is_multiple_of(4) {
+        let Some(register) = self.register(offset) else {
             return;
-        }
-        let register = self.registers.base.as_ptr().wrapping_add(at).cast::<u32>();
+        };
         // What was written to video memory is there before the device is told.
         fence(Ordering::SeqCst);
         // SAFETY: as above; what the device does then, it does to what commands name.
@@ -210,7 +170,7 @@ unsafe impl Bars for SysfsBars {
     }
 
     fn memory(&self) -> (*mut u8, usize) {
-        (self.memory.base.as_ptr(), self.memory.length)
+        (self.memory.base().as_ptr(), self.memory.len())
     }
 }
 

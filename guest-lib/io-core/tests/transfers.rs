@@ -269,7 +269,7 @@ fn errors_and_ends_of_files_are_those_of_the_plain_calls() {
     let memory = Memory::registered(1 << 20);
     let read_only = std::fs::File::open(disk.path()).unwrap();
     use std::os::fd::AsRawFd as _;
-    let buffer = memory.base.cast();
+    let buffer = memory.at(0).cast();
     // SAFETY: memory of the test.
     unsafe {
         let pread =
@@ -302,7 +302,7 @@ fn read_and_write_move_the_file_position_as_far_as_they_have_moved_bytes() {
     let call = |length| Call {
         name: "read",
         fd: disk.fd(),
-        address: memory.base.addr(),
+        address: memory.address(),
         length,
         position: Position::Current,
     };
@@ -358,11 +358,11 @@ fn memory_can_be_unregistered_while_others_read_to_it() {
                 .sum::<usize>()
         });
         while !reader.is_finished() {
-            farlane_io_core::unregister(memory.base.addr()).unwrap();
-            farlane_io_core::register(memory.base.addr(), memory.length, "soft").unwrap();
+            farlane_io_core::unregister(memory.address()).unwrap();
+            farlane_io_core::register(memory.address(), memory.0.len(), "soft").unwrap();
         }
         assert_eq!(reader.join().unwrap(), 200 << 20);
     });
-    let again = farlane_io_core::register(memory.base.addr() + 4096, 10, "soft").unwrap_err();
+    let again = farlane_io_core::register(memory.address() + 4096, 10, "soft").unwrap_err();
     assert_eq!(again.errno(), libc::EEXIST);
 }

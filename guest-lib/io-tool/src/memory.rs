@@ -1,15 +1,12 @@
 //! Device memory to read into.
 
 use anyhow::{Context as _, Result, bail};
+use farlane_sys::Mmap;
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
-use std::ffi::c_void;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
-use std::ptr::null_mut;
+use std::ptr::NonNull;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
-
-const ACCESS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// Kind of device memory to calibrate with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,9 +64,9 @@ const HUGE: usize = 2 << 20;
 #[derive(Debug)]
 pub struct Memory {
     /// Everything that is mapped.
-    mapped: *mut c_void,
-    mapped_bytes: usize,
-    start: *mut c_void,
+    _mapping: Mmap,
+    /// First byte, in the mapping.
+    start: NonNull<u8>,
     bytes: usize,
 }
 
@@ -89,60 +86,38 @@ impl Memory {
     fn soft(bytes: usize) -> Result<Self> {
         let file = memfd_create("device memory", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, u64::try_from(bytes)?)?;
-        let mapped_bytes = bytes.checked_add(HUGE).context("Too long")?;
-        // SAFETY: a new mapping where the kernel likes.
-        let mapped = unsafe {
-            mmap_anonymous(
-                null_mut(),
-                mapped_bytes,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE,
-            )?
-        };
-        let before = mapped.align_offset(HUGE);
-        let memory = Self {
-            mapped,
-            mapped_bytes,
-            start: mapped.wrapping_byte_add(before),
-            bytes,
-        };
-        // SAFETY: `before` is less than HUGE, so this lies within the mapping just made, which
-        // nobody else knows.
-        unsafe {
-            mmap(
-                memory.start,
-                bytes,
-                ACCESS,
-                MapFlags::SHARED | MapFlags::FIXED,
-                &file,
-                0,
-            )?;
-            // So that no transfer pays for the first use of a page.
-            std::ptr::write_bytes(memory.start.cast::<u8>(), 0, bytes);
-        }
+        let mut mapping = Mmap::reserve(bytes.checked_add(HUGE).context("Too long")?)?;
+        let before = mapping.base().as_ptr().align_offset(HUGE);
+        mapping.overlay(before, &file, 0, bytes)?;
+        let start = mapping.get(before, bytes).context("Not aligned")?;
+        // SAFETY: within the mapping just made, which nobody else knows: so that no transfer pays
+        // for the first use of a page.
+        unsafe { start.write_bytes(0, bytes) };
         // SAFETY: the kernel may put the same bytes into other pages. Without huge pages it does
         // not, and transfers are in many pieces: slower, which is then what is measured.
-        unsafe { libc::madvise(memory.start, bytes, libc::MADV_COLLAPSE) };
-        Ok(memory)
+        unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_COLLAPSE) };
+        Ok(Self {
+            _mapping: mapping,
+            start,
+            bytes,
+        })
     }
 
     fn p2pmem(address: &str, bytes: usize) -> Result<Self> {
         let path = format!("/sys/bus/pci/devices/{address}/p2pmem/allocate");
         let file = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .with_context(|| format!("{address} offers no peer-to-peer memory ({path})"))?;
-        // SAFETY: a new mapping where the kernel likes.
-        let start = unsafe { mmap(null_mut(), bytes, ACCESS, MapFlags::SHARED, &file, 0)? };
+        let mapping = Mmap::shared(&file, 0, bytes, Mmap::READ_WRITE)?;
         Ok(Self {
-            mapped: start,
-            mapped_bytes: bytes,
-            start,
+            start: mapping.base(),
+            _mapping: mapping,
             bytes,
         })
     }
 
     /// Pointer to the first byte.
     pub fn start(&self) -> *mut u8 {
-        self.start.cast()
+        self.start.as_ptr()
     }
 
     /// Reads `bytes` at `offset` of `file` into the memory by one call; how long that took.
@@ -153,7 +128,7 @@ impl Memory {
         let at = i64::try_from(offset)?;
         let start = Instant::now();
         // SAFETY: the mapping is at least this long and exclusively this object's.
-        let got = unsafe { libc::pread(file.as_raw_fd(), self.start, bytes, at) };
+        let got = unsafe { libc::pread(file.as_raw_fd(), self.start.as_ptr().cast(), bytes, at) };
         let took = start.elapsed();
         match usize::try_from(got) {
             Ok(got) if got == bytes => Ok(took),
@@ -161,14 +136,6 @@ impl Memory {
             Err(_) => Err(std::io::Error::last_os_error())
                 .with_context(|| format!("Cannot read {bytes} bytes at {offset}")),
         }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and not used after this.
-        let unmapped = unsafe { munmap(self.mapped, self.mapped_bytes) };
-        debug_assert!(unmapped.is_ok());
     }
 }
 

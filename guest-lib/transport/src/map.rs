@@ -2,27 +2,24 @@
 
 use crate::{Origin, TransportError};
 use farlane_abi::zerocopy::{FromBytes, Immutable, IntoBytes};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use farlane_sys::Mmap;
+use rustix::io::Errno;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 
-/// A mapping of this process, unmapped when dropped, not inherited by children.
+/// A mapping of this process, unmapped when dropped, not inherited by children. Derefs to its
+/// [`Mmap`].
 ///
 /// The other party may change the memory at any time, so no reference to it is ever made except
-/// to atomics.
+/// to atomics. The methods that access it without atomics are unsafe and ask for exclusion.
 #[derive(Debug)]
 pub struct Map {
-    base: NonNull<u8>,
-    length: usize,
+    memory: ManuallyDrop<Mmap>,
     origin: Origin,
 }
-
-// SAFETY: the mapping belongs to the process, not to a thread; the methods that access it
-// without atomics are unsafe and ask for exclusion.
-unsafe impl Send for Map {}
-// SAFETY: as above.
-unsafe impl Sync for Map {}
 
 impl Map {
     /// Maps `length` bytes at `offset` of `fd`, shared.
@@ -31,22 +28,9 @@ impl Map {
     /// `ENOMEM` where there are no addresses left, `EACCES`, `EINVAL` or `ENODEV` where the file
     /// cannot be mapped like this.
     pub fn shared(fd: BorrowedFd<'_>, offset: u64, length: usize) -> Result<Self, TransportError> {
-        // SAFETY: the kernel chooses an address range that nothing else uses.
-        let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                fd,
-                offset,
-            )
-        };
-        let map = Self::take(base, length)?;
-        // SAFETY: the range is the mapping just made. Kernels refuse the advice for device
-        // memory that a driver has already marked so.
-        let _ =
-            unsafe { rustix::mm::madvise(map.base.as_ptr().cast(), length, Advice::LinuxDontFork) };
+        let map = Self::new(Mmap::shared(fd, offset, length, Mmap::READ_WRITE))?;
+        // Kernels refuse it for device memory that a driver has already marked so.
+        let _ = map.keep_from_children();
         Ok(map)
     }
 
@@ -55,47 +39,15 @@ impl Map {
     /// # Errors
     /// `ENOMEM` where there is no memory left.
     pub fn anonymous(length: usize) -> Result<Self, TransportError> {
-        // SAFETY: the kernel chooses an address range that nothing else uses.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
-        };
-        Self::take(base, length)
+        Self::new(Mmap::anonymous(length))
     }
 
-    fn take(
-        base: rustix::io::Result<*mut core::ffi::c_void>,
-        length: usize,
-    ) -> Result<Self, TransportError> {
-        let base = base.map_err(|source| TransportError::os("mmap", source))?;
-        let base = NonNull::new(base.cast()).ok_or(TransportError::Protocol("mmap at zero"))?;
+    fn new(memory: Result<Mmap, Errno>) -> Result<Self, TransportError> {
+        let memory = memory.map_err(|source| TransportError::os("mmap", source))?;
         Ok(Self {
-            base,
-            length,
+            memory: ManuallyDrop::new(memory),
             origin: Origin::here(),
         })
-    }
-
-    /// Pointer to the first byte.
-    #[must_use]
-    pub fn base(&self) -> NonNull<u8> {
-        self.base
-    }
-
-    /// Length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Whether there is nothing; never so for a mapping that was made.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
     }
 
     /// The address of `length` bytes at `offset`.
@@ -104,16 +56,10 @@ impl Map {
     /// When they do not lie inside: offsets come from this program, never from the other side.
     #[must_use]
     pub fn at(&self, offset: usize, length: usize) -> NonNull<u8> {
-        let inside = offset
-            .checked_add(length)
-            .is_some_and(|end| end <= self.length);
-        assert!(
-            inside,
-            "{length} bytes at {offset} of a mapping of {}",
-            self.length
-        );
-        // SAFETY: offset is inside the mapping.
-        unsafe { self.base.add(offset) }
+        match self.get(offset, length) {
+            Some(place) => place,
+            None => panic!("{length} bytes at {offset} of a mapping of {}", self.len()),
+        }
     }
 
     /// The 32-bit word at `offset`, a multiple of four.
@@ -184,12 +130,20 @@ impl Map {
     }
 }
 
+impl Deref for Map {
+    type Target = Mmap;
+
+    fn deref(&self) -> &Mmap {
+        &self.memory
+    }
+}
+
 impl Drop for Map {
     fn drop(&mut self) {
         // A child may have something else there.
         if self.origin.is_here() {
-            // SAFETY: the mapping is ours and its owner is gone.
-            let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+            // SAFETY: only here, and it is not used any more.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::to_usize;
 use farlane_abi::PAGE_BYTES;
+use farlane_sys::Mmap;
 use farlane_transport::Map;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -248,8 +248,7 @@ impl GuestMemory {
         Ok(GuestBuffer {
             base: self.map.at(to_usize(offset), to_usize(length)),
             length: to_usize(length),
-            pages: Vec::new(),
-            run: Some((offset, length)),
+            place: Place::Run(offset, length),
             memory: Arc::clone(self),
         })
     }
@@ -264,7 +263,7 @@ impl GuestMemory {
             match self.take(PAGE_BYTES) {
                 Ok(page) => pages.push(page),
                 Err(e) => {
-                    pages.iter().for_each(|&page| self.give(page, PAGE_BYTES));
+                    self.give_pages(&pages);
                     return Err(e);
                 }
             }
@@ -277,46 +276,30 @@ impl GuestMemory {
             .flatten()
             .copied()
             .collect();
-        let bytes = count * to_usize(PAGE_BYTES);
-        // SAFETY: the kernel chooses an address range that nothing else uses.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        }?;
-        let mut at = base.cast::<u8>();
-        for &page in &pages {
-            // SAFETY: replaces a page of the reservation just made.
-            let mapped = unsafe {
-                rustix::mm::mmap(
-                    at.cast(),
-                    to_usize(PAGE_BYTES),
-                    ProtFlags::READ | ProtFlags::WRITE,
-                    MapFlags::SHARED | MapFlags::FIXED,
-                    &self.file,
-                    page,
-                )
-            };
-            if let Err(e) = mapped {
-                // SAFETY: the reservation is ours and nobody has seen it.
-                let _ = unsafe { rustix::mm::munmap(base, bytes) };
-                pages.iter().for_each(|&page| self.give(page, PAGE_BYTES));
-                return Err(e.into());
-            }
-            at = at.wrapping_add(to_usize(PAGE_BYTES));
-        }
-        let base = NonNull::new(base.cast::<u8>()).ok_or(MemoryError::Exhausted(length))?;
+        let mapped = self.map_pages(&pages);
+        let scattered = mapped.inspect_err(|_| self.give_pages(&pages))?;
+        let base = scattered.base();
         lock(&self.scattered).insert(base.as_ptr().addr(), pages.clone());
         Ok(GuestBuffer {
             base,
             length: to_usize(length),
-            pages,
-            run: None,
+            place: Place::Scattered(scattered, pages),
             memory: Arc::clone(self),
         })
+    }
+
+    /// Maps pages of the guest's one after the other.
+    fn map_pages(&self, pages: &[u64]) -> Result<Mmap, MemoryError> {
+        let page_bytes = to_usize(PAGE_BYTES);
+        let mut mapping = Mmap::reserve(pages.len() * page_bytes)?;
+        for (i, &page) in pages.iter().enumerate() {
+            mapping.overlay(i * page_bytes, &self.file, page, page_bytes)?;
+        }
+        Ok(mapping)
+    }
+
+    fn give_pages(&self, pages: &[u64]) {
+        pages.iter().for_each(|&page| self.give(page, PAGE_BYTES));
     }
 }
 
@@ -325,11 +308,17 @@ impl GuestMemory {
 pub struct GuestBuffer {
     base: NonNull<u8>,
     length: usize,
-    /// Of a scattered one.
-    pages: Vec<u64>,
-    /// Of a contiguous one: offset and length.
-    run: Option<(u64, u64)>,
+    place: Place,
     memory: Arc<GuestMemory>,
+}
+
+/// Where a buffer lies in guest memory.
+#[derive(Debug)]
+enum Place {
+    /// In a run: offset and length.
+    Run(u64, u64),
+    /// In pages at these offsets, with a mapping of its own.
+    Scattered(Mmap, Vec<u64>),
 }
 
 // SAFETY: plain memory that belongs to the process; methods that touch it are unsafe.
@@ -385,16 +374,12 @@ impl GuestBuffer {
 
 impl Drop for GuestBuffer {
     fn drop(&mut self) {
-        if let Some((offset, length)) = self.run {
-            self.memory.give(offset, length);
-            return;
-        }
-        lock(&self.memory.scattered).remove(&self.address());
-        let bytes = self.pages.len() * to_usize(PAGE_BYTES);
-        // SAFETY: the mapping is this buffer's own, and its owner is gone.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), bytes) };
-        for &page in &self.pages {
-            self.memory.give(page, PAGE_BYTES);
+        match &self.place {
+            Place::Run(offset, length) => self.memory.give(*offset, *length),
+            Place::Scattered(mapping, pages) => {
+                lock(&self.memory.scattered).remove(&mapping.base().as_ptr().addr());
+                self.memory.give_pages(pages);
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 //! * [`closing`]: descriptors of others, which may take for ever to close.
 //! * [`eventfd`]: event descriptors that somebody else has made.
 //! * [`log_limit`]: log lines that somebody else can cause.
+//! * [`Mmap`]: memory mappings that unmap themselves.
 //! * [`PciAddress`]: where a PCI function is.
 //! * [`socket`]: messages with descriptors beside them.
 //! * [`sync`]: locks without poison.
@@ -12,9 +13,11 @@ mod chain;
 pub mod closing;
 pub mod eventfd;
 pub mod log_limit;
+mod mmap;
 mod pci_address;
 pub mod socket;
 pub mod sync;
 
 pub use chain::chain;
+pub use mmap::Mmap;
 pub use pci_address::{PciAddress, PciAddressError};

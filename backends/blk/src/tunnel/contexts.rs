@@ -109,7 +109,7 @@ impl Contexts for TunnelContexts {
             if memory.len() < HEADER_SEGMENT_BYTES {
                 return Err(Errno::EINVAL);
             }
-            let shared = memory.stitch_shared().map_err(|e| {
+            let shared = memory.stitch().map_err(|e| {
                 log::debug!("Context {context}: the header cannot be one mapping: {e}");
                 Errno::EINVAL
             })?;

@@ -7,9 +7,11 @@ pub mod machine;
 pub mod stage;
 pub mod vmm;
 
+use farlane_sys::Mmap;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
 use std::io::Read as _;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -126,57 +128,17 @@ pub fn make_disk(folder: &Path, bytes: u64) -> File {
 
 /// Memory that the device reaches.
 pub struct Memory {
-    map: rustix_mapping::Mapping,
-}
-
-mod rustix_mapping {
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-    use std::os::fd::OwnedFd;
-
-    pub struct Mapping {
-        pub fd: OwnedFd,
-        pub base: *mut u8,
-        pub length: usize,
-    }
-
-    impl Mapping {
-        pub fn new(length: usize) -> Self {
-            let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
-            ftruncate(&fd, length as u64).unwrap();
-            // SAFETY: a new mapping, at an address of the kernel's choice.
-            let base = unsafe {
-                rustix::mm::mmap(
-                    std::ptr::null_mut(),
-                    length,
-                    rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
-                    rustix::mm::MapFlags::SHARED,
-                    &fd,
-                    0,
-                )
-            }
-            .unwrap();
-            Self {
-                fd,
-                base: base.cast(),
-                length,
-            }
-        }
-    }
-
-    impl Drop for Mapping {
-        fn drop(&mut self) {
-            // SAFETY: the mapping is this value's own.
-            unsafe { rustix::mm::munmap(self.base.cast(), self.length) }.unwrap();
-        }
-    }
+    /// What the front-end has told the device of.
+    _file: OwnedFd,
+    map: Mmap,
 }
 
 impl Memory {
     pub fn bytes(&self, at: usize, length: usize) -> &'static mut [u8] {
-        assert!(at + length <= self.map.length);
+        assert!(at + length <= self.map.len());
         // SAFETY: inside of the mapping, which outlives the test that uses it; the device writes it
         // only while the test does not look.
-        unsafe { std::slice::from_raw_parts_mut(self.map.base.add(at), length) }
+        unsafe { std::slice::from_raw_parts_mut(self.map.base().as_ptr().add(at), length) }
     }
 }
 
@@ -200,13 +162,13 @@ impl Driver {
         let path = folder.join("socket").display().to_string();
         let mut transport =
             Box::new(VhostUser::<VirtioBlkConfig, VirtioBlkReqBuf>::new(&path, features).unwrap());
-        let memory = Memory {
-            map: rustix_mapping::Mapping::new(8 << 20),
-        };
-        let map = &memory.map;
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 8 << 20).unwrap();
+        let map = Mmap::shared(&file, 0, 8 << 20, Mmap::READ_WRITE).unwrap();
         transport
-            .map_mem_region(map.base.addr(), map.length, map.fd.as_raw_fd(), 0)
+            .map_mem_region(map.base().as_ptr().addr(), map.len(), file.as_raw_fd(), 0)
             .unwrap();
+        let memory = Memory { _file: file, map };
         let queues = VirtioBlkQueue::setup_queues(&mut *transport, queues, 128).unwrap();
         Self {
             queues,

@@ -4,6 +4,7 @@
 
 use farlane_io_core::route::{Call, serve};
 use farlane_io_core::{Direction, Errno, Position, sys};
+use farlane_sys::Mmap;
 use std::ffi::c_void;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -106,58 +107,38 @@ impl Disk {
 }
 
 /// Device memory.
-pub struct Memory {
-    pub base: *mut u8,
-    pub length: usize,
-}
-
-// SAFETY: plain memory; tests give threads parts of their own.
-unsafe impl Sync for Memory {}
-// SAFETY: as above.
-unsafe impl Send for Memory {}
+pub struct Memory(pub Mmap);
 
 impl Memory {
     pub fn new(length: usize) -> Self {
         let fd = rustix::fs::memfd_create("device", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, length as u64).unwrap();
-        // SAFETY: a new mapping where the kernel likes.
-        let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                length,
-                rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
-                rustix::mm::MapFlags::SHARED,
-                &fd,
-                0,
-            )
-        };
-        Self {
-            base: base.unwrap().cast(),
-            length,
-        }
+        Self(Mmap::shared(&fd, 0, length, Mmap::READ_WRITE).unwrap())
     }
 
     /// Device memory that is registered.
     pub fn registered(length: usize) -> Self {
         let memory = Self::new(length);
-        farlane_io_core::register(memory.base.addr(), length, "soft").unwrap();
+        farlane_io_core::register(memory.address(), length, "soft").unwrap();
         memory
     }
 
+    pub fn address(&self) -> usize {
+        self.at(0).addr()
+    }
+
     pub fn at(&self, offset: usize) -> *mut u8 {
-        assert!(offset <= self.length);
-        // SAFETY: inside the mapping.
-        unsafe { self.base.add(offset) }
+        self.0.get(offset, 0).unwrap().as_ptr()
     }
 
     pub fn get(&self, offset: usize, length: usize) -> Vec<u8> {
-        assert!(offset + length <= self.length);
+        assert!(offset + length <= self.0.len());
         // SAFETY: inside the mapping; nobody writes there now.
         unsafe { std::slice::from_raw_parts(self.at(offset), length) }.to_vec()
     }
 
     pub fn put(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= self.length);
+        assert!(offset + bytes.len() <= self.0.len());
         // SAFETY: inside the mapping; nobody uses those bytes now.
         unsafe {
             self.at(offset)
@@ -196,8 +177,6 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let _ = farlane_io_core::unregister(self.base.addr());
-        // SAFETY: the test's mapping, which nothing uses any more.
-        unsafe { rustix::mm::munmap(self.base.cast(), self.length).unwrap() };
+        let _ = farlane_io_core::unregister(self.address());
     }
 }

@@ -72,7 +72,7 @@ thread_local! {
         space.replace_ram(&ram.whole()).expect("memory with a file");
         let segment = |page: u64, pages: u64| {
             let region = Region::from_guest(&space, &[(page * PAGE, pages * PAGE)], true);
-            region.and_then(|region| region.stitch_shared()).expect("whole pages")
+            region.and_then(|region| region.stitch()).expect("whole pages")
         };
         let of = |base| [segment(base, QP_PAGES), segment(base + CQ_PAGE, 1)];
         let segments = [0, END_PAGES].map(of);

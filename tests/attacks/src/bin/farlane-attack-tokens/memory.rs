@@ -1,42 +1,22 @@
 //! Mappings.
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use farlane_sys::Mmap;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicU64;
 
-/// A shared mapping of a file, or memory of this process alone.
-pub struct Memory {
-    base: *mut u8,
-    length: usize,
-}
-
-// SAFETY: the mapping is not bound to a thread; its bytes are accessed by volatile or atomic
-// operations only.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
+/// A shared mapping of a file, or memory of this process alone. Its bytes are accessed by volatile
+/// or atomic operations only.
+pub struct Memory(Mmap);
 
 impl Memory {
     /// `length` bytes of `file` at `offset`.
     pub fn of(file: impl AsFd, offset: u64, length: usize) -> Result<Self> {
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses.
-        let base = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                length,
-                rights,
-                MapFlags::SHARED,
-                file,
-                offset,
-            )
-        };
-        let base = base
-            .with_context(|| format!("Cannot map {length} bytes at {offset:#x}"))?
-            .cast();
-        Ok(Self { base, length })
+        let mapping = Mmap::shared(file, offset, length, Mmap::READ_WRITE);
+        Ok(Self(mapping.with_context(|| {
+            format!("Cannot map {length} bytes at {offset:#x}")
+        })?))
     }
 
     /// The last `length` bytes of the file at `path`: where honest programs that use the same
@@ -55,29 +35,19 @@ impl Memory {
 
     /// Pages of this process.
     pub fn private(length: usize) -> Result<Self> {
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: as in `of`.
-        let base =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), length, rights, MapFlags::PRIVATE) };
-        Ok(Self {
-            base: base?.cast(),
-            length,
-        })
+        Ok(Self(Mmap::anonymous(length)?))
     }
 
     /// Address of the first byte.
     pub fn address(&self) -> u64 {
-        self.base.addr() as u64
+        self.0.base().as_ptr().addr() as u64
     }
 
     /// The bytes at `offset`, for system calls.
     pub fn at(&self, offset: usize, length: usize) -> Result<*mut libc::c_void> {
-        let end = offset.checked_add(length);
-        ensure!(
-            end.is_some_and(|end| end <= self.length),
-            "{length} bytes at {offset} are not mapped"
-        );
-        Ok(self.base.wrapping_add(offset).cast())
+        let place = self.0.get(offset, length);
+        let place = place.with_context(|| format!("{length} bytes at {offset} are not mapped"))?;
+        Ok(place.as_ptr().cast())
     }
 
     /// The word at `offset`.
@@ -106,12 +76,5 @@ impl Memory {
             unsafe { to.add(i).write_volatile(*byte) };
         }
         Ok(())
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping, which nobody refers to any more.
-        let _ = unsafe { munmap(self.base.cast(), self.length) };
     }
 }
