@@ -2,12 +2,12 @@
 //!
 //! `close` may ask whoever serves a file (`FUSE_FLUSH`), or wait for the peer of a socket
 //! (`SO_LINGER`): for ever. That is so also of descriptors that nobody has received and that end
-//! with the socket in which they lie. So they are closed on a thread of their own.
+//! with the socket in which they lie. So they are closed on a thread of their own, and wait where none
+//! can be started.
 
 use crate::sync::lock;
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -15,24 +15,51 @@ use std::sync::{Arc, Mutex, MutexGuard};
 const STACK: usize = 64 << 10;
 
 /// How many descriptors of each sender are being closed.
-#[derive(Debug)]
-pub struct Closing<K>(Arc<Mutex<HashMap<K, usize>>>);
+pub struct Closing<K>(Arc<Mutex<State<K>>>);
+
+struct State<K> {
+    counts: HashMap<K, usize>,
+    /// Those that no thread has taken yet.
+    waiting: Vec<Batch<K>>,
+    /// No thread could be started for the last of them.
+    has_no_thread: bool,
+}
+
+/// What one thread closes.
+struct Batch<K> {
+    sender: K,
+    descriptors: Vec<OwnedFd>,
+    taken: Box<dyn Send>,
+}
+
+impl<K> std::fmt::Debug for Closing<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Closing").finish_non_exhaustive()
+    }
+}
 
 impl<K> Default for Closing<K> {
     fn default() -> Self {
-        Self(Arc::default())
+        Self(Arc::new(Mutex::new(State {
+            counts: HashMap::new(),
+            waiting: Vec::new(),
+            has_no_thread: false,
+        })))
     }
 }
 
 impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
-    fn counts(&self) -> MutexGuard<'_, HashMap<K, usize>> {
+    fn state(&self) -> MutexGuard<'_, State<K>> {
         lock(&self.0)
     }
 
-    /// How many of a sender's are.
+    /// How many of a sender's are. Those that have found no thread look for one again.
     #[must_use]
     pub fn of(&self, sender: &K) -> usize {
-        self.counts().get(sender).copied().unwrap_or(0)
+        if self.state().has_no_thread {
+            self.start();
+        }
+        self.state().counts.get(sender).copied().unwrap_or_default()
     }
 
     /// Closes `descriptors`. Afterwards what was taken for them is dropped, too.
@@ -40,44 +67,48 @@ impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
         if descriptors.is_empty() {
             return;
         }
-        let count = Count::new(Self(Arc::clone(&self.0)), sender, descriptors.len());
-        // Where there is no thread they stay open, and counted.
-        let held = ManuallyDrop::new((descriptors, taken, count));
-        let close = move || drop(ManuallyDrop::into_inner(held));
+        let mut state = self.state();
+        *state.counts.entry(sender.clone()).or_default() += descriptors.len();
+        state.waiting.push(Batch {
+            sender,
+            descriptors,
+            taken: Box::new(taken),
+        });
+        drop(state);
+        self.start();
+    }
+
+    /// Starts a thread that closes what waits, if that is possible now.
+    fn start(&self) {
+        let closing = Self(Arc::clone(&self.0));
+        let close = move || {
+            while let Some(batch) = closing.take() {
+                closing.end(batch);
+            }
+        };
         let thread = std::thread::Builder::new()
             .name("close".to_owned())
             .stack_size(STACK);
-        if let Err(e) = thread.spawn(close) {
-            log::warn!("Cannot close descriptors that were sent: {e}");
+        let failed = thread.spawn(close).err();
+        let had_none = std::mem::replace(&mut self.state().has_no_thread, failed.is_some());
+        if let Some(e) = failed.filter(|_| !had_none) {
+            log::warn!("Cannot close descriptors that were sent yet: {e}");
         }
     }
-}
 
-/// Some that are being closed.
-struct Count<K: Hash + Eq + Clone + Send + 'static> {
-    closing: Closing<K>,
-    sender: K,
-    descriptors: usize,
-}
-
-impl<K: Hash + Eq + Clone + Send + 'static> Count<K> {
-    fn new(closing: Closing<K>, sender: K, descriptors: usize) -> Self {
-        *closing.counts().entry(sender.clone()).or_default() += descriptors;
-        Self {
-            closing,
-            sender,
-            descriptors,
-        }
+    fn take(&self) -> Option<Batch<K>> {
+        self.state().waiting.pop()
     }
-}
 
-impl<K: Hash + Eq + Clone + Send + 'static> Drop for Count<K> {
-    fn drop(&mut self) {
-        let mut counts = self.closing.counts();
-        if let Some(count) = counts.get_mut(&self.sender) {
-            *count -= self.descriptors;
-            if *count == 0 {
-                counts.remove(&self.sender);
+    fn end(&self, batch: Batch<K>) {
+        let count = batch.descriptors.len();
+        drop(batch.descriptors);
+        drop(batch.taken);
+        let mut state = self.state();
+        if let Some(open) = state.counts.get_mut(&batch.sender) {
+            *open -= count;
+            if *open == 0 {
+                state.counts.remove(&batch.sender);
             }
         }
     }
