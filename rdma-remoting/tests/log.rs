@@ -91,23 +91,12 @@ fn give_up(engine: &SoftEngine, tenant: &Arc<LogLimit>, state: u8) {
         ..Default::default()
     };
     let steps = [
-        (QPS_INIT, QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS),
-        (
-            QPS_RTR,
-            QP_AV
-                | QP_PATH_MTU
-                | QP_DEST_QPN
-                | QP_RQ_PSN
-                | QP_MAX_DEST_RD_ATOMIC
-                | QP_MIN_RNR_TIMER,
-        ),
-        (
-            QPS_RTS,
-            QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC,
-        ),
+        (QPS_INIT, QP_TO_INIT),
+        (QPS_RTR, QP_TO_RTR),
+        (QPS_RTS, QP_TO_RTS),
     ];
     for (to, mask) in steps {
-        qp.modify(rdma::QP_STATE | mask, &attr(to)).unwrap();
+        qp.modify(mask, &attr(to)).unwrap();
     }
     if state == QPS_ERR {
         qp.modify(rdma::QP_STATE, &attr(QPS_ERR)).unwrap();

@@ -71,8 +71,7 @@ impl Endpoint {
             qp_access_flags: (verbs::ACCESS_REMOTE_READ | verbs::ACCESS_REMOTE_WRITE).into(),
             ..QpAttr::default()
         };
-        let mask = verbs::QP_STATE | verbs::QP_PKEY_INDEX | verbs::QP_PORT | verbs::QP_ACCESS_FLAGS;
-        qp.modify(&attributes, mask)?;
+        qp.modify(&attributes, verbs::QP_TO_INIT)?;
         let random = RandomState::new().hash_one(qp.number());
         let endpoint = Arc::new(Self {
             id: instance.next_id(),
@@ -135,14 +134,7 @@ impl Endpoint {
             dgid: remote.gid,
             ..QpAttr::default()
         };
-        let mask = verbs::QP_STATE
-            | verbs::QP_AV
-            | verbs::QP_PATH_MTU
-            | verbs::QP_DEST_QPN
-            | verbs::QP_RQ_PSN
-            | verbs::QP_MAX_DEST_RD_ATOMIC
-            | verbs::QP_MIN_RNR_TIMER;
-        self.qp.modify(&ready_to_receive, mask)?;
+        self.qp.modify(&ready_to_receive, verbs::QP_TO_RTR)?;
         let ready_to_send = QpAttr {
             qp_state: verbs::QPS_RTS,
             sq_psn: self.psn.into(),
@@ -152,13 +144,7 @@ impl Endpoint {
             max_rd_atomic: reads,
             ..QpAttr::default()
         };
-        let mask = verbs::QP_STATE
-            | verbs::QP_SQ_PSN
-            | verbs::QP_TIMEOUT
-            | verbs::QP_RETRY_CNT
-            | verbs::QP_RNR_RETRY
-            | verbs::QP_MAX_QP_RD_ATOMIC;
-        self.qp.modify(&ready_to_send, mask)?;
+        self.qp.modify(&ready_to_send, verbs::QP_TO_RTS)?;
         *peer = Some(remote.gid);
         Ok(())
     }

@@ -12,10 +12,8 @@
 use farlane_rdma_client::abi::PAGE_BYTES;
 use farlane_rdma_client::abi::queue::{OP_RDMA_WRITE, SEND_SIGNALED, WC_STATUS_SUCCESS};
 use farlane_rdma_client::abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_WRITE, QP_ACCESS_FLAGS, QP_AV, QP_DEST_QPN,
-    QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC, QP_MIN_RNR_TIMER, QP_PATH_MTU, QP_PKEY_INDEX,
-    QP_PORT, QP_RETRY_CNT, QP_RNR_RETRY, QP_RQ_PSN, QP_SQ_PSN, QP_STATE, QP_TIMEOUT, QPS_INIT,
-    QPS_RTR, QPS_RTS,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_WRITE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RTR,
+    QPS_RTS,
 };
 use farlane_rdma_client::{
     Buffer, Completion, Context, Cq, Mr, Payload, Pd, Placement, Qp, QpAttr, QpCaps, QpInit,
@@ -167,8 +165,7 @@ fn connect(qp: &Qp, peer: u32, gid: [u8; 16]) -> Result<()> {
         qp_access_flags: ACCESS_REMOTE_WRITE.into(),
         ..QpAttr::default()
     };
-    let mask = QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
-    qp.modify(&attributes, mask)?;
+    qp.modify(&attributes, QP_TO_INIT)?;
     let attributes = QpAttr {
         qp_state: QPS_RTR,
         path_mtu: 5,
@@ -181,14 +178,7 @@ fn connect(qp: &Qp, peer: u32, gid: [u8; 16]) -> Result<()> {
         dgid: gid,
         ..QpAttr::default()
     };
-    let mask = QP_STATE
-        | QP_AV
-        | QP_PATH_MTU
-        | QP_DEST_QPN
-        | QP_RQ_PSN
-        | QP_MAX_DEST_RD_ATOMIC
-        | QP_MIN_RNR_TIMER;
-    qp.modify(&attributes, mask)?;
+    qp.modify(&attributes, QP_TO_RTR)?;
     let attributes = QpAttr {
         qp_state: QPS_RTS,
         timeout: 14,
@@ -197,9 +187,7 @@ fn connect(qp: &Qp, peer: u32, gid: [u8; 16]) -> Result<()> {
         max_rd_atomic: 1,
         ..QpAttr::default()
     };
-    let mask =
-        QP_STATE | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
-    Ok(qp.modify(&attributes, mask)?)
+    Ok(qp.modify(&attributes, QP_TO_RTS)?)
 }
 
 /// Registers the middle of one buffer and all of another, lets go of the buffers, and has one

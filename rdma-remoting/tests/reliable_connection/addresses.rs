@@ -4,8 +4,7 @@ use crate::rig::*;
 use farlane_abi::queue::*;
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::request::Opcode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What comes of a message when each end names the other by such an address.
 fn outcome(a_names: impl Fn(&mut QpAttr), b_names: impl Fn(&mut QpAttr)) -> (u64, u8) {
@@ -17,10 +16,10 @@ fn outcome(a_names: impl Fn(&mut QpAttr), b_names: impl Fn(&mut QpAttr)) -> (u64
     let mut pair = Pair { a, b, now };
     let (a, b) = (&pair.a, &pair.b);
     b.post_recv(2, &[b.element(0, 4)]);
-    a.sends.post(a.request(Opcode::Send, 1, &[a.element(0, 4)]));
+    a.post_send(1, &[a.element(0, 4)]);
     for _ in 0..4 {
         pair.run();
-        pair.pass(Duration::from_millis(68));
+        pair.pass(ANSWER_TIMEOUT);
     }
     let received = pair.b.next();
     let sent = pair.a.next().unwrap();

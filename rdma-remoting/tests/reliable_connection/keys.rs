@@ -139,8 +139,7 @@ fn a_key_that_is_gone_ends_what_uses_it() {
     // A sender that waits for a receive request.
     let mut p = pair(NORMAL);
     p.a.fill(1);
-    p.a.sends
-        .post(p.a.request(Opcode::Send, 1, &[p.a.element(0, 64)]));
+    p.a.post_send(1, &[p.a.element(0, 64)]);
     p.run();
     assert_eq!(p.a.next(), None, "no receive request yet");
     p.a.table.remove(p.a.key).unwrap();
@@ -172,8 +171,7 @@ fn a_key_that_is_gone_ends_what_uses_it() {
     let mut p = pair(NORMAL);
     p.a.fill(3);
     p.b.post_recv(4, &[p.b.element(0, 4 << 20)]);
-    p.a.sends
-        .post(p.a.request(Opcode::Send, 5, &[p.a.element(0, 4 << 20)]));
+    p.a.post_send(5, &[p.a.element(0, 4 << 20)]);
     assert!(p.a.qp.progress(p.now.into()).worked);
     let so_far = p.b.contents(0, 4 << 20);
     assert_eq!(so_far.last(), Some(&0), "it has arrived whole in one turn");
@@ -216,8 +214,7 @@ fn a_request_that_waits_keeps_no_memory_that_was_taken_back() {
         let whole = pin();
         let kept = is_detached.then(|| whole.clone());
         p.a.key = p.a.table.insert(memory(whole)).unwrap();
-        p.a.sends
-            .post(p.a.request(Opcode::Send, 1, &[p.a.element(0, 64)]));
+        p.a.post_send(1, &[p.a.element(0, 64)]);
         p.run();
         assert_eq!((p.a.next(), mapped("waited-for")), (None, 1));
         match kept {

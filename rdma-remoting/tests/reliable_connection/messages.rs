@@ -72,7 +72,7 @@ fn a_sender_is_told_before_its_receiver() {
     connect(&a, &b, 2, [100, 200], &NORMAL);
     connect(&b, &a, 1, [200, 100], &NORMAL);
     b.post_recv(1, &[b.element(0, 4)]);
-    a.sends.post(a.request(Opcode::Send, 2, &[a.element(0, 4)]));
+    a.post_send(2, &[a.element(0, 4)]);
     a.qp.progress(Instant::now().into());
     let opcodes = std::iter::from_fn(|| cq.poll()).map(|completion| completion.opcode);
     assert_eq!(
@@ -118,8 +118,7 @@ fn a_message_too_long_for_its_receive_request_breaks_the_connection() {
     let mut p = pair(NORMAL);
     p.b.post_recv(7, &[p.b.element(0, 9)]);
     p.b.post_recv(8, &[p.b.element(0, 9)]);
-    p.a.sends
-        .post(p.a.request(Opcode::Send, 1, &[p.a.element(0, 10)]));
+    p.a.post_send(1, &[p.a.element(0, 10)]);
     p.run();
     assert_eq!(p.a.next(), Some((1, WC_STATUS_REM_INV_REQ_ERR)));
     assert_eq!(p.b.next(), Some((7, WC_STATUS_LOC_LEN_ERR)));

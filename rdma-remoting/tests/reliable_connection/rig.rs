@@ -1,6 +1,7 @@
 //! Two ends of a connection in one thread, and what tests do with them.
 
-use farlane_abi::rdma::{self, *};
+use farlane_abi::queue::WC_STATUS_RETRY_EXC_ERR;
+use farlane_abi::rdma::*;
 use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec};
@@ -59,6 +60,9 @@ pub const NORMAL: Setup = Setup {
     cq_entries: 4096,
     psn: [100, 200],
 };
+
+/// Longer than time-out 14: 4.096 us * 2^14.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(68);
 
 /// LID of the port whose GID consists of such bytes.
 pub fn lid(gid: u8) -> u16 {
@@ -125,15 +129,6 @@ pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalComple
     }
 }
 
-pub const INIT_MASK: u32 = rdma::QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
-pub const RTR_MASK: u32 = rdma::QP_STATE
-    | QP_AV
-    | QP_PATH_MTU
-    | QP_DEST_QPN
-    | QP_RQ_PSN
-    | QP_MAX_DEST_RD_ATOMIC
-    | QP_MIN_RNR_TIMER;
-
 pub fn init(setup: &Setup) -> QpAttr {
     QpAttr {
         qp_state: QPS_INIT,
@@ -171,10 +166,10 @@ pub fn connect_by(
     setup: &Setup,
     address: impl Fn(&mut QpAttr),
 ) {
-    end.qp.modify(INIT_MASK, &init(setup)).unwrap();
+    end.qp.modify(QP_TO_INIT, &init(setup)).unwrap();
     let mut attr = receive_from(to, gid, psn[1]);
     address(&mut attr);
-    end.qp.modify(RTR_MASK, &attr).unwrap();
+    end.qp.modify(QP_TO_RTR, &attr).unwrap();
     let attr = QpAttr {
         qp_state: QPS_RTS,
         timeout: setup.timeout,
@@ -184,9 +179,7 @@ pub fn connect_by(
         max_rd_atomic: 1,
         ..Default::default()
     };
-    let mask =
-        rdma::QP_STATE | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
-    end.qp.modify(mask, &attr).unwrap();
+    end.qp.modify(QP_TO_RTS, &attr).unwrap();
 }
 
 pub fn pair(setup: Setup) -> Pair {
@@ -215,6 +208,17 @@ impl Pair {
         panic!("the engine does not come to rest");
     }
 
+    /// Request `wr_id` of the first end is given up after two retries: the peer does not answer.
+    pub fn give_up(&mut self, wr_id: u64) {
+        self.run();
+        for _ in 0..2 {
+            self.pass(ANSWER_TIMEOUT);
+            assert_eq!(self.a.next(), None);
+        }
+        self.pass(ANSWER_TIMEOUT);
+        assert_eq!(self.a.next(), Some((wr_id, WC_STATUS_RETRY_EXC_ERR)));
+    }
+
     pub fn pass(&mut self, time: Duration) {
         self.now += time;
         self.run();
@@ -235,6 +239,10 @@ impl End {
         (request.wr_id, request.opcode, request.signalled) = (wr_id, opcode, true);
         request.elements.set(elements).unwrap();
         request
+    }
+
+    pub fn post_send(&self, wr_id: u64, elements: &[Element]) {
+        self.sends.post(self.request(Opcode::Send, wr_id, elements));
     }
 
     pub fn post_recv(&self, wr_id: u64, elements: &[Element]) {

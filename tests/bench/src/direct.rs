@@ -86,34 +86,16 @@ impl End {
             ..Default::default()
         };
         let steps = [
-            (
-                rdma::QPS_INIT,
-                rdma::QP_PKEY_INDEX | rdma::QP_PORT | rdma::QP_ACCESS_FLAGS,
-            ),
-            (
-                rdma::QPS_RTR,
-                rdma::QP_AV
-                    | rdma::QP_PATH_MTU
-                    | rdma::QP_DEST_QPN
-                    | rdma::QP_RQ_PSN
-                    | rdma::QP_MAX_DEST_RD_ATOMIC
-                    | rdma::QP_MIN_RNR_TIMER,
-            ),
-            (
-                rdma::QPS_RTS,
-                rdma::QP_TIMEOUT
-                    | rdma::QP_RETRY_CNT
-                    | rdma::QP_RNR_RETRY
-                    | rdma::QP_SQ_PSN
-                    | rdma::QP_MAX_QP_RD_ATOMIC,
-            ),
+            (rdma::QPS_INIT, rdma::QP_TO_INIT),
+            (rdma::QPS_RTR, rdma::QP_TO_RTR),
+            (rdma::QPS_RTS, rdma::QP_TO_RTS),
         ];
         for (state, mask) in steps {
             let attr = QpAttr {
                 qp_state: state,
                 ..attr
             };
-            self.qp.modify(mask | rdma::QP_STATE, &attr)?;
+            self.qp.modify(mask, &attr)?;
         }
         Ok(())
     }

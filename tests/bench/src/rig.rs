@@ -126,11 +126,11 @@ impl End {
                 qp_state: state,
                 ..attr
             };
-            self.qp.modify(&attr, mask | rdma::QP_STATE)
+            self.qp.modify(&attr, mask)
         };
         step(
             rdma::QPS_INIT,
-            rdma::QP_PKEY_INDEX | rdma::QP_PORT | rdma::QP_ACCESS_FLAGS,
+            rdma::QP_TO_INIT,
             QpAttr {
                 port_num: 1,
                 qp_access_flags: ACCESS.into(),
@@ -139,12 +139,7 @@ impl End {
         )?;
         step(
             rdma::QPS_RTR,
-            rdma::QP_AV
-                | rdma::QP_PATH_MTU
-                | rdma::QP_DEST_QPN
-                | rdma::QP_RQ_PSN
-                | rdma::QP_MAX_DEST_RD_ATOMIC
-                | rdma::QP_MIN_RNR_TIMER,
+            rdma::QP_TO_RTR,
             QpAttr {
                 path_mtu: 3,
                 dest_qp_num: to.qp.number().into(),
@@ -158,11 +153,7 @@ impl End {
         )?;
         step(
             rdma::QPS_RTS,
-            rdma::QP_TIMEOUT
-                | rdma::QP_RETRY_CNT
-                | rdma::QP_RNR_RETRY
-                | rdma::QP_SQ_PSN
-                | rdma::QP_MAX_QP_RD_ATOMIC,
+            rdma::QP_TO_RTS,
             QpAttr {
                 timeout: 14,
                 retry_cnt: 7,

@@ -410,6 +410,20 @@ numbers! { u32:
     QP_RATE_LIMIT = 1 << 25,
 }
 
+/// What a reliable connection has to be given to go from Reset to Init (ibv_modify_qp(3)).
+pub const QP_TO_INIT: u32 = QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
+/// From Init to RTR.
+pub const QP_TO_RTR: u32 = QP_STATE
+    | QP_AV
+    | QP_PATH_MTU
+    | QP_DEST_QPN
+    | QP_RQ_PSN
+    | QP_MAX_DEST_RD_ATOMIC
+    | QP_MIN_RNR_TIMER;
+/// From RTR to RTS.
+pub const QP_TO_RTS: u32 =
+    QP_STATE | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
+
 // Values of `enum ibv_event_type`.
 numbers! { u32:
     /// A completion queue overran.

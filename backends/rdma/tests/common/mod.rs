@@ -3,9 +3,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QP_ACCESS_FLAGS, QP_AV,
-    QP_DEST_QPN, QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC, QP_MIN_RNR_TIMER, QP_PATH_MTU,
-    QP_PKEY_INDEX, QP_PORT, QP_RETRY_CNT, QP_RNR_RETRY, QP_RQ_PSN, QP_SQ_PSN, QP_STATE, QP_TIMEOUT,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS,
     QPS_INIT, QPS_RTR, QPS_RTS,
 };
 use farlane_rdma_client::{
@@ -252,8 +250,7 @@ pub fn connect_to(qp: &Qp, number: u32, gid: [u8; 16]) {
         qp_access_flags: access.into(),
         ..QpAttr::default()
     };
-    let mask = QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
-    qp.modify(&init, mask).unwrap();
+    qp.modify(&init, QP_TO_INIT).unwrap();
     let rtr = QpAttr {
         qp_state: QPS_RTR,
         path_mtu: 3,
@@ -265,14 +262,7 @@ pub fn connect_to(qp: &Qp, number: u32, gid: [u8; 16]) {
         ah_port: 1,
         ..QpAttr::default()
     };
-    let mask = QP_STATE
-        | QP_AV
-        | QP_PATH_MTU
-        | QP_DEST_QPN
-        | QP_RQ_PSN
-        | QP_MAX_DEST_RD_ATOMIC
-        | QP_MIN_RNR_TIMER;
-    qp.modify(&rtr, mask).unwrap();
+    qp.modify(&rtr, QP_TO_RTR).unwrap();
     let rts = QpAttr {
         qp_state: QPS_RTS,
         timeout: 14,
@@ -281,9 +271,7 @@ pub fn connect_to(qp: &Qp, number: u32, gid: [u8; 16]) {
         max_rd_atomic: 1,
         ..QpAttr::default()
     };
-    let mask =
-        QP_STATE | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
-    qp.modify(&rts, mask).unwrap();
+    qp.modify(&rts, QP_TO_RTS).unwrap();
 }
 
 pub fn connect(one: &End, other: &End) {

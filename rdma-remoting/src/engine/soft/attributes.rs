@@ -48,28 +48,12 @@ fn transition(from: State, to: State) -> Option<(u32, u32)> {
         | rdma::QP_ACCESS_FLAGS
         | rdma::QP_MIN_RNR_TIMER
         | rdma::QP_PATH_MIG_STATE;
-    let init = rdma::QP_PKEY_INDEX | rdma::QP_PORT | rdma::QP_ACCESS_FLAGS;
     Some(match (from, to) {
         (_, Reset | Error) => (0, 0),
-        (Reset, Init) => (init, 0),
-        (Init, Init) => (0, init),
-        (Init, ReadyToReceive) => (
-            rdma::QP_AV
-                | rdma::QP_PATH_MTU
-                | rdma::QP_DEST_QPN
-                | rdma::QP_RQ_PSN
-                | rdma::QP_MAX_DEST_RD_ATOMIC
-                | rdma::QP_MIN_RNR_TIMER,
-            rdma::QP_ACCESS_FLAGS | rdma::QP_PKEY_INDEX,
-        ),
-        (ReadyToReceive, ReadyToSend) => (
-            rdma::QP_TIMEOUT
-                | rdma::QP_RETRY_CNT
-                | rdma::QP_RNR_RETRY
-                | rdma::QP_SQ_PSN
-                | rdma::QP_MAX_QP_RD_ATOMIC,
-            common,
-        ),
+        (Reset, Init) => (rdma::QP_TO_INIT, 0),
+        (Init, Init) => (0, rdma::QP_TO_INIT),
+        (Init, ReadyToReceive) => (rdma::QP_TO_RTR, rdma::QP_ACCESS_FLAGS | rdma::QP_PKEY_INDEX),
+        (ReadyToReceive, ReadyToSend) => (rdma::QP_TO_RTS, common),
         (ReadyToSend, ReadyToSend) | (Draining, ReadyToSend) => (0, common),
         (ReadyToSend, Draining) => (0, rdma::QP_EN_SQD_ASYNC_NOTIFY),
         (Draining, Draining) => (
@@ -97,6 +81,7 @@ pub fn modify(
     attr: &QpAttr,
 ) -> Result<(State, QpAttr), Errno> {
     let has = |bit| mask & bit != 0;
+    let has_all = |bits| mask & bits == bits;
     if has(rdma::QP_ALT_PATH | rdma::QP_RATE_LIMIT | rdma::QP_CAP | rdma::QP_QKEY) {
         return Err(Errno::EOPNOTSUPP);
     }
@@ -109,8 +94,7 @@ pub fn modify(
         state
     };
     let (required, optional) = transition(state, to).ok_or(Errno::EINVAL)?;
-    let asked = mask & !rdma::QP_STATE;
-    if asked & required != required || asked & !(required | optional) != 0 {
+    if !has_all(required) || mask & !(required | optional | rdma::QP_STATE) != 0 {
         return Err(Errno::EINVAL);
     }
     if to == State::Reset {

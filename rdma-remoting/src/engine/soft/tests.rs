@@ -7,11 +7,7 @@ use crate::local::{LocalCompletionQueue, LocalQueue};
 use crate::memory::{MemoryTable, PdHandle};
 use crate::request::{Opcode, RecvWqe, SendWqe};
 use farlane_abi::queue::{WC_STATUS_RETRY_EXC_ERR, WC_STATUS_SUCCESS};
-use farlane_abi::rdma::{
-    QP_ACCESS_FLAGS, QP_AV, QP_DEST_QPN, QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC,
-    QP_MIN_RNR_TIMER, QP_PATH_MTU, QP_PKEY_INDEX, QP_PORT, QP_RETRY_CNT, QP_RNR_RETRY, QP_RQ_PSN,
-    QP_SQ_PSN, QP_STATE, QP_TIMEOUT, QPS_INIT, QPS_RTR, QPS_RTS, QpAttr,
-};
+use farlane_abi::rdma::{QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RTR, QPS_RTS, QpAttr};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -65,16 +61,11 @@ fn connect(end: &End, to: &End) {
         rnr_retry: 7,
         ..Default::default()
     };
-    let init = QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
-    let rtr = QP_STATE
-        | QP_AV
-        | QP_PATH_MTU
-        | QP_DEST_QPN
-        | QP_RQ_PSN
-        | QP_MAX_DEST_RD_ATOMIC
-        | QP_MIN_RNR_TIMER;
-    let rts = QP_STATE | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
-    for (mask, to) in [(init, QPS_INIT), (rtr, QPS_RTR), (rts, QPS_RTS)] {
+    for (mask, to) in [
+        (QP_TO_INIT, QPS_INIT),
+        (QP_TO_RTR, QPS_RTR),
+        (QP_TO_RTS, QPS_RTS),
+    ] {
         end.qp.modify(mask, &state(to)).unwrap();
     }
 }

@@ -6,11 +6,7 @@ use farlane_abi::arena::{
     OFF_CALL_COMPLETED, OFF_CALL_RING, OFF_CALL_SUBMITTED, OFF_DEAD,
 };
 use farlane_abi::queue::{QP_OFF_ENTRIES, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_PRODUCED};
-use farlane_abi::rdma::{
-    ModifyQp, QP_ACCESS_FLAGS, QP_AV, QP_DEST_QPN, QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC,
-    QP_MIN_RNR_TIMER, QP_PATH_MTU, QP_PKEY_INDEX, QP_PORT, QP_RETRY_CNT, QP_RNR_RETRY, QP_RQ_PSN,
-    QP_SQ_PSN, QP_STATE, QP_TIMEOUT, QPS_INIT, QPS_RTR, QPS_RTS, Qp, QpAttr,
-};
+use farlane_abi::rdma::{ModifyQp, QP_STATE, QPS_INIT, QPS_RTR, QPS_RTS, Qp, QpAttr, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use crate::{Input, PAGE, Raised, Ram, format_all_logs};
 use farlane_rdma_remoting::{Context, Counters, Port, Server};
@@ -274,18 +270,13 @@ impl Scene<'_> {
             ..QpAttr::default()
         };
         let steps = [
-            modify(QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS, init),
+            modify(QP_TO_INIT, init),
             modify(
-                QP_AV
-                    | QP_PATH_MTU
-                    | QP_DEST_QPN
-                    | QP_RQ_PSN
-                    | QP_MAX_DEST_RD_ATOMIC
-                    | QP_MIN_RNR_TIMER,
+                QP_TO_RTR,
                 rtr,
             ),
             modify(
-                QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC,
+                QP_TO_RTS,
                 rts,
             ),
         ];

@@ -6,12 +6,7 @@ use farlane_abi::queue::{
     QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED,
     QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SendEntry, Sge,
 };
-use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QP_ACCESS_FLAGS, QP_AV,
-    QP_DEST_QPN, QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC, QP_MIN_RNR_TIMER, QP_PATH_MTU,
-    QP_PKEY_INDEX, QP_PORT, QP_RETRY_CNT, QP_RNR_RETRY, QP_RQ_PSN, QP_SQ_PSN, QP_STATE, QP_TIMEOUT,
-    QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QpAttr,
-};
+use farlane_abi::rdma::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QP_STATE, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QpAttr, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS};
 use farlane_abi::zerocopy::IntoBytes as _;
 use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
@@ -187,7 +182,7 @@ impl<'a> End<'a> {
             qp_access_flags: u32::from(!bits & 7).into(),
             ..QpAttr::default()
         };
-        self.modify(QPS_INIT, QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS, attr);
+        self.modify(QPS_INIT, QP_TO_INIT, attr);
         let attr = QpAttr {
             path_mtu: 3,
             dest_qp_num: to.into(),
@@ -197,13 +192,7 @@ impl<'a> End<'a> {
             rq_psn: u32::from(bits >> 7).into(),
             ..QpAttr::default()
         };
-        let mask = QP_AV
-            | QP_PATH_MTU
-            | QP_DEST_QPN
-            | QP_RQ_PSN
-            | QP_MAX_DEST_RD_ATOMIC
-            | QP_MIN_RNR_TIMER;
-        self.modify(QPS_RTR, mask, attr);
+        self.modify(QPS_RTR, QP_TO_RTR, attr);
         let attr = QpAttr {
             max_rd_atomic: !bits >> 4 & 1,
             timeout: timers >> 3,
@@ -211,8 +200,7 @@ impl<'a> End<'a> {
             rnr_retry: timers & 7,
             ..QpAttr::default()
         };
-        let mask = QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
-        self.modify(QPS_RTS, mask, attr);
+        self.modify(QPS_RTS, QP_TO_RTS, attr);
     }
 
     /// A key of `of`, or one that is near it.

@@ -158,8 +158,7 @@ impl Qp {
             qp_access_flags: (rdma::ACCESS_REMOTE_WRITE | rdma::ACCESS_REMOTE_READ).into(),
             ..state(rdma::QPS_INIT)
         };
-        let mask = rdma::QP_PKEY_INDEX | rdma::QP_PORT | rdma::QP_ACCESS_FLAGS;
-        self.modify(session, mask, init)?;
+        self.modify(session, rdma::QP_TO_INIT, init)?;
         let receive = QpAttr {
             path_mtu: 3,
             dest_qp_num: peer.into(),
@@ -170,13 +169,7 @@ impl Qp {
             dgid: gid,
             ..state(rdma::QPS_RTR)
         };
-        let mask = rdma::QP_AV
-            | rdma::QP_PATH_MTU
-            | rdma::QP_DEST_QPN
-            | rdma::QP_RQ_PSN
-            | rdma::QP_MAX_DEST_RD_ATOMIC
-            | rdma::QP_MIN_RNR_TIMER;
-        self.modify(session, mask, receive)?;
+        self.modify(session, rdma::QP_TO_RTR, receive)?;
         let send = QpAttr {
             timeout: 8,
             retry_cnt: 1,
@@ -184,12 +177,7 @@ impl Qp {
             max_rd_atomic: 1,
             ..state(rdma::QPS_RTS)
         };
-        let mask = rdma::QP_TIMEOUT
-            | rdma::QP_RETRY_CNT
-            | rdma::QP_RNR_RETRY
-            | rdma::QP_SQ_PSN
-            | rdma::QP_MAX_QP_RD_ATOMIC;
-        self.modify(session, mask, send)
+        self.modify(session, rdma::QP_TO_RTS, send)
     }
 
     /// Puts a request into the send queue, without looking whether there is room.
