@@ -1,13 +1,11 @@
 //! Completion queues in memory shared with a process.
 
+use crate::ring::{Place, Producer};
 use farlane_abi::queue::{
     ARM_NEXT, ARM_NONE, ARM_SOLICITED, CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_ENTRIES,
     CQ_OFF_EVENTS, CQ_OFF_PRODUCED, Completion, CqLayout,
 };
-use farlane_abi::width::to_usize;
-use farlane_sys::sync::lock;
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use thiserror::Error;
 
@@ -34,9 +32,7 @@ pub type Notify = Box<dyn Fn() + Send + Sync>;
 
 /// A completion queue in shared memory, the backend's end.
 pub struct SharedCompletionQueue {
-    memory: SharedMemory,
-    entries: u32,
-    produced: Mutex<u32>,
+    ring: Producer,
     overrun: AtomicBool,
     notify: Option<Notify>,
     on_overrun: Notify,
@@ -45,7 +41,7 @@ pub struct SharedCompletionQueue {
 impl std::fmt::Debug for SharedCompletionQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SharedCompletionQueue")
-            .field("entries", &self.entries)
+            .field("entries", &self.ring.entries())
             .finish_non_exhaustive()
     }
 }
@@ -61,18 +57,16 @@ impl SharedCompletionQueue {
         notify: Option<Notify>,
         on_overrun: Notify,
     ) -> Result<Self, OutOfBounds> {
-        let need = to_usize(layout.segment_bytes());
-        if memory.len() < need {
-            return Err(OutOfBounds {
-                offset: 0,
-                length: need,
-                size: memory.len(),
-            });
-        }
-        Ok(Self {
-            memory,
+        memory.require(layout.segment_bytes())?;
+        let place = Place {
+            produced_at: CQ_OFF_PRODUCED,
+            consumed_at: CQ_OFF_CONSUMED,
+            entries_at: CQ_OFF_ENTRIES,
             entries: layout.entries,
-            produced: Mutex::new(0),
+            stride: size_of::<Completion>(),
+        };
+        Ok(Self {
+            ring: Producer::new(memory, place),
             overrun: AtomicBool::new(false),
             notify,
             on_overrun,
@@ -84,41 +78,17 @@ impl SharedCompletionQueue {
             (self.on_overrun)();
         }
         Overrun {
-            entries: self.entries,
+            entries: self.ring.entries(),
         }
-    }
-
-    /// Writes the entry and publishes it. `None` when there is no room.
-    fn write(&self, completion: &Completion) -> Option<()> {
-        let mut produced = lock(&self.produced);
-        let consumed = self
-            .memory
-            .word(CQ_OFF_CONSUMED)
-            .ok()?
-            .load(Ordering::Acquire);
-        // A consumer word beyond the producer's reads as a full queue as well.
-        if produced.wrapping_sub(consumed) >= self.entries {
-            return None;
-        }
-        let index = usize::try_from(*produced & (self.entries - 1)).ok()?;
-        let at = CQ_OFF_ENTRIES + index * size_of::<Completion>();
-        self.memory.write(at, completion).ok()?;
-        *produced = produced.wrapping_add(1);
-        self.memory
-            .word(CQ_OFF_PRODUCED)
-            .ok()?
-            .store(*produced, Ordering::Release);
-        Some(())
     }
 
     fn raise(&self, solicited: bool) {
         let Some(notify) = &self.notify else {
             return;
         };
-        let (Ok(armed), Ok(events)) = (
-            self.memory.word(CQ_OFF_ARMED),
-            self.memory.word(CQ_OFF_EVENTS),
-        ) else {
+        let memory = self.ring.memory();
+        let (Ok(armed), Ok(events)) = (memory.word(CQ_OFF_ARMED), memory.word(CQ_OFF_EVENTS))
+        else {
             return;
         };
         fence(Ordering::SeqCst);
@@ -142,7 +112,7 @@ impl SharedCompletionQueue {
 
 impl CompletionSink for SharedCompletionQueue {
     fn push(&self, completion: &Completion, solicited: bool) -> Result<(), Overrun> {
-        if self.overrun.load(Ordering::Relaxed) || self.write(completion).is_none() {
+        if self.overrun.load(Ordering::Relaxed) || self.ring.push(completion).is_none() {
             return Err(self.overrun());
         }
         self.raise(solicited || completion.status != 0);

@@ -3,7 +3,8 @@
 //! Bottom to top:
 //!
 //! * [`request`]: bytes of a work request to a typed one, once, at the edge;
-//! * [`work_queue`], [`completion_queue`], [`call_ring`]: rings in memory shared with a process;
+//! * `ring`, [`work_queue`], [`completion_queue`], [`call_ring`]: rings in memory shared with a
+//!   process;
 //! * [`table`], [`memory`]: handles and memory keys, each owned by one context;
 //! * [`engine`]: what carries work out; [`engine::soft`] is the embedded one;
 //! * [`local`]: the same engine without remoting;
@@ -26,6 +27,7 @@ pub mod nodes;
 mod objects;
 pub mod port;
 pub mod request;
+mod ring;
 mod round;
 pub mod server;
 pub mod table;

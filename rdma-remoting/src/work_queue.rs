@@ -1,11 +1,11 @@
 //! Work queues in shared memory, the backend's end.
 
 use crate::request::{RecvWqe, SendWqe, WqeError};
+use crate::ring::Place;
 use farlane_abi::queue::{
     MAX_INLINE_BYTES, MAX_SGE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED,
     QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SendEntry, Sge,
 };
-use farlane_abi::width::to_usize;
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
 use std::sync::atomic::Ordering;
 use thiserror::Error;
@@ -73,11 +73,7 @@ const MAX_RECV_STRIDE: usize = size_of::<RecvEntry>() + MAX_SGE as usize * size_
 #[derive(Debug)]
 struct Consumer {
     memory: SharedMemory,
-    produced_at: usize,
-    consumed_at: usize,
-    entries_at: usize,
-    entries: u32,
-    stride: usize,
+    place: Place,
     /// Requests taken so far.
     taken: u32,
     /// Requests whose place was given back so far.
@@ -86,15 +82,16 @@ struct Consumer {
 
 impl Consumer {
     fn produced(&self) -> Result<u32, QueueError> {
-        let produced = self.memory.word(self.produced_at)?.load(Ordering::Acquire);
+        let word = self.memory.word(self.place.produced_at)?;
+        let produced = word.load(Ordering::Acquire);
         // What the process has put in and not got back can never exceed the queue.
-        if produced.wrapping_sub(self.retired) > self.entries
-            || produced.wrapping_sub(self.retired) < self.taken.wrapping_sub(self.retired)
-        {
+        let (consumed, entries) = (self.retired, self.place.entries);
+        let queued = produced.wrapping_sub(consumed);
+        if queued > entries || queued < self.taken.wrapping_sub(consumed) {
             return Err(QueueError::Index {
                 produced,
-                consumed: self.retired,
-                entries: self.entries,
+                consumed,
+                entries,
             });
         }
         Ok(produced)
@@ -108,18 +105,22 @@ impl Consumer {
         if self.produced()? == self.taken {
             return Ok(None);
         }
-        let index = to_usize(u64::from(self.taken & (self.entries - 1)));
-        let entry = &mut buffer[..self.stride.min(N)];
+        let entry = &mut buffer[..self.place.stride.min(N)];
         self.memory
-            .read_bytes(self.entries_at + index * self.stride, entry)?;
+            .read_bytes(self.place.entry(self.taken), entry)?;
         self.taken = self.taken.wrapping_add(1);
         Ok(Some(entry))
     }
 
     fn retire(&mut self) {
-        self.retired = self.retired.wrapping_add(1);
-        if let Ok(word) = self.memory.word(self.consumed_at) {
-            word.store(self.retired, Ordering::Release);
+        self.give_back(self.retired.wrapping_add(1));
+    }
+
+    /// Tells the process that its places up to here are free.
+    fn give_back(&mut self, retired: u32) {
+        self.retired = retired;
+        if let Ok(word) = self.memory.word(self.place.consumed_at) {
+            word.store(retired, Ordering::Release);
         }
     }
 
@@ -129,13 +130,9 @@ impl Consumer {
     }
 
     fn discard(&mut self) {
-        let Ok(word) = self.memory.word(self.produced_at) else {
-            return;
-        };
-        self.taken = word.load(Ordering::Acquire);
-        self.retired = self.taken;
-        if let Ok(word) = self.memory.word(self.consumed_at) {
-            word.store(self.retired, Ordering::Release);
+        if let Ok(word) = self.memory.word(self.place.produced_at) {
+            self.taken = word.load(Ordering::Acquire);
+            self.give_back(self.taken);
         }
     }
 }
@@ -156,40 +153,28 @@ pub fn shared_queues(
     memory: &SharedMemory,
     layout: &QpLayout,
 ) -> Result<(SharedSendQueue, SharedRecvQueue), OutOfBounds> {
-    let need = to_usize(layout.segment_bytes());
-    if memory.len() < need {
-        return Err(OutOfBounds {
-            offset: 0,
-            length: need,
-            size: memory.len(),
-        });
-    }
-    let consumer = |produced_at, consumed_at, entries_at, entries, stride| Consumer {
+    memory.require(layout.segment_bytes())?;
+    let consumer = |place| Consumer {
         memory: memory.clone(),
-        produced_at,
-        consumed_at,
-        entries_at,
-        entries,
-        stride,
+        place,
         taken: 0,
         retired: 0,
     };
-    Ok((
-        SharedSendQueue(consumer(
-            QP_OFF_SEND_PRODUCED,
-            QP_OFF_SEND_CONSUMED,
-            QP_OFF_ENTRIES,
-            layout.send_entries,
-            layout.send_stride,
-        )),
-        SharedRecvQueue(consumer(
-            QP_OFF_RECV_PRODUCED,
-            QP_OFF_RECV_CONSUMED,
-            layout.recv_offset(),
-            layout.recv_entries,
-            layout.recv_stride,
-        )),
-    ))
+    let sends = consumer(Place {
+        produced_at: QP_OFF_SEND_PRODUCED,
+        consumed_at: QP_OFF_SEND_CONSUMED,
+        entries_at: QP_OFF_ENTRIES,
+        entries: layout.send_entries,
+        stride: layout.send_stride,
+    });
+    let recvs = consumer(Place {
+        produced_at: QP_OFF_RECV_PRODUCED,
+        consumed_at: QP_OFF_RECV_CONSUMED,
+        entries_at: layout.recv_offset(),
+        entries: layout.recv_entries,
+        stride: layout.recv_stride,
+    });
+    Ok((SharedSendQueue(sends), SharedRecvQueue(recvs)))
 }
 
 impl SendSource for SharedSendQueue {

@@ -1,6 +1,7 @@
 //! Contiguous memory that a hostile party writes at the same time.
 
 use crate::Mapping;
+use farlane_abi::width::to_usize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use thiserror::Error;
@@ -58,6 +59,14 @@ impl SharedMemory {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.length == 0
+    }
+
+    /// Checks that it has so many bytes.
+    ///
+    /// # Errors
+    /// It is shorter.
+    pub fn require(&self, bytes: u64) -> Result<(), OutOfBounds> {
+        self.check(0, to_usize(bytes), 1).map(drop)
     }
 
     fn check(&self, offset: usize, length: usize, align: usize) -> Result<*mut u8, OutOfBounds> {
