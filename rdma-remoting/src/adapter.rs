@@ -2,7 +2,7 @@
 //! context, and the ports' addresses.
 
 use crate::context::Context;
-use crate::counters::Live;
+use crate::counters::Counters;
 use crate::engine::{Engine, PortAddress, RawGid};
 use crate::ledger::Ledger;
 use crate::worker::Worker;
@@ -43,7 +43,7 @@ pub enum PortError {
 /// The channel adapter that the ports belong to.
 pub(crate) struct Adapter {
     pub engine: Arc<dyn Engine>,
-    pub counters: Arc<Live>,
+    pub counters: Arc<Counters>,
     /// What its ports share, and none may take alone.
     pub ledger: Arc<Ledger>,
     pub workers: Vec<Worker>,
@@ -54,7 +54,7 @@ pub(crate) struct Adapter {
 impl Adapter {
     pub fn new(
         engine: Arc<dyn Engine>,
-        counters: Arc<Live>,
+        counters: Arc<Counters>,
         workers: Vec<Worker>,
         ledger: Arc<Ledger>,
     ) -> Self {

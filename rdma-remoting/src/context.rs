@@ -2,7 +2,7 @@
 
 use crate::async_ring::{AsyncRing, EventSink};
 use crate::call_ring::{CallRing, CallRingError};
-use crate::counters::{self, Live};
+use crate::counters::{self, Counters};
 use crate::engine::{Engine, PortAddress, RawGid};
 use crate::ledger::{Account, Resource, Share};
 use crate::memory::MemoryTable;
@@ -49,7 +49,7 @@ pub(crate) struct Owner {
     pub label: String,
     pub address: PortAddress,
     pub engine: Arc<dyn Engine>,
-    pub counters: Arc<Live>,
+    pub counters: Arc<Counters>,
     pub account: Arc<Account>,
     pub limit: Arc<LogLimit>,
 }
@@ -62,7 +62,7 @@ pub struct Context {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) pool: Option<Arc<Pool>>,
-    pub(crate) counters: Arc<Live>,
+    pub(crate) counters: Arc<Counters>,
     pub(crate) memory: Arc<MemoryTable>,
     /// What it takes of what all share.
     pub(crate) account: Arc<Account>,
@@ -125,7 +125,7 @@ impl Context {
             account,
             limit,
         } = owner;
-        counters::add(&counters.contexts, 1);
+        counters::count(&counters.contexts, 1);
         let objects = Objects::new(&account);
         Arc::new(Self {
             id,
@@ -393,7 +393,7 @@ impl Context {
     pub(crate) fn cut_off(&self, why: &CallRingError) {
         warn_limited!(self.limit, "{self:?} is cut off: {why}");
         self.failed.store(true, Ordering::Relaxed);
-        counters::add(&self.counters.refused, 1);
+        counters::count(&self.counters.refused, 1);
         if let Some(header) = self.header.get() {
             if let Ok(dead) = header.memory.word(OFF_DEAD) {
                 dead.store(1, Ordering::SeqCst);
@@ -432,7 +432,7 @@ impl Context {
         }
         drop(qps);
         let regions = self.memory.drain();
-        counters::sub(&self.counters.memory_regions, regions.len() as u64);
+        counters::uncount(&self.counters.memory_regions, regions.len() as u64);
         for attached in std::mem::take(&mut *self.regions()).into_values() {
             if let Attached::Pin(memory) = attached {
                 memory.revoke();
@@ -440,6 +440,6 @@ impl Context {
         }
         drop((regions, cqs, buffers, mapped));
         self.objects().keys = Share::of_nothing(&self.account, Resource::MemoryRegions);
-        counters::sub(&self.counters.contexts, 1);
+        counters::uncount(&self.counters.contexts, 1);
     }
 }

@@ -1,7 +1,7 @@
 //! The server: an engine, its ports, and the workers that give every context its turns.
 
 use crate::adapter::{Adapter, PortError};
-use crate::counters::{Counters, Live};
+use crate::counters::Counters;
 use crate::engine::soft::SoftEngine;
 use crate::engine::{Engine, RawGid};
 use crate::ledger::Ledger;
@@ -65,7 +65,7 @@ impl Server {
         config: ServerConfig,
         engine: Arc<dyn Engine>,
     ) -> Result<Arc<Self>, ServerError> {
-        Self::start(config, engine, &[None], Arc::default())
+        Self::start(config, engine, &[None])
     }
 
     /// A server with the embedded engine and as many workers as the configuration says on each of
@@ -78,22 +78,20 @@ impl Server {
         nodes: Vec<WorkerNode>,
         transfers: Arc<dyn TransferObserver>,
     ) -> Result<Arc<Self>, ServerError> {
-        let counters = Arc::new(Live::default());
-        counters.transfers.get_or_init(|| transfers);
         let nodes: Vec<_> = nodes.into_iter().map(Some).collect();
-        Self::start(config, Arc::new(SoftEngine::new()), &nodes, counters)
+        Self::start(config, Arc::new(SoftEngine::observed_by(transfers)), &nodes)
     }
 
     fn start(
         config: ServerConfig,
         engine: Arc<dyn Engine>,
         nodes: &[Option<WorkerNode>],
-        counters: Arc<Live>,
     ) -> Result<Arc<Self>, ServerError> {
         let count = config.workers.saturating_mul(nodes.len());
         if !(1..=MAX_WORKERS).contains(&count) {
             return Err(ServerError::Workers(count));
         }
+        let counters = Arc::<Counters>::default();
         let workers = nodes
             .iter()
             .flat_map(|node| std::iter::repeat_n(node, config.workers))
@@ -106,7 +104,7 @@ impl Server {
 
     pub(crate) fn of(
         engine: Arc<dyn Engine>,
-        counters: Arc<Live>,
+        counters: Arc<Counters>,
         workers: Vec<Worker>,
         ledger: Arc<Ledger>,
     ) -> Arc<Self> {
@@ -154,10 +152,10 @@ impl Server {
         })
     }
 
-    /// The present values of the counters.
+    /// What it counts.
     #[must_use]
-    pub fn counters(&self) -> Counters {
-        self.adapter.counters.read()
+    pub fn counters(&self) -> &Counters {
+        &self.adapter.counters
     }
 
     /// Stops the workers. Contexts get no more turns.

@@ -27,7 +27,7 @@ impl Context {
             let dispatch = |number, args: &[u8], out: &mut [u8]| host.dispatch(number, args, out);
             match calls.serve(|| look.clock(), dispatch) {
                 Ok(served) => {
-                    counters::add(&self.counters.calls, u64::from(served.calls));
+                    counters::count(&self.counters.calls, u64::from(served.calls));
                     if served.wake {
                         self.events.raise(EVENT_WAKE);
                     }

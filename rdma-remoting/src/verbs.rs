@@ -138,7 +138,7 @@ impl Verbs for CallHost<'_> {
             }
         })?;
         let key = self.context.memory.insert(memory).ok_or(Errno::ENOMEM)?;
-        counters::add(&self.context.counters.memory_regions, 1);
+        counters::count(&self.context.counters.memory_regions, 1);
         Ok(Mr {
             handle: key.into(),
             lkey: key.into(),
@@ -148,7 +148,7 @@ impl Verbs for CallHost<'_> {
 
     fn dereg_mr(&mut self, mr: Handle) -> Result<(), Errno> {
         self.context.memory.remove(mr.get()).ok_or(Errno::EBADF)?;
-        counters::sub(&self.context.counters.memory_regions, 1);
+        counters::uncount(&self.context.counters.memory_regions, 1);
         Ok(())
     }
 
@@ -170,7 +170,7 @@ impl Verbs for CallHost<'_> {
                 Arc::clone(&self.context.counters),
             );
             let notify: crate::completion_queue::Notify = Box::new(move || {
-                counters::add(&counters.events, 1);
+                counters::count(&counters.events, 1);
                 events.raise(event);
             });
             notify

@@ -1,7 +1,7 @@
 //! A worker: a thread that gives contexts their turns, and sleeps when there is nothing to do.
 
 use crate::context::Context;
-use crate::counters::{self, Live};
+use crate::counters::{self, Counters};
 use crate::engine::{Progress, Turn, Waker};
 use crate::nodes::WorkerNode;
 use crate::round::{Look, Pace, Tenants};
@@ -37,7 +37,7 @@ struct WorkerState {
     stop: AtomicBool,
     /// The thread has found what somebody whom it serves itself may wait for.
     again: AtomicBool,
-    counters: Arc<Live>,
+    counters: Arc<Counters>,
 }
 
 /// A worker thread, and how it is directed.
@@ -49,7 +49,11 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub fn start(index: usize, on: Option<WorkerNode>, counters: Arc<Live>) -> io::Result<Self> {
+    pub fn start(
+        index: usize,
+        on: Option<WorkerNode>,
+        counters: Arc<Counters>,
+    ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let state = Arc::new(WorkerState {
@@ -260,7 +264,7 @@ impl WorkerState {
             if !progress.cut
                 && let Some(rest) = rest.take_if(|rest| rest.looked)
             {
-                counters::add(&self.counters.sleeps, 1);
+                counters::count(&self.counters.sleeps, 1);
                 let left = |d: Instant| d.saturating_duration_since(Instant::now());
                 // A change of the list, the end, and every doorbell since the announcement end it.
                 self.wait(rest.deadline.map(left));

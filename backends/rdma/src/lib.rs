@@ -28,15 +28,10 @@ pub fn metrics_text(
     requests: &farlane_guest_device::control::RequestCounters,
     nodes: Option<&nodes::Nodes>,
 ) -> String {
-    use farlane_daemon::metrics::{Sample, write_samples};
     let mut text = String::new();
-    let counters = server.counters();
-    let samples = counters
-        .entries()
-        .into_iter()
-        .map(|(name, help, value)| Sample { name, help, value })
-        .chain(requests.samples());
-    write_samples(&mut text, "farlane_rdma", samples);
+    let samples = server.counters().samples().into_iter();
+    let samples = samples.chain(requests.samples());
+    farlane_daemon::metrics::write_samples(&mut text, "farlane_rdma", samples);
     if let Some(nodes) = nodes {
         nodes.write(&mut text);
     }

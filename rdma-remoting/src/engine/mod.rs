@@ -8,7 +8,7 @@
 pub mod soft;
 
 use crate::completion_queue::CompletionSink;
-use crate::counters::Live;
+use crate::counters::Counters;
 use crate::memory::{MemoryTable, PdHandle};
 use crate::work_queue::{RecvSource, SendSource};
 use farlane_abi::Errno;
@@ -90,7 +90,7 @@ pub struct QpSpec {
     /// Told of asynchronous events, `EVENT_*` of [`farlane_abi::rdma`].
     pub events: Box<dyn Fn(u32) + Send + Sync>,
     /// Counters of the server.
-    pub counters: Arc<Live>,
+    pub counters: Arc<Counters>,
     /// Of what its owner can have logged.
     pub limit: Arc<LogLimit>,
 }

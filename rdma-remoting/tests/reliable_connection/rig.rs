@@ -2,7 +2,6 @@
 
 use farlane_abi::queue::WC_STATUS_RETRY_EXC_ERR;
 use farlane_abi::rdma::*;
-use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
@@ -113,7 +112,7 @@ pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalComple
                 let events = Arc::clone(&events);
                 Box::new(move |kind| events.lock().unwrap().push(kind))
             },
-            counters: Arc::new(Live::default()),
+            counters: Arc::default(),
             limit: Arc::default(),
         })
         .unwrap();

@@ -3,7 +3,6 @@
 use crate::rig::{BUFFER, DEPTH};
 use anyhow::{Context as _, Result, bail};
 use farlane_abi::rdma::{self, QpAttr};
-use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
@@ -65,7 +64,7 @@ impl End {
             recv_cq: Arc::clone(&cq) as _,
             signal_all: true,
             events: Box::new(|_| ()),
-            counters: Arc::new(Live::default()),
+            counters: Arc::default(),
             limit: Arc::default(),
         })?;
         Ok(Self { qp, sends, cq, key })

@@ -21,6 +21,18 @@ pub use input::Input;
 pub use quiet::format_all_logs;
 pub use ram::{PAGE, Ram};
 
+/// Nothing is left in a server of what processes had.
+fn assert_nothing_left(server: &farlane_rdma_remoting::Server) {
+    let counters = server.counters();
+    for left in [
+        &counters.contexts,
+        &counters.queue_pairs,
+        &counters.memory_regions,
+    ] {
+        assert_eq!(left.load(std::sync::atomic::Ordering::Relaxed), 0);
+    }
+}
+
 /// A fuzz target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {

@@ -1,10 +1,12 @@
 //! Attributes and states of a reliable connection (IBTA 11.2.5.2, table of QP state transitions).
 
-use super::MAX_READS;
 use crate::memory::Access;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{self, QpAttr};
 use std::time::Duration;
+
+/// Largest number of outstanding reads that a queue pair may be given.
+pub const MAX_READS: u8 = 128;
 
 /// State of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

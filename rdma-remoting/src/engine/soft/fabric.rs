@@ -1,20 +1,20 @@
 //! Which queue pair has which number.
 
-use super::qp::SoftQp;
-use crate::engine::{QpNumber, Waker};
+use super::target::Target;
+use super::wakes::Wakes;
+use crate::engine::QpNumber;
+use crate::nodes::TransferObserver;
 use farlane_sys::sync::{read, write};
-use farlane_worker::wake;
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, OnceLock, RwLock};
+use std::sync::{Arc, RwLock};
 
 /// Numbers below are special in InfiniBand (QP0, QP1) or look like mistakes.
 const FIRST_NUMBER: u32 = 16;
 
 #[derive(Debug, Default)]
 struct Numbers {
-    qps: HashMap<QpNumber, Arc<SoftQp>>,
+    qps: HashMap<QpNumber, Arc<Target>>,
     draws: Draws,
 }
 
@@ -26,10 +26,17 @@ struct Draws {
     /// Keys of a pseudorandom function.
     keys: RandomState,
     drawn: u64,
+    /// Comes next.
+    #[cfg(test)]
+    again: Option<QpNumber>,
 }
 
 impl Draws {
     fn next(&mut self) -> QpNumber {
+        #[cfg(test)]
+        if let Some(number) = self.again.take() {
+            return number;
+        }
         self.drawn += 1;
         let [a, b, c, ..] = self.keys.hash_one(self.drawn).to_ne_bytes();
         QpNumber::of(u32::from_ne_bytes([a, b, c, 0]))
@@ -40,10 +47,10 @@ impl Draws {
 #[derive(Default)]
 pub struct Fabric {
     numbers: RwLock<Numbers>,
-    /// Not set where no thread gives turns by itself.
-    waker: OnceLock<Waker>,
-    /// A requester waits for a peer that answers it.
-    awaited: AtomicU32,
+    /// Has threads look at queue pairs.
+    pub wakes: Arc<Wakes>,
+    /// Told of what is moved.
+    pub transfers: Option<Arc<dyn TransferObserver>>,
 }
 
 impl std::fmt::Debug for Fabric {
@@ -55,32 +62,16 @@ impl std::fmt::Debug for Fabric {
 }
 
 impl Fabric {
-    /// See [`Engine::set_waker`](crate::engine::Engine::set_waker).
-    pub fn set_waker(&self, waker: Waker) {
-        self.waker.get_or_init(|| waker);
-    }
-
-    /// Has every thread look at its queue pairs.
-    pub fn wake(&self) {
-        if let Some(wake) = self.waker.get() {
-            wake();
-        }
-    }
-
-    /// A requester waits for a peer that answers it.
-    pub fn wait_for_answer(&self) {
-        wake::wait_for_other(&self.awaited);
-    }
-
-    /// A queue pair has changed: it may answer now, or no longer.
-    pub fn changed(&self) {
-        if wake::must_pass_on(&self.awaited) {
-            self.wake();
+    /// A fabric without queue pairs that tells `transfers` what is moved.
+    pub fn observed_by(transfers: Arc<dyn TransferObserver>) -> Self {
+        Self {
+            transfers: Some(transfers),
+            ..Self::default()
         }
     }
 
     /// Adds the queue pair that `make` makes of its number. `None` when there are `limit`.
-    pub fn add(&self, limit: u32, make: impl FnOnce(QpNumber) -> SoftQp) -> Option<Arc<SoftQp>> {
+    pub fn add(&self, limit: u32, make: impl FnOnce(QpNumber) -> Target) -> Option<Arc<Target>> {
         let mut numbers = write(&self.numbers);
         if numbers.qps.len() >= usize::try_from(limit).ok()? {
             return None;
@@ -97,17 +88,16 @@ impl Fabric {
         Some(qp)
     }
 
-    /// Has a queue pair have another's number, which is gone.
+    /// Has the next queue pair have this number, whose own is gone.
     #[cfg(test)]
-    pub fn succeed(&self, qp: SoftQp) -> Arc<SoftQp> {
+    pub fn give_again(&self, number: QpNumber) {
         let mut numbers = write(&self.numbers);
-        let qp = Arc::new(qp);
-        assert!(numbers.qps.insert(qp.number, Arc::clone(&qp)).is_none());
-        qp
+        assert!(!numbers.qps.contains_key(&number));
+        numbers.draws.again = Some(number);
     }
 
     /// The queue pair of a number.
-    pub fn find(&self, number: QpNumber) -> Option<Arc<SoftQp>> {
+    pub fn find(&self, number: QpNumber) -> Option<Arc<Target>> {
         let numbers = read(&self.numbers);
         numbers.qps.get(&number).cloned()
     }

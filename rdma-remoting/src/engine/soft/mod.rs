@@ -4,14 +4,19 @@
 //! that the responder names.
 
 mod attributes;
+mod common;
 mod fabric;
 mod gather;
 mod qp;
 mod requester;
 mod responder;
+mod target;
 mod transfer;
+mod wakes;
 
 use super::{Engine, EngineQp, QpSpec, Waker};
+use crate::nodes::TransferObserver;
+use attributes::MAX_READS;
 use fabric::Fabric;
 use farlane_abi::Errno;
 use farlane_abi::queue::{
@@ -23,8 +28,6 @@ use std::sync::Arc;
 
 /// Largest number of queue pairs of the engine.
 const MAX_QUEUE_PAIRS: u32 = 1 << 18;
-/// Largest number of outstanding reads that a queue pair may be given.
-pub(crate) const MAX_READS: u8 = 128;
 
 /// The embedded engine: queue pairs in software.
 #[derive(Debug, Default)]
@@ -37,6 +40,13 @@ impl SoftEngine {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same, which tells `transfers` what its workers move.
+    #[must_use]
+    pub fn observed_by(transfers: Arc<dyn TransferObserver>) -> Self {
+        let fabric = Arc::new(Fabric::observed_by(transfers));
+        Self { fabric }
     }
 }
 
@@ -84,17 +94,12 @@ impl Engine for SoftEngine {
         if spec.kind != QPT_RC {
             return Err(Errno::EOPNOTSUPP);
         }
-        let fabric = Arc::clone(&self.fabric);
-        let qp = fabric
-            .add(MAX_QUEUE_PAIRS, |number| {
-                SoftQp::new(number, spec, Arc::clone(&fabric))
-            })
-            .ok_or(Errno::ENOMEM)?;
-        Ok(qp)
+        let qp = SoftQp::new(spec, &self.fabric, MAX_QUEUE_PAIRS).ok_or(Errno::ENOMEM)?;
+        Ok(Arc::new(qp))
     }
 
     fn set_waker(&self, waker: Waker) {
-        self.fabric.set_waker(waker);
+        self.fabric.wakes.set_waker(waker);
     }
 }
 

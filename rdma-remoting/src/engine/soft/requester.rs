@@ -1,8 +1,10 @@
 //! The requester's half of a queue pair: carries out send requests, in order.
 
 use super::attributes::{ack_timeout, rnr_delay};
-use super::qp::{Life, SoftQp};
+use super::common::{Life, QpCommon};
+use super::fabric::Fabric;
 use super::responder::{Nak, Responder};
+use super::target::Target;
 use super::transfer::{Message, Refusal, Transfer};
 use crate::counters;
 use crate::engine::{Progress, QpNumber, Turn};
@@ -62,11 +64,12 @@ struct Active {
 /// State of the requester's half. Its lock comes before any responder's.
 pub struct Requester {
     source: Box<dyn SendSource>,
+    fabric: Arc<Fabric>,
     request: SendWqe,
     parts: Vec<Part>,
     active: Option<Active>,
     /// Found once. Does not keep the peer alive, and with it the memory of its VM.
-    peer: Weak<SoftQp>,
+    peer: Weak<Target>,
     life: Life,
     /// The connection has carried a message; the responder's life at that time.
     started: Option<Life>,
@@ -80,9 +83,10 @@ pub struct Requester {
 }
 
 impl Requester {
-    pub fn new(source: Box<dyn SendSource>) -> Self {
+    pub fn new(source: Box<dyn SendSource>, fabric: Arc<Fabric>) -> Self {
         Self {
             source,
+            fabric,
             request: SendWqe::default(),
             parts: Vec::new(),
             active: None,
@@ -128,7 +132,7 @@ impl Requester {
     }
 
     /// Whether a turn would get further without a timer.
-    pub fn is_ready(&self, qp: &SoftQp, draining: bool) -> bool {
+    pub fn is_ready(&self, qp: &QpCommon, draining: bool) -> bool {
         if self.dead || self.paused {
             return false;
         }
@@ -139,7 +143,7 @@ impl Requester {
                 waiting: Some((wait, _)),
                 ..
             }) => {
-                let peer = self.peer.upgrade().or_else(|| self.find_peer(qp));
+                let peer = self.peer.upgrade().or_else(|| self.find_peer());
                 peer.is_some_and(|peer| {
                     let responder = peer.responder();
                     let answered = self.is_answered(qp, &peer, &responder);
@@ -154,7 +158,7 @@ impl Requester {
 
     /// Carries out what is queued, within the bounds of a turn. While draining no new request is
     /// begun.
-    pub fn run(&mut self, qp: &SoftQp, turn: Turn, draining: bool) -> Progress {
+    pub fn run(&mut self, qp: &QpCommon, turn: Turn, draining: bool) -> Progress {
         let mut progress = Progress::default();
         let mut budget = BYTES_PER_TURN;
         for _ in 0..REQUESTS_PER_TURN {
@@ -208,7 +212,7 @@ impl Requester {
     }
 
     /// Takes the next request and begins it; none is there, or it has failed.
-    fn take(&mut self, qp: &SoftQp) -> Option<bool> {
+    fn take(&mut self, qp: &QpCommon) -> Option<bool> {
         match self.source.take(&mut self.request) {
             Ok(true) => {}
             Ok(false) => return None,
@@ -230,14 +234,14 @@ impl Requester {
         Some(begun.is_ok())
     }
 
-    fn tell_drained(&mut self, qp: &SoftQp) {
+    fn tell_drained(&mut self, qp: &QpCommon) {
         if !std::mem::replace(&mut self.drained, true) && self.attr.en_sqd_async_notify != 0 {
             (qp.events)(EVENT_SQ_DRAINED);
         }
     }
 
     /// Opens the local memory of the request that was just taken.
-    fn begin(&mut self, qp: &SoftQp) -> Result<(), u8> {
+    fn begin(&mut self, qp: &QpCommon) -> Result<(), u8> {
         self.parts.clear();
         let length = self.request.length();
         let length = u32::try_from(length).ok();
@@ -273,36 +277,36 @@ impl Requester {
         Ok(())
     }
 
-    fn find_peer(&self, qp: &SoftQp) -> Option<Arc<SoftQp>> {
-        qp.fabric
+    fn find_peer(&self) -> Option<Arc<Target>> {
+        self.fabric
             .find(QpNumber::of(self.attr.dest_qp_num.get()))
-            .filter(|peer| peer.is_named_by(&self.attr))
+            .filter(|peer| peer.common.is_named_by(&self.attr))
     }
 
     /// Whether the peer answers the message at hand: a responder that was reset since the last one,
     /// or has succeeded another one, expects another sequence number.
-    fn is_answered(&self, qp: &SoftQp, peer: &SoftQp, responder: &Responder) -> bool {
+    fn is_answered(&self, qp: &QpCommon, peer: &Target, responder: &Responder) -> bool {
         let expected = match self.started {
             None => responder.expects(self.attr.sq_psn.get()),
             Some(life) => responder.life() == life,
         };
-        peer.state().responds() && responder.is_connected_to(qp, self.life) && expected
+        peer.common.state().responds() && responder.is_connected_to(qp, self.life) && expected
     }
 
     /// The peer, looked for once; none where it does not answer.
-    fn peer(&mut self, qp: &SoftQp) -> Option<Arc<SoftQp>> {
+    fn peer(&mut self) -> Option<Arc<Target>> {
         if let Some(peer) = self.peer.upgrade() {
             return Some(peer);
         }
-        let peer = self.find_peer(qp)?;
+        let peer = self.find_peer()?;
         self.peer = Arc::downgrade(&peer);
         Some(peer)
     }
 
     /// Moves some of the request at hand, on a worker of `node`.
-    fn step(&mut self, qp: &SoftQp, node: Option<Node>, budget: &mut u64) -> Step {
-        let Some(peer) = self.peer(qp) else {
-            qp.fabric.wait_for_answer();
+    fn step(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut u64) -> Step {
+        let Some(peer) = self.peer() else {
+            qp.wakes.wait_for_answer();
             return Step::Wait(Wait::Answer);
         };
         // Held while bytes move: whoever ends the peer waits for it.
@@ -310,18 +314,18 @@ impl Requester {
         if !self.is_answered(qp, &peer, &responder) {
             drop(responder);
             self.peer = Weak::new();
-            qp.fabric.wait_for_answer();
+            qp.wakes.wait_for_answer();
             return Step::Wait(Wait::Answer);
         }
         let Some(active) = self.active.as_mut() else {
             return Step::Failed(WC_STATUS_LOC_QP_OP_ERR);
         };
         self.started = Some(responder.life());
-        responder.hears(&peer, self.life);
+        responder.hears(&peer.common, self.life);
         let mut message = Message {
             request: &self.request,
             parts: &self.parts,
-            peer: &peer,
+            peer: &peer.common,
             responder: &mut responder,
         };
         let outcome = message.go_on(&mut active.transfer, budget);
@@ -336,7 +340,7 @@ impl Requester {
                 // Programs with a completion queue of one entry rely on it.
                 let length = active.transfer.length;
                 self.complete(qp, node);
-                self.complete_receive(qp, &peer, &mut responder, length);
+                self.complete_receive(qp, &peer.common, &mut responder, length);
                 Step::Done
             }
             Err(Refusal::Nak(Nak::NotReady(timer))) => {
@@ -348,7 +352,13 @@ impl Requester {
     }
 
     /// Completes the peer's receive request, where the request at hand has consumed one.
-    fn complete_receive(&self, qp: &SoftQp, peer: &SoftQp, responder: &mut Responder, length: u32) {
+    fn complete_receive(
+        &self,
+        qp: &QpCommon,
+        peer: &QpCommon,
+        responder: &mut Responder,
+        length: u32,
+    ) {
         let (request, opcode) = (&self.request, self.request.opcode);
         if opcode.consumes_receive() {
             let immediate = opcode.has_immediate().then_some(request.immediate);
@@ -404,8 +414,8 @@ impl Requester {
 
     /// Tells of the memory of the request at hand, which a worker of `node` has carried out, where
     /// somebody wants to know.
-    fn tell_transferred(&self, qp: &SoftQp, node: Option<Node>) {
-        let (Some(transfers), Some(worker)) = (qp.counters.transfers.get(), node) else {
+    fn tell_transferred(&self, node: Option<Node>) {
+        let (Some(transfers), Some(worker)) = (&self.fabric.transfers, node) else {
             return;
         };
         for part in &self.parts {
@@ -416,9 +426,9 @@ impl Requester {
     }
 
     /// Ends the request at hand with success.
-    fn complete(&mut self, qp: &SoftQp, node: Option<Node>) {
+    fn complete(&mut self, qp: &QpCommon, node: Option<Node>) {
         let length = self.active.take().map_or(0, |a| a.transfer.length);
-        self.tell_transferred(qp, node);
+        self.tell_transferred(node);
         self.parts.clear();
         self.source.retire();
         let opcode = self.request.opcode;
@@ -427,8 +437,8 @@ impl Requester {
         } else {
             &qp.counters.bytes_out
         };
-        counters::add(counter, length.into());
-        counters::add(&qp.counters.requests, 1);
+        counters::count(counter, length.into());
+        counters::count(&qp.counters.requests, 1);
         if self.request.signalled || qp.signal_all {
             self.push(
                 qp,
@@ -446,14 +456,14 @@ impl Requester {
     }
 
     /// Ends the request at hand with an error, and with it the connection.
-    fn fail(&mut self, qp: &SoftQp, status: u8) {
+    fn fail(&mut self, qp: &QpCommon, status: u8) {
         log::debug!("{}: a request fails with status {status}", qp.number);
         qp.enter_error();
-        counters::add(&qp.counters.failures, 1);
+        counters::count(&qp.counters.failures, 1);
         self.end(qp, status);
     }
 
-    fn end(&mut self, qp: &SoftQp, status: u8) {
+    fn end(&mut self, qp: &QpCommon, status: u8) {
         self.active = None;
         self.parts.clear();
         self.source.retire();
@@ -469,7 +479,7 @@ impl Requester {
         );
     }
 
-    fn push(&mut self, qp: &SoftQp, completion: &Completion) {
+    fn push(&mut self, qp: &QpCommon, completion: &Completion) {
         if let Err(e) = qp.send_cq.push(completion, false) {
             log::debug!("{}: {e}", qp.number);
             self.die(qp);
@@ -477,7 +487,7 @@ impl Requester {
     }
 
     /// Gives the queue up.
-    fn die(&mut self, qp: &SoftQp) {
+    fn die(&mut self, qp: &QpCommon) {
         self.dead = true;
         self.active = None;
         self.parts.clear();
@@ -487,7 +497,7 @@ impl Requester {
     }
 
     /// Flushes at most `most` send requests; returns how many.
-    pub fn flush(&mut self, qp: &SoftQp, most: u32) -> u32 {
+    pub fn flush(&mut self, qp: &QpCommon, most: u32) -> u32 {
         let mut count = 0;
         while count < most && !self.dead {
             if self.active.is_none() {

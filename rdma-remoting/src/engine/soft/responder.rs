@@ -1,7 +1,7 @@
 //! The responder's half of a queue pair: what a peer's requests meet.
 
 use super::attributes::State;
-use super::qp::{Life, SoftQp};
+use super::common::{Life, QpCommon};
 use crate::engine::QpNumber;
 use crate::memory::{Access, Part, Use};
 use crate::request::RecvWqe;
@@ -78,7 +78,7 @@ impl Responder {
     }
 
     /// Whether it is connected to that peer in this life of the peer's requester, and answers it.
-    pub fn is_connected_to(&self, peer: &SoftQp, life: Life) -> bool {
+    pub fn is_connected_to(&self, peer: &QpCommon, life: Life) -> bool {
         !self.paused
             && QpNumber::of(self.attr.dest_qp_num.get()) == peer.number
             && peer.is_named_by(&self.attr)
@@ -97,7 +97,7 @@ impl Responder {
 
     /// A message of the peer comes. Its program may wait for that to make the connection ready to
     /// send (IBTA 11.6.3.1).
-    pub fn hears(&mut self, qp: &SoftQp, peer: Life) {
+    pub fn hears(&mut self, qp: &QpCommon, peer: Life) {
         let is_first = self.heard.replace(peer).is_none();
         if is_first && qp.state() == State::ReadyToReceive {
             (qp.events)(EVENT_COMM_EST);
@@ -115,7 +115,7 @@ impl Responder {
     /// Opens memory for a peer's RDMA write or read.
     pub fn open_remote(
         &self,
-        qp: &SoftQp,
+        qp: &QpCommon,
         rkey: u32,
         address: u64,
         length: u64,
@@ -140,7 +140,7 @@ impl Responder {
     }
 
     /// Breaks the connection from this side and says why to both.
-    pub fn refuse(&self, qp: &SoftQp, status: u8, event: u32) -> Nak {
+    pub fn refuse(&self, qp: &QpCommon, status: u8, event: u32) -> Nak {
         log::debug!("{}: its peer gets status {status}", qp.number);
         if qp.enter_error() {
             (qp.events)(event);
@@ -149,7 +149,7 @@ impl Responder {
     }
 
     /// Sees to it that a receive request is at hand for the message under way.
-    pub fn ready_receive(&mut self, qp: &SoftQp) -> Result<(), Nak> {
+    pub fn ready_receive(&mut self, qp: &QpCommon) -> Result<(), Nak> {
         if self.current.is_some() {
             return Ok(());
         }
@@ -182,7 +182,7 @@ impl Responder {
 
     /// Opens the memory of the current receive request for a message of `length` bytes. Called
     /// once a message.
-    pub fn open_receive(&mut self, qp: &SoftQp, length: u64) -> Result<(), Nak> {
+    pub fn open_receive(&mut self, qp: &QpCommon, length: u64) -> Result<(), Nak> {
         self.parts.clear();
         let Some(request) = &self.current else {
             return Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL));
@@ -221,7 +221,7 @@ impl Responder {
     }
 
     /// Ends the current receive request with an error.
-    pub fn fail_receive(&mut self, qp: &SoftQp, status: u8) {
+    pub fn fail_receive(&mut self, qp: &QpCommon, status: u8) {
         self.parts.clear();
         if let Some(request) = self.current.take() {
             self.push(
@@ -242,7 +242,7 @@ impl Responder {
     /// Completes the current receive request: a whole message of `length` bytes has arrived.
     pub fn complete_receive(
         &mut self,
-        qp: &SoftQp,
+        qp: &QpCommon,
         from: QpNumber,
         length: u32,
         immediate: Option<u32>,
@@ -271,7 +271,7 @@ impl Responder {
         self.push(qp, &completion, solicited);
     }
 
-    fn push(&mut self, qp: &SoftQp, completion: &Completion, solicited: bool) {
+    fn push(&mut self, qp: &QpCommon, completion: &Completion, solicited: bool) {
         if qp.recv_cq.push(completion, solicited).is_err() {
             self.dead = true;
             if qp.enter_error() {
@@ -281,7 +281,7 @@ impl Responder {
     }
 
     /// Flushes at most `most` receive requests; returns how many.
-    pub fn flush(&mut self, qp: &SoftQp, most: u32) -> u32 {
+    pub fn flush(&mut self, qp: &QpCommon, most: u32) -> u32 {
         let mut count = 0;
         while count < most && !self.dead {
             if self.current.is_none() {

@@ -1,7 +1,6 @@
 //! Queue pairs whose numbers come again.
 
 use super::*;
-use crate::counters::Live;
 use crate::engine::{PortAddress, QpNumber};
 use crate::local::{LocalCompletionQueue, LocalQueue};
 use crate::memory::{MemoryTable, PdHandle};
@@ -12,7 +11,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 struct End {
-    qp: Arc<SoftQp>,
+    qp: SoftQp,
     sends: LocalQueue<SendWqe>,
     recvs: LocalQueue<RecvWqe>,
     cq: Arc<LocalCompletionQueue>,
@@ -33,14 +32,13 @@ fn end(fabric: &Arc<Fabric>, number: Option<QpNumber>) -> End {
         recv_cq: cq.clone(),
         signal_all: true,
         events: Box::new(|_| ()),
-        counters: Arc::new(Live::default()),
+        counters: Arc::default(),
         limit: Arc::default(),
     };
-    let make = |number| SoftQp::new(number, spec, Arc::clone(fabric));
-    let qp = match number {
-        Some(number) => fabric.succeed(make(number)),
-        None => fabric.add(MAX_QUEUE_PAIRS, make).unwrap(),
-    };
+    if let Some(number) = number {
+        fabric.give_again(number);
+    }
+    let qp = SoftQp::new(spec, fabric, MAX_QUEUE_PAIRS).unwrap();
     End {
         qp,
         sends,
@@ -54,7 +52,7 @@ fn connect(end: &End, to: &End) {
         qp_state,
         port_num: 1,
         path_mtu: 3,
-        dest_qp_num: to.qp.number.into(),
+        dest_qp_num: to.qp.number().into(),
         is_global: 1,
         ah_port: 1,
         timeout: 14,
@@ -97,7 +95,7 @@ fn a_successor_with_the_same_number_is_not_taken_for_the_peer() {
         assert_eq!(send(&victim, &peer), (WC_STATUS_SUCCESS, 1));
         assert_eq!(send(&peer, &victim), (WC_STATUS_SUCCESS, 1));
         peer.qp.destroy();
-        let successor = end(&fabric, Some(peer.qp.number));
+        let successor = end(&fabric, Some(peer.qp.number()));
         connect(&successor, &victim);
         let (from, to) = if successor_sends {
             (&successor, &victim)
@@ -112,7 +110,7 @@ fn a_successor_with_the_same_number_is_not_taken_for_the_peer() {
 fn nobody_can_tell_the_next_number() {
     let fabric = Arc::new(Fabric::default());
     let ends: Vec<_> = (0..64).map(|_| end(&fabric, None)).collect();
-    let numbers: Vec<_> = ends.iter().map(|end| end.qp.number.get()).collect();
+    let numbers: Vec<_> = ends.iter().map(|end| end.qp.number().get()).collect();
     let all: HashSet<_> = numbers.iter().collect();
     assert_eq!(all.len(), numbers.len());
     assert!(numbers.iter().all(|n| (16..1 << 24).contains(n)));

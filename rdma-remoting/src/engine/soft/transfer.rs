@@ -1,7 +1,7 @@
 //! A message between two queue pairs: its bytes move from one's memory to the other's.
 
+use super::common::QpCommon;
 use super::gather::{Failed, Source, move_message};
-use super::qp::SoftQp;
 use super::responder::{Nak, Responder};
 use crate::memory::{Part, Use};
 use crate::request::{Opcode, SendWqe};
@@ -54,7 +54,7 @@ pub struct Message<'a> {
     pub request: &'a SendWqe,
     /// Memory of the requester that the request names.
     pub parts: &'a [Part],
-    pub peer: &'a SoftQp,
+    pub peer: &'a QpCommon,
     pub responder: &'a mut Responder,
 }
 

@@ -8,8 +8,8 @@ use farlane_abi::arena::{
 use farlane_abi::queue::{QP_OFF_ENTRIES, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_PRODUCED};
 use farlane_abi::rdma::{ModifyQp, QP_STATE, QPS_INIT, QPS_RTR, QPS_RTS, Qp, QpAttr, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use crate::{Input, PAGE, Raised, Ram, format_all_logs};
-use farlane_rdma_remoting::{Context, Counters, Port, Server};
+use crate::{Input, PAGE, Raised, Ram, assert_nothing_left, format_all_logs};
+use farlane_rdma_remoting::{Context, Port, Server};
 use farlane_zero_copy::{AddressSpace, Pool, Region};
 use std::cell::LazyCell;
 use std::sync::Arc;
@@ -418,13 +418,7 @@ pub fn run(data: &[u8]) {
         a.close();
         b.context.turn_now(scene.now);
         b.close();
-        let left = Counters {
-            contexts: 0,
-            queue_pairs: 0,
-            memory_regions: 0,
-            ..server.counters()
-        };
-        assert_eq!(server.counters(), left);
+        assert_nothing_left(&server);
         assert_eq!((a.pool.used(), b.pool.used()), (0, 0));
         for page in GUARDS {
             assert!(machine.ram.is_zero(page), "page {page} was never attached");

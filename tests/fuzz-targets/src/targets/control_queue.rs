@@ -3,13 +3,13 @@
 
 use farlane_abi::control::{Extent, MAX_CONTEXTS, Reply, Request};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use crate::{Input, PAGE, Ram, format_all_logs};
+use crate::{Input, PAGE, Ram, assert_nothing_left, format_all_logs};
 use farlane_guest_device::control::{Control, MapWindow, RequestCounters};
 use farlane_guest_device::events::EventQueue;
 use farlane_guest_device::request::{ContextRequest, ControlRequest, parse, parse_host};
 use farlane_guest_device::ring::{Ring, VmMemory};
 use farlane_rdma::contexts::PortContexts;
-use farlane_rdma_remoting::{Counters, Port, Server};
+use farlane_rdma_remoting::{Port, Server};
 use farlane_vhost_user::channel::Channel;
 use farlane_vhost_user::session::Setup;
 use farlane_vhost_user::vring::Layout;
@@ -431,13 +431,7 @@ pub fn run(data: &[u8]) {
         control.end();
         events.stop();
         machine.space.clear();
-        let left = Counters {
-            contexts: 0,
-            queue_pairs: 0,
-            memory_regions: 0,
-            ..server.counters()
-        };
-        assert_eq!(server.counters(), left);
+        assert_nothing_left(&server);
         assert_eq!(pool.used(), 0);
     });
 }

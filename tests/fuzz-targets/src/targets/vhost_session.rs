@@ -2,12 +2,12 @@
 //! that writes whatever it likes into them: of a device that checks what it is asked, or of the
 //! Farlane device.
 
-use crate::{Input, PAGE, Ram, format_all_logs};
+use crate::{Input, PAGE, Ram, assert_nothing_left, format_all_logs};
 use farlane_abi::control::{OP_OPEN, Request};
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_guest_device::device::{FarlaneDevice, Vm};
 use farlane_rdma::contexts::PortContexts;
-use farlane_rdma_remoting::{Counters, Server};
+use farlane_rdma_remoting::Server;
 use farlane_sys::eventfd;
 use farlane_vhost_user::bits::feature;
 use farlane_vhost_user::chain::Chain;
@@ -705,13 +705,7 @@ pub fn run(data: &[u8]) {
             };
             let scene = Scene::new(ram, |channel| FarlaneDevice::new(vm, channel));
             play(scene, &mut input, |files| eventfd::signal(files.event.as_fd()));
-            let left = Counters {
-                contexts: 0,
-                queue_pairs: 0,
-                memory_regions: 0,
-                ..server.counters()
-            };
-            assert_eq!(server.counters(), left);
+            assert_nothing_left(&server);
             return;
         }
         let state = Arc::new(Mutex::new(State::default()));

@@ -10,7 +10,6 @@ use farlane_abi::rdma::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WR
 use farlane_abi::zerocopy::IntoBytes as _;
 use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
-use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine as _, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
@@ -139,7 +138,7 @@ impl<'a> End<'a> {
             recv_cq: cq,
             signal_all,
             events: Box::new(|_| ()),
-            counters: Arc::new(Live::default()),
+            counters: Arc::default(),
             limit: Arc::default(),
         });
         let qp = qp.expect("a reliable connection");

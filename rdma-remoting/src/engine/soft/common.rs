@@ -1,0 +1,99 @@
+//! What both halves of a queue pair go by.
+
+use super::attributes::State;
+use super::wakes::Wakes;
+use crate::completion_queue::CompletionSink;
+use crate::counters::Counters;
+use crate::engine::{PortAddress, QpNumber};
+use crate::memory::{MemoryTable, PdHandle};
+use farlane_abi::rdma::QpAttr;
+use farlane_sys::log_limit::LogLimit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Lives of requesters and responders that have begun.
+static LIVES: AtomicU64 = AtomicU64::new(0);
+
+/// One life of half a queue pair, from reset to reset. No other half, and no other life of the same
+/// one, has its equal: a successor with the same number is told from whom it succeeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Life(u64);
+
+impl Life {
+    /// A life that no half has had.
+    pub fn begin() -> Self {
+        Self(LIVES.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// The identity of a queue pair, its state, and where its completions and events go.
+pub struct QpCommon {
+    pub number: QpNumber,
+    pub address: PortAddress,
+    pub pd: PdHandle,
+    pub memory: Arc<MemoryTable>,
+    pub wakes: Arc<Wakes>,
+    pub signal_all: bool,
+    pub send_cq: Arc<dyn CompletionSink>,
+    pub recv_cq: Arc<dyn CompletionSink>,
+    pub events: Box<dyn Fn(u32) + Send + Sync>,
+    pub counters: Arc<Counters>,
+    pub limit: Arc<LogLimit>,
+    pub state: SharedState,
+}
+
+/// The state of a queue pair: an atomic, because an error on either side moves it without the
+/// other's lock. It begins as Reset.
+#[derive(Debug)]
+pub struct SharedState(AtomicU8);
+
+impl Default for SharedState {
+    fn default() -> Self {
+        Self(AtomicU8::new(State::Reset as u8))
+    }
+}
+
+impl SharedState {
+    pub fn get(&self) -> State {
+        State::from_wire(self.0.load(Ordering::Acquire)).unwrap_or(State::Error)
+    }
+
+    pub fn set(&self, to: State) {
+        self.0.store(to as u8, Ordering::Release);
+    }
+
+    /// Goes to the error state from any state but reset. Returns whether it was not there already.
+    fn fail(&self) -> bool {
+        let error = State::Error as u8;
+        self.0
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+                (now != State::Reset as u8 && now != error).then_some(error)
+            })
+            .is_ok()
+    }
+}
+
+impl QpCommon {
+    /// Whether these attributes name its port.
+    pub fn is_named_by(&self, attr: &QpAttr) -> bool {
+        if attr.is_global == 0 {
+            attr.dlid.get() == self.address.lid
+        } else {
+            attr.dgid == self.address.gid
+        }
+    }
+
+    pub fn state(&self) -> State {
+        self.state.get()
+    }
+
+    /// Goes to the error state from any state but reset. Returns whether it was not there already.
+    pub fn enter_error(&self) -> bool {
+        let entered = self.state.fail();
+        if entered {
+            // Its own worker has requests to flush, its peer's waits for nothing any more.
+            self.wakes.wake();
+        }
+        entered
+    }
+}
