@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::inbox::{Inbox, Missed};
 use crate::protocol::{CHUNK_BYTES, Ending, ProtocolError, Reply, Request, Stream, receive, send};
 use anyhow::{Context, Result, bail};
 
@@ -18,21 +19,14 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Agent {
     stream: Mutex<UnixStream>,
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Received>>,
     next_id: AtomicU32,
-}
-
-#[derive(Debug, Default)]
-struct Inbox {
-    state: Mutex<Received>,
-    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Received {
     kernel: Option<String>,
     jobs: HashMap<u32, JobState>,
-    closed: bool,
 }
 
 /// What came for one job or one request.
@@ -80,7 +74,7 @@ impl Output {
 impl Agent {
     /// Takes over the kit's end of a connection.
     pub(crate) fn new(stream: UnixStream) -> Result<Self> {
-        let inbox = Arc::new(Inbox::default());
+        let inbox = Arc::new(Inbox::<Received>::default());
         let mut replies = stream
             .try_clone()
             .context("Cannot share the agent's socket")?;
@@ -88,7 +82,7 @@ impl Agent {
         thread::spawn(move || {
             loop {
                 match receive(&mut replies) {
-                    Ok(Some(reply)) => shared.take(reply),
+                    Ok(Some(reply)) => shared.with(|received| received.take(reply)),
                     Ok(None) => break,
                     // A QEMU that was killed with something unread.
                     Err(ProtocolError::Io(error)) if error.kind() == ErrorKind::ConnectionReset => {
@@ -100,8 +94,7 @@ impl Agent {
                     }
                 }
             }
-            shared.lock().closed = true;
-            shared.changed.notify_all();
+            shared.close();
         });
         Ok(Self {
             stream: Mutex::new(stream),
@@ -112,26 +105,26 @@ impl Agent {
 
     /// Waits until the guest is up; returns its kernel release, or `None` when `timeout` is over.
     pub(crate) fn wait_hello(&self, timeout: Duration) -> Result<Option<String>> {
-        self.inbox.wait(timeout, |received| received.kernel.clone())
+        self.wait_for(timeout, |received| received.kernel.clone())
     }
 
     /// The guest begins anew: what ran there is lost, and a new greeting comes.
     pub(crate) fn begin_anew(&self, reset: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.inbox.lock().kernel = None;
+        self.inbox.with(|received| received.kernel = None);
         reset()?;
-        for state in self.inbox.lock().jobs.values_mut() {
-            state
-                .end
-                .get_or_insert_with(|| Err("The guest was reset".to_owned()));
-        }
-        self.inbox.changed.notify_all();
+        self.inbox.with(|received| {
+            for state in received.jobs.values_mut() {
+                state
+                    .end
+                    .get_or_insert_with(|| Err("The guest was reset".to_owned()));
+            }
+        });
         Ok(())
     }
 
     /// Starts a command.
     pub(crate) fn start(&self, command: &str) -> Result<u32> {
-        let job = self.new_id();
-        self.inbox.lock().jobs.insert(job, JobState::default());
+        let job = self.new_job();
         self.send(&Request::Run {
             job,
             command: command.to_owned(),
@@ -141,11 +134,7 @@ impl Agent {
 
     /// Waits for the end of a command and forgets it; `None` when `timeout` is over.
     pub(crate) fn wait(&self, job: u32, timeout: Duration) -> Result<Option<Output>> {
-        let ended = self.inbox.wait(timeout, |received| {
-            let end = received.jobs.get(&job)?.end.clone()?;
-            received.jobs.remove(&job).map(|state| (end, state))
-        })?;
-        let Some((end, state)) = ended else {
+        let Some((end, state)) = self.wait_for(timeout, |received| received.ended(job))? else {
             return Ok(None);
         };
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
@@ -162,25 +151,15 @@ impl Agent {
     /// What a running command printed so far, errors behind the rest.
     pub(crate) fn so_far(&self, job: u32) -> String {
         self.inbox
-            .lock()
-            .jobs
-            .get(&job)
-            .map_or_else(String::new, |state| {
-                [
-                    String::from_utf8_lossy(&state.stdout),
-                    String::from_utf8_lossy(&state.stderr),
-                ]
-                .concat()
-            })
+            .with(|received| received.jobs.get(&job).map(JobState::said))
+            .unwrap_or_default()
     }
 
     /// Whether a command has ended.
     pub(crate) fn has_ended(&self, job: u32) -> bool {
+        let ended = |state: &JobState| state.end.is_some();
         self.inbox
-            .lock()
-            .jobs
-            .get(&job)
-            .is_none_or(|state| state.end.is_some())
+            .with(|received| received.jobs.get(&job).is_none_or(ended))
     }
 
     /// Waits until a command's output holds for `wanted`, or it has ended; `false` when `timeout`
@@ -191,14 +170,9 @@ impl Agent {
         timeout: Duration,
         wanted: impl Fn(&str) -> bool,
     ) -> Result<bool> {
-        let found = self.inbox.wait(timeout, |received| {
+        let found = self.wait_for(timeout, |received| {
             let state = received.jobs.get(&job)?;
-            let said = [
-                String::from_utf8_lossy(&state.stdout),
-                String::from_utf8_lossy(&state.stderr),
-            ]
-            .concat();
-            (wanted(&said))
+            (wanted(&state.said()))
                 .then_some(true)
                 .or_else(|| state.end.is_some().then_some(false))
         })?;
@@ -214,7 +188,7 @@ impl Agent {
     /// Kills a command that nobody waits for any more. Does not wait for an answer: the guest may
     /// hang.
     pub(crate) fn abandon(&self, job: u32) {
-        self.inbox.lock().jobs.remove(&job);
+        self.inbox.with(|received| received.jobs.remove(&job));
         if let Err(error) = self.send(&Request::Signal {
             id: self.new_id(),
             job,
@@ -255,25 +229,40 @@ impl Agent {
 
     /// Whether the agent answers within `timeout`.
     pub(crate) fn answers(&self, timeout: Duration) -> bool {
-        let id = self.new_id();
-        self.inbox.lock().jobs.insert(id, JobState::default());
+        let id = self.new_job();
         let sent = self.send(&Request::Ping { id });
         sent.is_ok() && matches!(self.wait(id, timeout), Ok(Some(_)))
     }
 
     fn request(&self, make: impl FnOnce(u32) -> Request) -> Result<Vec<u8>> {
-        let id = self.new_id();
-        self.inbox.lock().jobs.insert(id, JobState::default());
+        let id = self.new_job();
         self.send(&make(id))?;
-        let ended = self.inbox.wait(ANSWER_TIMEOUT, |received| {
-            let end = received.jobs.get(&id)?.end.clone()?;
-            received.jobs.remove(&id).map(|state| (end, state))
-        })?;
-        match ended {
+        match self.wait_for(ANSWER_TIMEOUT, |received| received.ended(id))? {
             Some((Ok(_), state)) => Ok(state.stdout),
             Some((Err(message), _)) => bail!(message),
             None => bail!("The agent does not answer"),
         }
+    }
+
+    /// Waits for something in the inbox; `None` when `timeout` is over.
+    fn wait_for<T>(
+        &self,
+        timeout: Duration,
+        find: impl FnMut(&mut Received) -> Option<T>,
+    ) -> Result<Option<T>> {
+        match self.inbox.wait(timeout, find) {
+            Ok(found) => Ok(Some(found)),
+            Err(Missed::TimedOut) => Ok(None),
+            Err(Missed::Closed) => bail!("The guest has ended"),
+        }
+    }
+
+    /// The number of a new job or request, for which replies are kept from now on.
+    fn new_job(&self) -> u32 {
+        let id = self.new_id();
+        self.inbox
+            .with(|received| received.jobs.insert(id, JobState::default()));
+        id
     }
 
     fn new_id(&self) -> u32 {
@@ -286,17 +275,21 @@ impl Agent {
     }
 }
 
-impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, Received> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+impl JobState {
+    /// Both outputs so far, errors behind the rest.
+    fn said(&self) -> String {
+        [&self.stdout, &self.stderr]
+            .map(|bytes| String::from_utf8_lossy(bytes))
+            .concat()
     }
+}
 
-    fn take(&self, reply: Reply) {
-        let mut received = self.lock();
+impl Received {
+    fn take(&mut self, reply: Reply) {
         match reply {
-            Reply::Hello { kernel } => received.kernel = Some(kernel),
+            Reply::Hello { kernel } => self.kernel = Some(kernel),
             Reply::Output { job, stream, data } => {
-                if let Some(state) = received.jobs.get_mut(&job) {
+                if let Some(state) = self.jobs.get_mut(&job) {
                     match stream {
                         Stream::Stdout => state.stdout.extend(data),
                         Stream::Stderr => state.stderr.extend(data),
@@ -304,49 +297,25 @@ impl Inbox {
                 }
             }
             Reply::Data { id, data } => {
-                if let Some(state) = received.jobs.get_mut(&id) {
+                if let Some(state) = self.jobs.get_mut(&id) {
                     state.stdout.extend(data);
                 }
             }
-            Reply::Ended { job, ending } => received.end(job, Ok(ending)),
-            Reply::Done { id } => received.end(id, Ok(Ending::Exited(0))),
-            Reply::Failed { id, message } => received.end(id, Err(message)),
-        }
-        drop(received);
-        self.changed.notify_all();
-    }
-
-    fn wait<T>(
-        &self,
-        timeout: Duration,
-        mut find: impl FnMut(&mut Received) -> Option<T>,
-    ) -> Result<Option<T>> {
-        let deadline = Instant::now() + timeout;
-        let mut received = self.lock();
-        loop {
-            if let Some(found) = find(&mut received) {
-                return Ok(Some(found));
-            }
-            if received.closed {
-                bail!("The guest has ended");
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(None);
-            }
-            received = self
-                .changed
-                .wait_timeout(received, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            Reply::Ended { job, ending } => self.end(job, Ok(ending)),
+            Reply::Done { id } => self.end(id, Ok(Ending::Exited(0))),
+            Reply::Failed { id, message } => self.end(id, Err(message)),
         }
     }
-}
 
-impl Received {
     fn end(&mut self, id: u32, end: Result<Ending, String>) {
         if let Some(state) = self.jobs.get_mut(&id) {
             state.end = Some(end);
         }
+    }
+
+    /// Takes out what has ended.
+    fn ended(&mut self, id: u32) -> Option<(Result<Ending, String>, JobState)> {
+        let end = self.jobs.get(&id)?.end.clone()?;
+        self.jobs.remove(&id).map(|state| (end, state))
     }
 }

@@ -19,6 +19,7 @@ pub mod guest;
 pub mod guest_program;
 pub mod guest_root;
 pub mod held;
+mod inbox;
 pub mod interfaces;
 mod job;
 pub mod kernel;

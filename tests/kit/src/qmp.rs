@@ -2,12 +2,14 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
+
+use crate::inbox::{Inbox, Missed};
 
 /// How long QEMU may take for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -16,7 +18,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Qmp {
     commands: Mutex<Commands>,
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Received>>,
 }
 
 #[derive(Debug)]
@@ -26,17 +28,10 @@ struct Commands {
 }
 
 #[derive(Debug, Default)]
-struct Inbox {
-    state: Mutex<Received>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
 struct Received {
     greeted: bool,
     answers: Vec<Value>,
     events: Vec<Value>,
-    closed: bool,
 }
 
 impl Qmp {
@@ -45,7 +40,7 @@ impl Qmp {
     /// # Errors
     /// When the connection cannot be shared with the thread that reads it.
     pub fn new(stream: UnixStream) -> Result<Self> {
-        let inbox = Arc::new(Inbox::default());
+        let inbox = Arc::new(Inbox::<Received>::default());
         let lines = BufReader::new(stream.try_clone().context("Cannot share the QMP socket")?);
         let shared = Arc::clone(&inbox);
         thread::spawn(move || read_all(lines, &shared));
@@ -60,10 +55,9 @@ impl Qmp {
     /// # Errors
     /// When QEMU does not answer.
     pub fn start(&self) -> Result<()> {
-        self.inbox
-            .wait("its greeting", ANSWER_TIMEOUT, |received| {
-                received.greeted.then_some(())
-            })?;
+        self.wait("its greeting", ANSWER_TIMEOUT, |received| {
+            received.greeted.then_some(())
+        })?;
         self.execute("qmp_capabilities", json!({}))?;
         Ok(())
     }
@@ -86,7 +80,7 @@ impl Qmp {
                 .with_context(|| format!("Cannot send {command} to QEMU"))?;
             id
         };
-        let answer = self.inbox.wait(command, ANSWER_TIMEOUT, |received| {
+        let answer = self.wait(command, ANSWER_TIMEOUT, |received| {
             let at = received
                 .answers
                 .iter()
@@ -112,14 +106,13 @@ impl Qmp {
         timeout: Duration,
         wanted: impl Fn(&Value) -> bool,
     ) -> Result<Value> {
-        self.inbox
-            .wait(&format!("the event {name}"), timeout, |received| {
-                let at = received
-                    .events
-                    .iter()
-                    .position(|event| event["event"] == name && wanted(&event["data"]))?;
-                Some(received.events.swap_remove(at))
-            })
+        self.wait(&format!("the event {name}"), timeout, |received| {
+            let at = received
+                .events
+                .iter()
+                .position(|event| event["event"] == name && wanted(&event["data"]))?;
+            Some(received.events.swap_remove(at))
+        })
     }
 
     /// Adds a device, given as QEMU's `-device` takes it in JSON.
@@ -177,60 +170,41 @@ impl Qmp {
         self.execute("quit", json!({}))?;
         Ok(())
     }
-}
-
-impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, Received> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 
     fn wait<T>(
         &self,
         what: &str,
         timeout: Duration,
-        mut find: impl FnMut(&mut Received) -> Option<T>,
+        find: impl FnMut(&mut Received) -> Option<T>,
     ) -> Result<T> {
-        let deadline = Instant::now() + timeout;
-        let mut received = self.lock();
-        loop {
-            if let Some(found) = find(&mut received) {
-                return Ok(found);
+        match self.inbox.wait(timeout, find) {
+            Ok(found) => Ok(found),
+            Err(Missed::Closed) => bail!("QEMU ended while it was asked for {what}"),
+            Err(Missed::TimedOut) => {
+                bail!("QEMU did not give {what} within {} s", timeout.as_secs())
             }
-            if received.closed {
-                bail!("QEMU ended while it was asked for {what}");
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                bail!("QEMU did not give {what} within {} s", timeout.as_secs());
-            }
-            received = self
-                .changed
-                .wait_timeout(received, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
         }
     }
 }
 
-fn read_all(lines: impl BufRead, inbox: &Inbox) {
+fn read_all(lines: impl BufRead, inbox: &Inbox<Received>) {
     for line in lines.lines() {
         let Ok(line) = line else { break };
         let Ok(message) = serde_json::from_str::<Value>(&line) else {
             eprintln!("QEMU sent something that is no JSON: {line}");
             break;
         };
-        let mut received = inbox.lock();
-        if message.get("QMP").is_some() {
-            received.greeted = true;
-        } else if message.get("event").is_some() {
-            received.events.push(message);
-        } else {
-            received.answers.push(message);
-        }
-        inbox.changed.notify_all();
+        inbox.with(|received| {
+            if message.get("QMP").is_some() {
+                received.greeted = true;
+            } else if message.get("event").is_some() {
+                received.events.push(message);
+            } else {
+                received.answers.push(message);
+            }
+        });
     }
-    inbox.lock().closed = true;
-    inbox.changed.notify_all();
+    inbox.close();
 }
 
 #[cfg(test)]

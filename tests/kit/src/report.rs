@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::progress;
+
 /// Rows of a table.
 #[derive(Debug, Default)]
 pub struct Report {
@@ -34,6 +36,18 @@ impl Report {
             what: what.into(),
             figure: figure.into(),
         });
+    }
+
+    /// Adds a row, and says it at once to whoever watches.
+    pub fn tell(
+        &mut self,
+        place: impl Into<String>,
+        what: impl Into<String>,
+        figure: impl Into<String>,
+    ) {
+        let (what, figure) = (what.into(), figure.into());
+        progress::note(&format!("{what}: {figure}"));
+        self.add(place, what, figure);
     }
 
     /// Adds all rows of another table.

@@ -1,7 +1,7 @@
 //! Temporary folders that are gone when their user is, also after Ctrl-C.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -49,6 +49,16 @@ impl Scratch {
         &self.0
     }
 
+    /// Makes a file in the folder, of so many bytes, none of which is stored.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn sparse(&self, name: impl AsRef<Path>, bytes: u64) -> Result<PathBuf> {
+        let path = self.join(name);
+        sparse_file(&path, bytes)?;
+        Ok(path)
+    }
+
     /// A path in the folder.
     #[must_use]
     pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
@@ -61,6 +71,16 @@ impl Drop for Scratch {
         folders().remove(&self.0);
         remove(&self.0);
     }
+}
+
+/// Makes a file of so many bytes, none of which is stored.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn sparse_file(path: &Path, bytes: u64) -> Result<()> {
+    File::create(path)
+        .and_then(|file| file.set_len(bytes))
+        .with_context(|| format!("Cannot make {}", path.display()))
 }
 
 /// Removes all folders: this process ends now.

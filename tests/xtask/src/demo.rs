@@ -130,7 +130,7 @@ fn between_guests(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let pair = farlane.boot_pair(run, &wire)?;
     println!("{}", device_info(&pair.a)?);
     progress::note("Debian's own RDMA programs talk from one to the other");
-    ping_pongs("two VMs", PING_PONGS, &pair.a, &pair.b, report)?;
-    perftests("two VMs", PERFTESTS, &pair.a, &pair.b, report)?;
+    ping_pongs(pair.ends(), PING_PONGS, report)?;
+    perftests(pair.ends(), PERFTESTS, report)?;
     pair.backend.stop()
 }

@@ -1,6 +1,7 @@
 //! Disks as scenarios use them: `farlane-blk` over files, for whatever VMM connects.
 
 use std::ffi::OsString;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -8,6 +9,7 @@ use anyhow::{Context as _, Result};
 use farlane_kit::backend::Backend;
 use farlane_kit::guest::Guest;
 use farlane_kit::progress;
+use farlane_kit::scratch::Scratch;
 use farlane_kit::workspace::Workspace;
 
 use crate::conditions::wait_until;
@@ -117,6 +119,14 @@ fn start(program: &Path, words: &[OsString], sockets: &[PathBuf], log: &Path) ->
 /// Where a disk of a run is served.
 pub fn socket(run: &Run<'_>, disk: &str) -> PathBuf {
     run.path(&format!("disk-{disk}"))
+}
+
+/// Makes a file of so many bytes with two names, which are two paths to one disk.
+pub fn two_paths(folder: &Scratch, name: &str, bytes: u64) -> Result<[PathBuf; 2]> {
+    let first = folder.sparse(name, bytes)?;
+    let second = folder.join(format!("{name}-again"));
+    fs::hard_link(&first, &second).with_context(|| format!("Cannot make {}", second.display()))?;
+    Ok([first, second])
 }
 
 /// What the path on a node is called.

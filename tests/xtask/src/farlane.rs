@@ -19,6 +19,7 @@ use farlane_kit::wire::{End, Wire};
 use farlane_kit::workspace::Workspace;
 
 use crate::run::Run;
+use crate::tools::Ends;
 
 /// The packages that make the programs and libraries.
 const PACKAGES: &[&str] = &["farlane-rdma", "farlane-run", "farlane-verbs", "farlane"];
@@ -38,6 +39,17 @@ pub struct Pair {
     pub b: Guest,
     /// The daemon that serves both.
     pub backend: Backend,
+}
+
+impl Pair {
+    /// The ends of programs that talk from one guest to the other.
+    pub fn ends(&self) -> Ends<'_> {
+        Ends {
+            name: "two VMs",
+            server: &self.a,
+            client: &self.b,
+        }
+    }
 }
 
 impl Farlane {

@@ -1,11 +1,15 @@
 //! fio: how it is called in a guest, and what it reports.
 
+use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use farlane_kit::guest::{Guest, Output};
 use serde_json::Value;
+
+/// Has fio write at random, read everything back, and check it.
+pub const VERIFY: &str = "--rw=randwrite --verify=crc32c --verify_fatal=1";
 
 /// How long one run of fio may take.
 pub const FIO_TIMEOUT: Duration = Duration::from_secs(180);
@@ -40,6 +44,16 @@ pub struct Figures {
     pub write: Direction,
 }
 
+/// What a job reports that has found all that it wrote.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Verified(pub Figures);
+
+impl fmt::Display for Verified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} writes, all found again", self.0.write.requests)
+    }
+}
+
 impl Fio {
     /// A job on a file or block device, past the page cache.
     pub fn new(file: &str, words: &str) -> Self {
@@ -54,6 +68,16 @@ impl Fio {
     /// The command line.
     pub fn line(&self) -> &str {
         &self.line
+    }
+
+    /// Runs a job in a guest that reads back and checks what it writes.
+    pub fn verify(&self, guest: &Guest) -> Result<Verified> {
+        let figures = self.run(guest)?;
+        ensure!(
+            figures.write.requests > 0 && figures.read.requests >= figures.write.requests,
+            "fio has not read back what it wrote: {figures:?}"
+        );
+        Ok(Verified(figures))
     }
 
     /// Runs it in a guest; it must succeed.

@@ -166,6 +166,16 @@ pub fn boot_mounted(run: &Run<'_>, blocks: &Blocks) -> Result<(Backends, Guest)>
     Ok((backends, guest))
 }
 
+/// Boots such a guest, and fills 80 MiB of `/mnt/data` with the numbers of a seed.
+pub fn boot_with_data(run: &Run<'_>, blocks: &Blocks, seed: u32) -> Result<(Backends, Guest)> {
+    let (backends, guest) = boot_mounted(run, blocks)?;
+    let bytes = 80 << 20;
+    guest.run(&format!(
+        "gpu_io make /mnt/data --seed {seed} --bytes {bytes}"
+    ))?;
+    Ok((backends, guest))
+}
+
 /// Gets the guest ready: its disks, its GPU and the driver are there.
 pub fn prepare(guest: &Guest) -> Result<()> {
     guest.run("modprobe virtio_blk && mkdir -p /mnt")?;

@@ -208,9 +208,7 @@ impl Blocks {
     /// A disk of zeros.
     pub fn new(size_mib: u32) -> Result<Self> {
         let folder = Scratch::in_memory()?;
-        let path = folder.join("blocks");
-        let file = File::create(&path).and_then(|file| file.set_len(u64::from(size_mib) << 20));
-        file.with_context(|| format!("Cannot make {}", path.display()))?;
+        let path = folder.sparse("blocks", u64::from(size_mib) << 20)?;
         Ok(Self {
             _folder: folder,
             path,

@@ -23,6 +23,7 @@ mod kasan;
 mod lending;
 mod metrics;
 mod miri;
+mod mounted;
 mod mutants;
 mod net;
 mod netstat;

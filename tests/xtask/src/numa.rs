@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
 use farlane_kit::numa::{Numa, describe_this};
 
-use crate::fio::{Figures, Fio};
+use crate::fio::{Figures, Fio, VERIFY};
 use crate::metrics::Metrics;
 use crate::run::Run;
 
@@ -107,16 +107,10 @@ impl Placed {
             Memory::Striped => ("64k-384k", 384 << 10),
         };
         let words = format!(
-            "--rw=randwrite --verify=crc32c --verify_fatal=1 --iodepth={DEPTH} --bsrange={sizes} \
-             --size={mib}m {}",
+            "{VERIFY} --iodepth={DEPTH} --bsrange={sizes} --size={mib}m {}",
             self.words(guest, most, DEPTH)?
         );
-        let figures = Fio::new(file, &words).run(guest)?;
-        ensure!(
-            figures.write.requests > 0 && figures.read.requests >= figures.write.requests,
-            "fio has not read back what it wrote: {figures:?}"
-        );
-        Ok(figures)
+        Ok(Fio::new(file, &words).verify(guest)?.0)
     }
 }
 

@@ -25,6 +25,17 @@ pub struct Program<'a> {
     pub ask: &'a dyn Fn(&str, u16) -> String,
 }
 
+/// Where the two ends of programs run.
+#[derive(Clone, Copy)]
+pub struct Ends<'a> {
+    /// What they are called in tables.
+    pub name: &'a str,
+    /// Where servers run.
+    pub server: &'a dyn Place,
+    /// Where clients run.
+    pub client: &'a dyn Place,
+}
+
 /// What both sides of a program printed.
 pub struct Talk {
     /// The server.

@@ -10,6 +10,7 @@ use farlane_kit::guest_root::GuestFile;
 use farlane_kit::numa::{Numa, NvmeSubsystem};
 use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
+use farlane_kit::scratch::sparse_file;
 
 use crate::conditions::wait_until;
 use crate::metrics::Metrics;
@@ -54,9 +55,7 @@ impl Host {
             workspace.build(&["farlane-blk", "farlane-vm-front-end"])
         })?;
         let file = run.path("blocks");
-        std::fs::File::create(&file)
-            .and_then(|file| file.set_len(DISK_BYTES))
-            .with_context(|| format!("Cannot make {}", file.display()))?;
+        sparse_file(&file, DISK_BYTES)?;
         let config = VmConfig::new("host")
             .numa(Numa::pair(NODE_MIB))
             .nvme_subsystem(DISK, file, &NODES)

@@ -7,15 +7,15 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
-use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use farlane_kit::scratch::Scratch;
 
 use crate::conditions::{no_complaint, wait_until};
 use crate::disks::{Disk, DiskBackend, node, socket};
-use crate::fio::Fio;
+use crate::fio::{Fio, VERIFY};
 use crate::lending::Blocks;
+use crate::mounted::{self, COPY};
 use crate::run::Run;
 
 /// A disk with direct I/O, where the temporary folder has it; one in memory; one that cannot be
@@ -27,22 +27,13 @@ const SEALED: &str = "sealed";
 const DISK_MIB: u32 = 192;
 const SMALL_MIB: u32 = 32;
 
-/// Has fio write at random, read everything back, and check it.
-const VERIFY: &str = "--rw=randwrite --verify=crc32c --verify_fatal=1 --iodepth=32";
-
-/// Files of a guest that are copied to the disk.
-const COPY: &str = "cp -r /usr/sbin /usr/lib/modules /mnt/";
-
 /// What is on the sealed disk.
 const SEAL: &[u8] = b"sealed";
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let folder = Scratch::new()?;
-    let [file, sealed] = [DISK, SEALED].map(|name| folder.join(name));
-    for (path, mib) in [(&file, DISK_MIB), (&sealed, SMALL_MIB)] {
-        let made = File::create(path).and_then(|file| file.set_len(u64::from(mib) << 20));
-        made.with_context(|| format!("Cannot make {}", path.display()))?;
-    }
+    let file = folder.sparse(DISK, u64::from(DISK_MIB) << 20)?;
+    let sealed = folder.sparse(SEALED, u64::from(SMALL_MIB) << 20)?;
     write_start(&sealed, SEAL)?;
     let memory = Blocks::new(SMALL_MIB)?;
     let disks = [
@@ -80,18 +71,12 @@ struct Story<'a> {
 
 impl Story<'_> {
     fn say(&mut self, what: &str, figure: &str) {
-        progress::note(&format!("{what}: {figure}"));
-        self.report.add("farlane-blk", what, figure);
+        self.report.tell("farlane-blk", what, figure);
     }
 
     fn verify(&mut self, what: &str, fio: &Fio) -> Result<()> {
-        let figures = fio.run(self.guest)?;
-        ensure!(
-            figures.write.requests > 0 && figures.read.requests >= figures.write.requests,
-            "fio has not read back what it wrote: {figures:?}"
-        );
-        let figure = format!("{} writes, all found again", figures.write.requests);
-        self.say(what, &figure);
+        let verified = fio.verify(self.guest)?;
+        self.say(what, &verified.to_string());
         Ok(())
     }
 
@@ -105,20 +90,17 @@ impl Story<'_> {
         guest.run(&format!(
             "mkfs.ext4 -q -E nodiscard {node} && mount -t ext4 {node} /mnt && {COPY} && sync"
         ))?;
-        let words = format!("{VERIFY} --bsrange=4k-64k --size=48m");
+        let words = format!("{VERIFY} --iodepth=32 --bsrange=4k-64k --size=48m");
         self.verify(
             "fio --verify=crc32c on ext4",
             &Fio::new("/mnt/data", &words),
         )?;
-        let sums = guest.run(
-            "cd /mnt && find . -type f ! -name sums | sort | xargs sha256sum >sums && wc -l <sums",
-        )?;
+        let files = mounted::sum(guest)?;
         guest.run(&format!(
-            "cd / && umount /mnt && fsck.ext4 -f -n {node} && mount -t ext4 {node} /mnt && cd \
-             /mnt && \
-             {{ sha256sum -c sums >/tmp/check || {{ grep -v OK /tmp/check; exit 1; }}; }}"
+            "umount /mnt && fsck.ext4 -f -n {node} && mount -t ext4 {node} /mnt"
         ))?;
-        self.say("fsck.ext4, sha256sum -c", &format!("{} files", sums.trim()));
+        mounted::check(guest)?;
+        self.say("fsck.ext4, sha256sum -c", &format!("{files} files"));
 
         let before = fs::metadata(file)?.blocks();
         guest.run("rm -r /mnt/data /mnt/modules && sync && fstrim /mnt")?;
@@ -159,7 +141,7 @@ impl Story<'_> {
     /// A file of tmpfs goes another way through the backend.
     fn in_memory(&mut self) -> Result<()> {
         let node = node(self.guest, MEMORY)?;
-        let words = format!("{VERIFY} --bsrange=512-32k --size=8m");
+        let words = format!("{VERIFY} --iodepth=32 --bsrange=512-32k --size=8m");
         self.verify("in memory: fio", &Fio::new(&node, &words))
     }
 

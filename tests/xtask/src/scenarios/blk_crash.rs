@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
 use farlane_kit::held::Held;
-use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use farlane_kit::scratch::Scratch;
@@ -47,8 +46,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let folders = [(DISK, Scratch::new()?), (MEMORY, Scratch::in_memory()?)];
     let mut disks = Vec::new();
     for (name, folder) in &folders {
-        let path = folder.join("blocks");
-        std::fs::File::create(&path)?.set_len(32 << 20)?;
+        let path = folder.sparse("blocks", 32 << 20)?;
         disks.push(Disk::new(name, &path));
     }
     let mut backend = run.context.disks()?.serve(run, "farlane-blk", &disks)?;
@@ -185,8 +183,7 @@ pub fn under_fire(
         "{} writes, all found again; requests taken over: {taken_over:?}",
         work.writes()
     );
-    progress::note(&format!("{disk}: killed {KILLS} times: {figure}"));
-    report.add(
+    report.tell(
         "farlane-blk",
         format!("{disk}: killed {KILLS} times"),
         figure,

@@ -6,16 +6,13 @@ use std::process::Command;
 
 use anyhow::Result;
 use farlane_kit::backend::Backend;
-use farlane_kit::compare::{Bar, Bars};
-use farlane_kit::guest::Guest;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 
 use crate::disks::{Disk, node, socket};
-use crate::fio::{Figures, Turns};
 use crate::lending::Blocks;
 use crate::run::Run;
-use crate::versus::{Form, rounds, tell};
+use crate::versus::{Contest, Form, Workload};
 
 /// How much of what the other gives farlane-blk gives at least: the emulated guest is what is slow.
 const BAR: f64 = 0.97;
@@ -25,55 +22,54 @@ const OURS: &str = "farlane";
 const THEIRS: &str = "vhost_user_blk";
 
 struct Measure {
-    name: &'static str,
-    words: &'static str,
-    unit: &'static str,
-    figure: fn(&Figures) -> f64,
+    workload: Workload,
     /// The small form's bar: usual is 1.0 to 1.2, and 0.5 where the time of a request has doubled.
     small: Option<f64>,
 }
 
 const MEASURES: &[Measure] = &[
     Measure {
-        name: "4 KiB random reads, depth 1",
-        words: "--rw=randread --norandommap --bs=4k --iodepth=1",
-        unit: "IOPS",
-        figure: |figures| figures.read.iops,
+        workload: Workload::RANDOM_READS_1,
         small: None,
     },
     Measure {
-        name: "4 KiB random reads, depth 32",
-        words: "--rw=randread --norandommap --bs=4k --iodepth=32",
-        unit: "IOPS",
-        figure: |figures| figures.read.iops,
+        workload: Workload::RANDOM_READS_32,
         small: Some(0.7),
     },
     Measure {
-        name: "4 KiB random writes, depth 1",
-        words: "--rw=randwrite --norandommap --bs=4k --iodepth=1",
-        unit: "IOPS",
-        figure: |figures| figures.write.iops,
+        workload: Workload {
+            name: "4 KiB random writes, depth 1",
+            words: "--rw=randwrite --norandommap --bs=4k --iodepth=1",
+            unit: "IOPS",
+            figure: |figures| figures.write.iops,
+        },
         small: None,
     },
     Measure {
-        name: "4 KiB random writes, depth 32",
-        words: "--rw=randwrite --norandommap --bs=4k --iodepth=32",
-        unit: "IOPS",
-        figure: |figures| figures.write.iops,
+        workload: Workload {
+            name: "4 KiB random writes, depth 32",
+            words: "--rw=randwrite --norandommap --bs=4k --iodepth=32",
+            unit: "IOPS",
+            figure: |figures| figures.write.iops,
+        },
         small: Some(0.7),
     },
     Measure {
-        name: "1 MiB sequential reads, depth 4",
-        words: "--rw=read --bs=1m --iodepth=4",
-        unit: "MiB/s",
-        figure: |figures| figures.read.bytes_per_second / 1_048_576.0,
+        workload: Workload {
+            name: "1 MiB sequential reads, depth 4",
+            words: "--rw=read --bs=1m --iodepth=4",
+            unit: "MiB/s",
+            figure: |figures| figures.read.bytes_per_second / 1_048_576.0,
+        },
         small: Some(0.7),
     },
     Measure {
-        name: "1 MiB sequential writes, depth 4",
-        words: "--rw=write --bs=1m --iodepth=4",
-        unit: "MiB/s",
-        figure: |figures| figures.write.bytes_per_second / 1_048_576.0,
+        workload: Workload {
+            name: "1 MiB sequential writes, depth 4",
+            words: "--rw=write --bs=1m --iodepth=4",
+            unit: "MiB/s",
+            figure: |figures| figures.write.bytes_per_second / 1_048_576.0,
+        },
         small: None,
     },
 ];
@@ -91,7 +87,13 @@ pub fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
         .vhost_user_disk("ours", socket(run, OURS), 1)
         .vhost_user_disk("theirs", run.path(THEIRS), 1)])?;
     let nodes = [node(&guest, OURS)?, node(&guest, THEIRS)?];
-    compare(form, &guest, &nodes, report)?;
+    let mut contest = Contest::new(form, &guest, &nodes, &["qemu-storage-daemon"], report);
+    for measure in MEASURES {
+        if let Some(bar) = form.choose(measure.small, BAR) {
+            contest.compare(&measure.workload, &[bar])?;
+        }
+    }
+    contest.end()?;
     drop(guest);
     drop(reference);
     backend.stop()
@@ -115,27 +117,4 @@ fn reference(run: &Run<'_>, blocks: &Blocks) -> Result<Backend> {
     )));
     let log = run.logs().join("qemu-storage-daemon.log");
     Backend::start("qemu-storage-daemon", command, &[&socket], &log)
-}
-
-fn compare(form: Form, guest: &Guest, nodes: &[String; 2], report: &mut Report) -> Result<()> {
-    let mut bars = Bars::default();
-    for measure in MEASURES {
-        let Some(bar) = form.choose(measure.small, BAR) else {
-            continue;
-        };
-        let turns = Turns {
-            files: nodes,
-            words: measure.words,
-            time: form.fio_time(),
-        };
-        let found = farlane_kit::compare::compare(&form.plan(), &[Bar::AtLeast(bar)], |numbers| {
-            Ok(rounds(turns.run(guest, numbers)?, measure.figure))
-        })?;
-        for comparison in &found {
-            let what = ("one VM", measure.name);
-            let other = (measure.unit, "qemu-storage-daemon");
-            tell(&mut bars, report, what, other, comparison);
-        }
-    }
-    form.enforce(&bars)
 }

@@ -3,7 +3,6 @@
 //! bytes take.
 
 use anyhow::{Result, ensure};
-use farlane_kit::progress;
 use farlane_kit::report::Report;
 
 use crate::conditions::no_complaint;
@@ -24,8 +23,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
             ways.p2p >> 20,
             ways.cache >> 20
         );
-        progress::note(&format!("FARLANE_IO={way}: {figure}"));
-        report.add("page cache and P2P", format!("POSIX order, {way}"), &figure);
+        report.tell("page cache and P2P", format!("POSIX order, {way}"), &figure);
     }
     let [read, written] = backends.tunnelled()?;
     ensure!(

@@ -92,8 +92,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 }
 
 fn say(report: &mut Report, what: &str, figure: &str) {
-    progress::note(&format!("{what}: {figure}"));
-    report.add("hostile tokens", what, figure);
+    report.tell("hostile tokens", what, figure);
 }
 
 /// Attacks in VM a; an honest process in it, and one in VM b, must not notice.

@@ -7,6 +7,7 @@ use farlane_kit::guest_root::GuestFile;
 use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
+use farlane_kit::scratch::sparse_file;
 
 use crate::conditions::no_complaint;
 use crate::fio::Fio;
@@ -81,9 +82,7 @@ fn config(run: &Run<'_>) -> Result<VmConfig<'static>> {
     })?;
     let program = run.guest_program("p2pmem")?;
     let disk = run.path(NEAR);
-    std::fs::File::create(&disk)
-        .and_then(|file| file.set_len(DISK_BYTES))
-        .with_context(|| format!("Cannot make {}", disk.display()))?;
+    sparse_file(&disk, DISK_BYTES)?;
     let other = run.path(FAR);
     std::fs::copy(&disk, &other).with_context(|| format!("Cannot make {}", other.display()))?;
     Ok(VmConfig::new("a")
@@ -136,15 +135,11 @@ fn moves(guest: &Guest, file: &str, memory: &str, what: &str, report: &mut Repor
 /// fio keeps its buffers in the memory.
 fn verify(guest: &Guest, file: &str, memory: &str, what: &str, report: &mut Report) -> Result<()> {
     let words = format!("{VERIFY} --iomem=mmapshared:{memory}");
-    let figures = Fio::new(file, &words).run(guest)?;
-    ensure!(
-        figures.write.requests > 0 && figures.read.requests >= figures.write.requests,
-        "fio has not read back what it wrote: {figures:?}"
-    );
+    let verified = Fio::new(file, &words).verify(guest)?;
     report.add(
         "p2pmem",
         format!("{what}, fio --verify=crc32c --iomem=mmapshared"),
-        format!("{} writes, all found again", figures.write.requests),
+        verified.to_string(),
     );
     Ok(())
 }

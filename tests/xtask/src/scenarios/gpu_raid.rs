@@ -2,7 +2,6 @@
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
-use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 
@@ -48,8 +47,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
             let figure = machine
                 .volume(volume, tunnels)
                 .with_context(|| format!("On {}", volume.name()))?;
-            progress::note(&format!("{}: {figure}", volume.name()));
-            report.add("files and GPU memory", volume.name(), figure);
+            report.tell("files and GPU memory", volume.name(), figure);
         }
     }
     backends.end_with(guest)

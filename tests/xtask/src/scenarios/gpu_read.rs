@@ -2,24 +2,22 @@
 //! checked on the GPU's side; by the way that the library is told, and by the one it chooses.
 
 use anyhow::{Result, ensure};
-use farlane_kit::progress;
 use farlane_kit::report::Report;
 
-use crate::gpu_machine::{boot_mounted, drop_caches, run_with_library};
+use crate::gpu_machine::{boot_with_data, drop_caches, run_with_library};
 use crate::lending::Blocks;
 use crate::run::Run;
 
+/// Where the figures go.
+const PLACE: &str = "GPU memory from files";
+
 const DISK_MIB: u32 = 256;
-const FILE_BYTES: u64 = 80 << 20;
 /// With which numbers the file is filled.
 const SEED: u32 = 7;
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = Blocks::new(DISK_MIB)?;
-    let (backends, guest) = boot_mounted(run, &blocks)?;
-    guest.run(&format!(
-        "gpu_io make /mnt/data --seed {SEED} --bytes {FILE_BYTES}"
-    ))?;
+    let (backends, guest) = boot_with_data(run, &blocks, SEED)?;
     let matrix = format!("gpu_io read-matrix /mnt/data --seed {SEED} --threads 8");
     // What is in no cache goes past it, but for parts of blocks.
     drop_caches(&guest)?;
@@ -34,7 +32,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         forced.p2p >> 20,
         forced.cache >> 20
     );
-    tell(report, "all sizes and alignments, P2P", &figure);
+    report.tell(PLACE, "all sizes and alignments, P2P", figure);
 
     drop_caches(&guest)?;
     let (_, free) = run_with_library(&guest, "auto", &matrix)?;
@@ -44,7 +42,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         free.cache >> 20,
         free.read_ahead >> 20
     );
-    tell(report, "the same, as the library chooses", &figure);
+    report.tell(PLACE, "the same, as the library chooses", figure);
     // A file in the page cache is read from there.
     guest.run("cat /mnt/data >/dev/null")?;
     let line = format!("gpu_io read /mnt/data --seed {SEED} --bytes 33554432");
@@ -54,9 +52,4 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         "A cached file: {cached:?}"
     );
     backends.end_with(guest)
-}
-
-fn tell(report: &mut Report, what: &str, figure: &str) {
-    progress::note(&format!("{what}: {figure}"));
-    report.add("GPU memory from files", what, figure);
 }

@@ -8,7 +8,6 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
-use farlane_kit::progress;
 use farlane_kit::report::Report;
 
 use crate::conditions::no_complaint;
@@ -53,8 +52,7 @@ pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
             ways.p2p >> 10,
             others >> 10
         );
-        progress::note(&format!("{what}: {figure}"));
-        report.add("log scanner", what, &figure);
+        report.tell("log scanner", what, &figure);
         anyhow::Ok((ways, tunnelled, others))
     };
     // Just written: nothing has to be read.

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
-use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use serde_json::Value;
@@ -55,8 +54,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
             .files(files),
     ])?;
     let mut say = |what: &str, figure: &str| {
-        progress::note(&format!("{what}: {figure}"));
-        report.add("lent GPU", what, figure);
+        report.tell("lent GPU", what, figure);
     };
 
     find(&a)?;

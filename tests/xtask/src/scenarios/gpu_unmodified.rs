@@ -4,7 +4,6 @@
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::{Guest, Output};
-use farlane_kit::progress;
 use farlane_kit::report::Report;
 
 use crate::conditions::no_complaint;
@@ -95,8 +94,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 }
 
 fn say(report: &mut Report, what: &str, figure: &str) {
-    progress::note(&format!("{what}: {figure}"));
-    report.add("unmodified programs", what, figure);
+    report.tell("unmodified programs", what, figure);
 }
 
 fn exec(guest: &Guest, line: &str) -> Result<Output> {

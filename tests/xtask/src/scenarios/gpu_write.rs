@@ -2,23 +2,18 @@
 //! system and the file are right afterwards, also to programs that know nothing of GPUs.
 
 use anyhow::{Result, ensure};
-use farlane_kit::progress;
 use farlane_kit::report::Report;
 
-use crate::gpu_machine::{boot_mounted, drop_caches, run_with_library};
+use crate::gpu_machine::{boot_with_data, drop_caches, run_with_library};
 use crate::lending::Blocks;
 use crate::run::Run;
 
 const DISK_MIB: u32 = 256;
-const FILE_BYTES: u64 = 80 << 20;
 const SEED: u32 = 11;
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = Blocks::new(DISK_MIB)?;
-    let (backends, guest) = boot_mounted(run, &blocks)?;
-    guest.run(&format!(
-        "gpu_io make /mnt/data --seed {SEED} --bytes {FILE_BYTES}"
-    ))?;
+    let (backends, guest) = boot_with_data(run, &blocks, SEED)?;
     let matrix = format!("gpu_io write-matrix /mnt/data --seed {SEED} --threads 8");
     for way in ["p2p", "auto"] {
         drop_caches(&guest)?;
@@ -35,8 +30,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
             ways.p2p >> 20,
             ways.cache >> 20
         );
-        progress::note(&format!("FARLANE_IO={way}: {figure}"));
-        report.add(
+        report.tell(
             "files from GPU memory",
             format!("all sizes and alignments, {way}"),
             &figure,

@@ -15,7 +15,6 @@ use anyhow::{Context as _, Result, bail, ensure};
 use farlane_kit::attachments::Ram;
 use farlane_kit::guest::{Guest, Job};
 use farlane_kit::held::{Call, Held};
-use farlane_kit::progress;
 use farlane_kit::protocol::Ending;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
@@ -164,8 +163,7 @@ impl<'r> Stage<'r> {
         wait_gone(guest, DISK)?;
         let lending = self.run.context.lending()?;
         self.victim = lending.borrower(self.run, "victim", &self.lender, DISK)?;
-        guest.plug_vfio_user(DISK, self.victim.socket())?;
-        Fio::new(&namespace(guest, DISK)?, CHECK).run(guest)?;
+        self.plug_again(guest)?;
         shown(
             report,
             "borrower killed",
@@ -209,13 +207,19 @@ impl<'r> Stage<'r> {
 
         guest.unplug(DISK)?;
         wait_gone(guest, DISK)?;
-        guest.plug_vfio_user(DISK, self.victim.socket())?;
-        Fio::new(&namespace(guest, DISK)?, CHECK).run(guest)?;
+        self.plug_again(guest)?;
         shown(
             report,
             "lender killed",
             "its VMs see errors, and use the disk again",
         );
+        Ok(())
+    }
+
+    /// The guest whose disk has failed, and was unplugged, uses it again.
+    fn plug_again(&self, guest: &Guest) -> Result<()> {
+        guest.plug_vfio_user(DISK, self.victim.socket())?;
+        Fio::new(&namespace(guest, DISK)?, CHECK).run(guest)?;
         Ok(())
     }
 
@@ -348,8 +352,7 @@ pub fn first_difference(path: &Path, before: &[u8]) -> Result<Option<usize>> {
 }
 
 fn shown(report: &mut Report, what: &str, figure: &str) {
-    progress::note(&format!("{what}: {figure}"));
-    report.add("lent NVMe", what, figure);
+    report.tell("lent NVMe", what, figure);
 }
 
 #[cfg(test)]

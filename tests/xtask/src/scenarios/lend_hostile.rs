@@ -123,8 +123,7 @@ fn attacks(
     report: &mut Report,
 ) -> Result<()> {
     let mut add = |who: &str, what: &str, outcome: String| {
-        progress::note(&format!("{what}: {outcome}"));
-        report.add(who, what, outcome);
+        report.tell(who, what, outcome);
     };
     let outcome = attacker.borrower(borrower, MESSAGES)?;
     add("farlane-borrow", "malformed vfio-user messages", outcome);
@@ -152,8 +151,7 @@ fn abuse(guest: &Guest, borrower: &SharedBorrower, seed: u64, report: &mut Repor
     );
     let survived = output.stdout.lines().last().unwrap_or_default();
     let figure = format!("{survived}, in {:.1} s", begin.elapsed().as_secs_f64());
-    progress::note(&format!("guest that abuses its disk: {figure}"));
-    report.add("VM", "that abuses its disk", figure);
+    report.tell("VM", "that abuses its disk", figure);
     guest.unplug(TARGET)
 }
 

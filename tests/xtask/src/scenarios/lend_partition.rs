@@ -7,30 +7,21 @@
 //! and let go after it.
 
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_kit::attachments::Ram;
 use farlane_kit::guest::Guest;
-use farlane_kit::progress;
-use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
-use farlane_kit::scratch::Scratch;
 use serde_json::json;
 
 use super::lend_crash::first_difference;
-use super::lend_vfio::certificates::Authority;
-use super::lend_vfio::machine::{self, Lender, Parts};
+use super::lend_vfio::machine::{BORROWER, DISK, Lender, Setting};
 use crate::conditions::{no_complaint, wait_until};
 use crate::fio::Fio;
 use crate::lending::{Blocks, Borrower, namespace, wait_traffic};
 use crate::run::Run;
 
-const DISK: &str = "disk";
 const DISK_MIB: u32 = 96;
-const BORROWER: &str = "b";
-const MEMORY_MIB: u32 = 512;
 
 /// Reads of the VM, and so many at least at a time: the block layer makes one of those that follow
 /// each other.
@@ -61,24 +52,13 @@ const PARTINGS: [Parting; 4] = [
 ];
 
 pub fn partition(run: &Run<'_>, terms: &[u16], report: &mut Report) -> Result<()> {
-    let blocks = Blocks::random(DISK_MIB)?;
-    let memory = Scratch::in_memory()?;
-    let ram = machine::memory_file(&memory, MEMORY_MIB)?;
-    let authority = Authority::new(&run.path("authority"))?;
-    let parts = Parts {
-        blocks: blocks.path(),
-        window: (&ram, MEMORY_MIB),
-        identity: &authority.identity("127.0.0.1")?,
-    };
-    let [machine] = run.boot([machine::config(run, "lender", &parts)?])?;
-    let identity = authority.identity(BORROWER)?;
-    let mut words = vec!["--window".to_owned(), format!("ram={}", ram.display())];
-    words.extend(identity.words());
+    let setting = Setting::new(run, Blocks::random(DISK_MIB)?)?;
+    let [machine] = run.boot([setting.lender(run)?])?;
     let stage = Stage {
         run,
         machine: &machine,
-        ram: &ram,
-        words,
+        setting: &setting,
+        words: setting.borrower_words()?,
     };
     stage.device_writes(report)?;
     for &term in terms {
@@ -93,8 +73,7 @@ struct Stage<'r> {
     run: &'r Run<'r>,
     /// The lender's.
     machine: &'r Guest,
-    /// The memory of the VM, which is a window of the lender's machine.
-    ram: &'r Path,
+    setting: &'r Setting,
     /// The borrower's.
     words: Vec<String>,
 }
@@ -113,7 +92,7 @@ impl<'r> Stage<'r> {
         let before = self.memory()?;
         self.throttle(0)?;
         wait_until("the device writes into the VM's memory", || {
-            Ok(first_difference(self.ram, &before)?.is_some())
+            Ok(first_difference(&self.setting.ram, &before)?.is_some())
         })?;
         let what = "a lease that lasts, reads that are let go";
         say(report, what, "change the memory of a VM that does not run");
@@ -149,7 +128,7 @@ impl<'r> Stage<'r> {
             }
             Parting::Killed => {
                 lender.kill()?;
-                Lender::start(self.machine, DISK, BORROWER, Some(term))?
+                Lender::start(self.machine, Some(term))?
             }
         };
         lender
@@ -159,7 +138,7 @@ impl<'r> Stage<'r> {
         // All that was under way, and still is, ends now.
         self.throttle(0)?;
         self.disk_is_idle()?;
-        let changed = first_difference(self.ram, &before)?;
+        let changed = first_difference(&self.setting.ram, &before)?;
         ensure!(
             changed.is_none(),
             "{what}: the memory of the VM changed at {changed:#x?} after the end of the lease"
@@ -172,16 +151,11 @@ impl<'r> Stage<'r> {
     }
 
     fn reading(&self, term: u16) -> Result<Reading<'r>> {
-        let lender = Lender::start(self.machine, DISK, BORROWER, Some(term))?;
+        let lender = Lender::start(self.machine, Some(term))?;
         let lending = self.run.context.lending()?;
         let address = lender.address()?;
         let borrower = lending.borrower_at(self.run, BORROWER, &address, DISK, &self.words)?;
-        let mut config = VmConfig::new(BORROWER)
-            .storage()
-            .ram(Ram::File(self.ram.to_owned()))
-            .vfio_user_port(DISK);
-        config.memory_mib = MEMORY_MIB;
-        let [vm] = self.run.boot([config])?;
+        let [vm] = self.run.boot([self.setting.vm()])?;
         vm.run("modprobe nvme")?;
         vm.plug_vfio_user(DISK, borrower.socket())?;
         let node = namespace(&vm, DISK)?;
@@ -200,7 +174,8 @@ impl<'r> Stage<'r> {
     }
 
     fn memory(&self) -> Result<Vec<u8>> {
-        fs::read(self.ram).with_context(|| format!("Cannot read {}", self.ram.display()))
+        let ram = &self.setting.ram;
+        fs::read(ram).with_context(|| format!("Cannot read {}", ram.display()))
     }
 
     /// How many bytes a second the device may read, 0 for as many as it can.
@@ -222,8 +197,7 @@ impl<'r> Stage<'r> {
 }
 
 fn say(report: &mut Report, what: &str, figure: &str) {
-    progress::note(&format!("{what}: {figure}"));
-    report.add("NVMe lent by another kernel", what, figure);
+    report.tell("NVMe lent by another kernel", what, figure);
 }
 
 /// How many reads the controllers of a VM have not completed. A disk that may have several paths

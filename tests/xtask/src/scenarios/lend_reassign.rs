@@ -6,7 +6,6 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::compare::interval::median;
 use farlane_kit::guest::Guest;
-use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 
@@ -78,8 +77,7 @@ impl Turns<'_> {
             took.push(begin.elapsed().as_secs_f64());
         }
         let figure = format!("{ROUNDS} rounds, {:.1} s each", median(&took));
-        progress::note(&format!("three VMs take turns: {figure}"));
-        report.add("lent NVMe", "three VMs take turns", figure);
+        report.tell("lent NVMe", "three VMs take turns", figure);
         Ok(())
     }
 
@@ -151,8 +149,7 @@ impl Turns<'_> {
             free.as_secs_f64(),
             dead.as_secs_f64()
         );
-        progress::note(&format!("revoked in use: {figure}"));
-        report.add("lent NVMe", "revoked in use", figure);
+        report.tell("lent NVMe", "revoked in use", figure);
         Ok(())
     }
 }

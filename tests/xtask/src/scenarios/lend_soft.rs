@@ -5,15 +5,15 @@ use anyhow::{Context as _, Result, bail, ensure};
 use farlane_kit::attachments::Ram;
 use farlane_kit::compare::cpu::kept_from;
 use farlane_kit::guest::Guest;
-use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use serde_json::Value;
 use std::time::Duration;
 
 use crate::conditions::no_complaint;
-use crate::fio::Fio;
+use crate::fio::{Fio, VERIFY};
 use crate::lending::{Blocks, Borrower, Lender, Nvme, namespace, wait_gone};
+use crate::mounted::{self, COPY};
 use crate::run::Run;
 
 /// The device that goes from one guest to another, and those of the variants.
@@ -23,9 +23,6 @@ const SHARED: &str = "shared";
 
 const DISK_MIB: u32 = 192;
 const SMALL_MIB: u32 = 32;
-
-/// Has fio write at random, read everything back, and check it.
-const VERIFY: &str = "--rw=randwrite --verify=crc32c --verify_fatal=1 --iodepth=32";
 
 /// Reads for a while, many at a time.
 const STEADY: &str = "--rw=randread --norandommap --bs=4k --iodepth=32 --time_based --runtime=2";
@@ -41,9 +38,6 @@ const REQUESTS_PER_TRAP: u64 = 20;
 /// next request wakes it, by a doorbell of each queue of the pair at most.
 const TIME_SLICE: Duration = Duration::from_millis(3);
 const DOORBELLS: u64 = 2;
-
-/// Files of a guest that are copied to the disk.
-const COPY: &str = "cp -r /usr/sbin /usr/lib/modules /mnt/";
 
 /// A file on the disk's file system that fio writes.
 const DATA: &str = "/mnt/data";
@@ -126,8 +120,7 @@ impl<'a> Story<'a> {
     }
 
     fn say(&mut self, what: &str, figure: &str) {
-        progress::note(&format!("{what}: {figure}"));
-        self.report.add(self.place, what, figure);
+        self.report.tell(self.place, what, figure);
     }
 
     /// A guest makes a file system on the lent disk; after it lets go of the disk another one has
@@ -149,17 +142,15 @@ impl<'a> Story<'a> {
         self.verify(
             a,
             "fio --verify=crc32c",
-            Fio::new(DATA, &format!("{VERIFY} --bsrange=4k-64k --size=48m")),
+            Fio::new(
+                DATA,
+                &format!("{VERIFY} --iodepth=32 --bsrange=4k-64k --size=48m"),
+            ),
         )?;
         self.steady(a, &node, lender, &borrowers[0])?;
-        let sums =
-            "cd /mnt && find . -type f ! -name sums | sort | xargs sha256sum >sums && wc -l <sums";
-        let count = a.run(sums)?;
-        a.run("cd / && umount /mnt")?;
-        self.say(
-            "mkfs.ext4, mount, cp, umount",
-            &format!("{} files", count.trim()),
-        );
+        let files = mounted::sum(a)?;
+        a.run("umount /mnt")?;
+        self.say("mkfs.ext4, mount, cp, umount", &format!("{files} files"));
 
         a.unplug(DISK)?;
         wait_gone(a, DISK)?;
@@ -172,10 +163,10 @@ impl<'a> Story<'a> {
         b.run(&format!(
             "fsck.ext4 -f -n {node} && mount -t ext4 -o ro {node} /mnt"
         ))?;
-        b.run("cd /mnt && sha256sum -c sums >/tmp/check || { grep -v OK /tmp/check; exit 1; }")?;
+        mounted::check(b)?;
         self.say(
             "fsck.ext4, mount, sha256sum -c in VM b",
-            &format!("{} files are the same", count.trim()),
+            &format!("{files} files are the same"),
         );
         b.run("umount /mnt")?;
         b.unplug(DISK)?;
@@ -185,13 +176,8 @@ impl<'a> Story<'a> {
 
     /// Runs fio with checks of what it reads.
     fn verify(&mut self, guest: &Guest, what: &str, fio: Fio) -> Result<()> {
-        let figures = fio.run(guest)?;
-        ensure!(
-            figures.write.requests > 0 && figures.read.requests >= figures.write.requests,
-            "fio has not read back what it wrote: {figures:?}"
-        );
-        let figure = format!("{} writes, all found again", figures.write.requests);
-        self.say(what, &figure);
+        let verified = fio.verify(guest)?;
+        self.say(what, &verified.to_string());
         Ok(())
     }
 
@@ -260,7 +246,7 @@ fn identify(guest: &Guest, node: &str) -> Result<String> {
 fn messages_only(guest: &Guest, borrower: &Borrower, story: &mut Story<'_>) -> Result<()> {
     guest.run("modprobe nvme")?;
     let node = namespace(guest, MESSAGES)?;
-    let words = format!("{VERIFY} --bsrange=512-32k --size=4m");
+    let words = format!("{VERIFY} --iodepth=32 --bsrange=512-32k --size=4m");
     story.verify(guest, "memory by messages: fio", Fio::new(&node, &words))?;
     let metrics = borrower.metrics()?;
     for direction in ["dma_reads", "dma_writes"] {
@@ -281,7 +267,7 @@ fn shared_doorbells(
     story: &mut Story<'_>,
 ) -> Result<()> {
     let node = namespace(guest, SHARED)?;
-    let words = format!("{VERIFY} --bsrange=4k-64k --size=8m");
+    let words = format!("{VERIFY} --iodepth=32 --bsrange=4k-64k --size=8m");
     story.verify(guest, "shared doorbells: fio", Fio::new(&node, &words))?;
     story.place = "lent NVMe, shared doorbells";
     story.steady(guest, &node, lender, borrower)

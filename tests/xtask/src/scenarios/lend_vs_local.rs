@@ -2,30 +2,25 @@
 //! NVMe/TCP to another guest.
 
 use anyhow::Result;
-use farlane_kit::compare::{Bar, Bars};
 use farlane_kit::guest::Guest;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use farlane_kit::wire::{End, Wire};
 
-use crate::fio::{Figures, Turns};
 use crate::lending::{Blocks, Borrower, Lender, Nvme, namespace};
 use crate::run::Run;
-use crate::versus::{Form, rounds, tell};
+use crate::versus::{Contest, Form, Workload};
 
 /// The serial numbers by which the guest tells its controllers from each other.
 const LOCAL: &str = "local";
 const LENT: &str = "lent";
 const FAR: &str = "far";
 
-/// What fio does, what of it counts, and how much more of it a lent device must give than the
-/// others. The small form's bars are half of what a lent device usually gives: they are missed
-/// where the time of a request doubles, as it does when it takes a message or a wake-up more.
+/// How much more of a workload's figure a lent device must give than the others. The small form's
+/// bars are half of what a lent device usually gives: they are missed where the time of a request
+/// doubles, as it does when it takes a message or a wake-up more.
 struct Measure {
-    name: &'static str,
-    words: &'static str,
-    unit: &'static str,
-    figure: fn(&Figures) -> f64,
+    workload: Workload,
     over_local: f64,
     over_far: f64,
     small: Option<f64>,
@@ -33,10 +28,7 @@ struct Measure {
 
 const MEASURES: &[Measure] = &[
     Measure {
-        name: "4 KiB random reads, depth 1",
-        words: "--rw=randread --norandommap --bs=4k --iodepth=1",
-        unit: "IOPS",
-        figure: |figures| figures.read.iops,
+        workload: Workload::RANDOM_READS_1,
         over_local: 1.0,
         over_far: 5.0,
         // One at a time is a question of wake-ups, of which a lent device takes one more: too much
@@ -44,19 +36,18 @@ const MEASURES: &[Measure] = &[
         small: None,
     },
     Measure {
-        name: "4 KiB random reads, depth 32",
-        words: "--rw=randread --norandommap --bs=4k --iodepth=32",
-        unit: "IOPS",
-        figure: |figures| figures.read.iops,
+        workload: Workload::RANDOM_READS_32,
         over_local: 1.3,
         over_far: 5.0,
         small: Some(0.7),
     },
     Measure {
-        name: "128 KiB sequential reads, depth 8",
-        words: "--rw=read --bs=128k --iodepth=8",
-        unit: "MiB/s",
-        figure: |figures| figures.read.bytes_per_second / 1_048_576.0,
+        workload: Workload {
+            name: "128 KiB sequential reads, depth 8",
+            words: "--rw=read --bs=128k --iodepth=8",
+            unit: "MiB/s",
+            figure: |figures| figures.read.bytes_per_second / 1_048_576.0,
+        },
         over_local: 1.0,
         over_far: 5.0,
         small: Some(0.7),
@@ -148,27 +139,14 @@ impl Rig {
 /// Measures a lent device, the first of the nodes, in turns with QEMU's own and, in the long form,
 /// with one behind TCP.
 fn compare(form: Form, guest: &Guest, nodes: &[String], report: &mut Report) -> Result<()> {
-    let mut bars = Bars::default();
+    let mut contest = Contest::new(form, guest, nodes, &["QEMU's NVMe", "NVMe/TCP"], report);
     for measure in MEASURES {
-        let Some(over_local) = form.choose(measure.small, measure.over_local) else {
-            continue;
-        };
-        let turns = Turns {
-            files: nodes,
-            words: measure.words,
-            time: form.fio_time(),
-        };
-        let wanted = [over_local, measure.over_far].map(Bar::AtLeast);
-        let found =
-            farlane_kit::compare::compare(&form.plan(), &wanted[..nodes.len() - 1], |numbers| {
-                Ok(rounds(turns.run(guest, numbers)?, measure.figure))
-            })?;
-        for (other, comparison) in ["QEMU's NVMe", "NVMe/TCP"].into_iter().zip(&found) {
-            let what = ("one VM", measure.name);
-            tell(&mut bars, report, what, (measure.unit, other), comparison);
+        if let Some(over_local) = form.choose(measure.small, measure.over_local) {
+            let multiples = [over_local, measure.over_far];
+            contest.compare(&measure.workload, &multiples[..nodes.len() - 1])?;
         }
     }
-    form.enforce(&bars)
+    contest.end()
 }
 
 /// Has a guest offer a disk over TCP.

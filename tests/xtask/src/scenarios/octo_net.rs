@@ -12,7 +12,6 @@ use farlane_kit::interfaces::Server;
 use farlane_kit::network::Network;
 use farlane_kit::numa::Numa;
 use farlane_kit::process::Process;
-use farlane_kit::progress;
 use farlane_kit::report::Report;
 
 use crate::capture::Captures;
@@ -227,8 +226,7 @@ impl Ends<'_> {
             followed.here,
             followed.here + followed.elsewhere
         );
-        progress::note(&figure);
-        report.add("octo-net", "a stream follows its program", figure);
+        report.tell("octo-net", "a stream follows its program", figure);
         ensure!(
             followed.moves == u64::from(FOLLOWED_MOVES),
             "The stream has followed its program {} of {FOLLOWED_MOVES} times within \
@@ -284,8 +282,7 @@ impl Ends<'_> {
         for (port, words) in ports {
             let (there, back) = (captured.received(port)?, captured.sent(port)?);
             let figure = format!("to the guest {there}; from it {back}");
-            progress::note(&format!("iperf3 {words}: {figure}"));
-            report.add("octo-net", format!("{MOVES} moves, iperf3 {words}"), figure);
+            report.tell("octo-net", format!("{MOVES} moves, iperf3 {words}"), figure);
             for order in [there, back] {
                 ensure!(
                     order.sent > 0 && order.repeated == 0 && order.unknown == 0,
@@ -310,8 +307,7 @@ impl Ends<'_> {
              program's node; {lost} frames lost ({drops}); {tcp}",
             per_cent(moved.here, moved.here + moved.elsewhere),
         );
-        progress::note(&figure);
-        report.add("octo-net", format!("{MOVES} moves, all flows"), figure);
+        report.tell("octo-net", format!("{MOVES} moves, all flows"), figure);
         ensure!(
             late * MOVES_A_LATE_FRAME <= u64::from(MOVES),
             "{late} frames with data to the guest are out of order; its own counters say {tcp}"

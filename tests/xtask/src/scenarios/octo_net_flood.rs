@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::network::{BRIDGE, Network, PEER};
-use farlane_kit::progress;
 use farlane_kit::report::Report;
 
 use super::octo_net::{Flow, settle_on, two_nodes};
@@ -97,8 +96,7 @@ pub fn flood(run: &Run<'_>, flows: u32, report: &mut Report) -> Result<()> {
          forgotten, {refused} refused",
         kib.collect::<Vec<_>>().join(", ")
     );
-    progress::note(&figure);
-    report.add(
+    report.tell(
         "octo-net-flood",
         format!("{sent} flows, {answered} of them answered"),
         figure,
@@ -108,8 +106,7 @@ pub fn flood(run: &Run<'_>, flows: u32, report: &mut Report) -> Result<()> {
         after.both_since(&before, "TcpExt:TCPOFOQueue")?,
         after.both_since(&before, "Tcp:RetransSegs")?
     );
-    progress::note(&figure);
-    report.add("octo-net-flood", "a stream meanwhile", figure);
+    report.tell("octo-net-flood", "a stream meanwhile", figure);
     // Most of them went both ways: those that were lost are frames that the tap had no room for.
     ensure!(
         answered >= sent / 2 && answered > 2 * CAPACITY,

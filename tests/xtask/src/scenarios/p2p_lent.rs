@@ -8,7 +8,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
 use farlane_kit::guest_root::GuestFile;
-use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 
@@ -143,8 +142,7 @@ struct Story<'a> {
 
 impl Story<'_> {
     fn say(&mut self, what: &str, figure: &str) {
-        progress::note(&format!("{what}: {figure}"));
-        self.report.add("lent NVMe and GPUs", what, figure);
+        self.report.tell("lent NVMe and GPUs", what, figure);
     }
 
     fn tell(&mut self, borrower: &Borrower) -> Result<()> {

@@ -9,7 +9,7 @@ use super::rdma_perftest::counted_perftests;
 use super::rdma_pingpong::{device_info, ping_pongs};
 use crate::place::{Host, Over};
 use crate::run::Run;
-use crate::tools::Program;
+use crate::tools::{Ends, Program};
 
 /// Debian's packages of the programs.
 const PACKAGES: &[&str] = &["ibverbs-utils", "perftest", "qperf"];
@@ -63,8 +63,13 @@ pub fn on_host(
     let backend = farlane.daemon(run, &[], Some(&socket))?;
     let host = Host::new(farlane.programs(), &socket, run.logs());
     device_info(&host)?;
-    ping_pongs("host", ping_pong, &host, &host, report)?;
-    counted_perftests(run, "host", perftest, &host, &host, report)?;
+    let ends = Ends {
+        name: "host",
+        server: &host,
+        client: &host,
+    };
+    ping_pongs(ends, ping_pong, report)?;
+    counted_perftests(run, ends, perftest, report)?;
     if !perftest.is_empty() {
         qperf(&host, report)?;
     }

@@ -8,9 +8,9 @@ use farlane_kit::wire::Wire;
 
 use super::rdma_pingpong::ping_pongs;
 use crate::metrics::Metrics;
-use crate::place::{Over, Place};
+use crate::place::Over;
 use crate::run::Run;
-use crate::tools::{bandwidths, between, latencies, payload_bytes};
+use crate::tools::{Ends, bandwidths, between, latencies, payload_bytes};
 
 /// All sizes from 2 bytes to 8 MiB; several queue pairs; both directions at once; sleeping on
 /// events; inline data; completions asked for one by one and in bulk.
@@ -45,9 +45,8 @@ const SHOWN_BYTES: &[u64] = &[8, 4096, 65536, 1 << 20, 8 << 20];
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let wire = Wire::new()?;
     let pair = run.context.farlane()?.boot_pair(run, &wire)?;
-    let (a, b) = (&pair.a, &pair.b);
-    counted_perftests(run, "two VMs", LINES, a, b, report)?;
-    ping_pongs("two VMs", CHECKED, a, b, report)?;
+    counted_perftests(run, pair.ends(), LINES, report)?;
+    ping_pongs(pair.ends(), CHECKED, report)?;
     pair.backend.stop()
 }
 
@@ -55,10 +54,8 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 /// say, and reports their figures.
 pub fn counted_perftests(
     run: &Run<'_>,
-    name: &str,
+    ends: Ends<'_>,
     lines: &[&str],
-    server: &dyn Place,
-    client: &dyn Place,
     report: &mut Report,
 ) -> Result<()> {
     let moved = || {
@@ -71,7 +68,7 @@ pub fn counted_perftests(
             false => (*line).to_owned(),
         };
         let before = moved()?;
-        let text = perftest(name, line, server, client, report)?;
+        let text = perftest(ends, line, report)?;
         let (moved, said) = (moved()? - before, payload_bytes(line, &text)?);
         // A program whose clock was unsteady has been run again.
         ensure!(
@@ -83,27 +80,20 @@ pub fn counted_perftests(
 }
 
 /// Runs programs of perftest and reports their figures.
-pub fn perftests(
-    name: &str,
-    lines: &[&str],
-    server: &dyn Place,
-    client: &dyn Place,
-    report: &mut Report,
-) -> Result<()> {
+pub fn perftests(ends: Ends<'_>, lines: &[&str], report: &mut Report) -> Result<()> {
     for line in lines {
-        perftest(name, line, server, client, report)?;
+        perftest(ends, line, report)?;
     }
     Ok(())
 }
 
 /// Runs a program of perftest and reports its figures. Returns what it printed.
-fn perftest(
-    name: &str,
-    line: &str,
-    server: &dyn Place,
-    client: &dyn Place,
-    report: &mut Report,
-) -> Result<String> {
+fn perftest(ends: Ends<'_>, line: &str, report: &mut Report) -> Result<String> {
+    let Ends {
+        name,
+        server,
+        client,
+    } = ends;
     let text = between(Over::Farlane, &format!("{line} -F"), server, client)?;
     let rows: Vec<(u64, String)> = if line.contains("_bw") {
         let rows = bandwidths(&text)?;

@@ -1,14 +1,13 @@
 //! Debian's own `ibv_devinfo` and `ibv_rc_pingpong`, unmodified, between two guests.
 
 use anyhow::{Result, ensure};
-use farlane_kit::progress;
 use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
 
 use crate::conditions::no_complaint;
 use crate::place::{Over, Place};
 use crate::run::Run;
-use crate::tools::{TOOL_TIMEOUT, between, pingpong_us};
+use crate::tools::{Ends, TOOL_TIMEOUT, between, pingpong_us};
 
 /// The ping-pongs: polling, sleeping on completion events, with the received bytes checked, small,
 /// large and many.
@@ -32,7 +31,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
             "ibv_devinfo -v does not show the address {gid}:\n{info}"
         );
     }
-    ping_pongs("two VMs", LINES, &pair.a, &pair.b, report)?;
+    ping_pongs(pair.ends(), LINES, report)?;
     for guest in [&pair.a, &pair.b] {
         no_complaint(guest)?;
     }
@@ -58,17 +57,10 @@ pub fn device_info(place: &dyn Place) -> Result<String> {
 }
 
 /// Runs ping-pongs and reports their figures.
-pub fn ping_pongs(
-    name: &str,
-    lines: &[&str],
-    server: &dyn Place,
-    client: &dyn Place,
-    report: &mut Report,
-) -> Result<()> {
+pub fn ping_pongs(ends: Ends<'_>, lines: &[&str], report: &mut Report) -> Result<()> {
     for line in lines {
-        let us = pingpong_us(&between(Over::Farlane, line, server, client)?)?;
-        progress::note(&format!("{name}: {line}: {us:.1} us there and back"));
-        report.add(name, *line, format!("{us:10.1} us there and back"));
+        let us = pingpong_us(&between(Over::Farlane, line, ends.server, ends.client)?)?;
+        report.tell(ends.name, *line, format!("{us:10.1} us there and back"));
     }
     Ok(())
 }

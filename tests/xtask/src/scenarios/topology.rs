@@ -7,6 +7,7 @@ use farlane_kit::numa::Numa;
 use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
+use farlane_kit::scratch::sparse_file;
 
 use crate::conditions::no_complaint;
 use crate::numa::NODES;
@@ -24,7 +25,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         workspace.build_example("farlane-zero-copy", "two_nodes")
     })?;
     let file = run.path("blocks");
-    std::fs::File::create(&file).and_then(|file| file.set_len(BLOCKS))?;
+    sparse_file(&file, BLOCKS)?;
     let config = VmConfig::new("host")
         .numa(Numa::pair(NODE_MIB))
         .nvme_subsystem("dual", file, &NODES)

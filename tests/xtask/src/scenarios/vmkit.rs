@@ -1,7 +1,6 @@
 //! The VM kit itself: guests boot, run commands side by side, reach each other over the wire, lose
 //! and get devices, and a guest that hangs is ended.
 
-use std::fs::File;
 use std::io::Read as _;
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use farlane_kit::guest::Guest;
 use farlane_kit::protocol::Ending;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
+use farlane_kit::scratch::sparse_file;
 use farlane_kit::wire::Wire;
 use serde_json::json;
 
@@ -171,7 +171,7 @@ fn hot_plug(guest: &Guest) -> Result<()> {
 /// A guest with an IOMMU, an NVMe, a window and a port that this machine can connect to.
 fn disks(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let (blocks, window) = (run.path("blocks"), run.path("window"));
-    File::create(&blocks)?.set_len(16 << 20)?;
+    sparse_file(&blocks, 16 << 20)?;
     let start = Instant::now();
     let config = VmConfig::new("disks").storage().iommu();
     let config = config.nvme("disk", &blocks).window("window", &window, 1);

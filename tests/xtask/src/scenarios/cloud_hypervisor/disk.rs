@@ -2,7 +2,6 @@
 //! was killed is done once.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -52,8 +51,7 @@ pub struct Disk {
 impl Disk {
     pub fn new(run: &Run<'_>) -> Result<Self> {
         let folder = Scratch::new()?;
-        let path = folder.join("blocks");
-        File::create(&path)?.set_len(32 << 20)?;
+        let path = folder.sparse("blocks", 32 << 20)?;
         let disk = [disks::Disk::new(NAME, &path)];
         Ok(Self {
             backend: run.context.disks()?.serve(run, "farlane-blk", &disk)?,

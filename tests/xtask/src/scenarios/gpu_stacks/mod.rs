@@ -6,7 +6,6 @@ mod change;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
-use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 
@@ -57,8 +56,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         let figure = machine
             .stack(stack)
             .with_context(|| format!("On {}", stack.name))?;
-        progress::note(&format!("{}: {figure}", stack.name));
-        report.add("file systems and GPU memory", stack.name, figure);
+        report.tell("file systems and GPU memory", stack.name, figure);
     }
     let what = "a volume that changes under a program";
     change::run(&machine).with_context(|| what.to_owned())?;

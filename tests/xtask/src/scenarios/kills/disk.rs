@@ -25,8 +25,7 @@ pub struct Server {
 impl Server {
     pub fn new(run: &Run<'_>) -> Result<Self> {
         let folder = Scratch::new()?;
-        let path = folder.join("blocks");
-        std::fs::File::create(&path)?.set_len(32 << 20)?;
+        let path = folder.sparse("blocks", 32 << 20)?;
         let disks = [disks::Disk::new(DISK, &path)];
         Ok(Self {
             backend: run.context.disks()?.serve(run, "farlane-blk", &disks)?,

@@ -1,21 +1,29 @@
 //! The lender: a machine with a kernel of its own, an IOMMU, an NVMe, and a window onto the memory
 //! of another machine.
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use farlane_kit::attachments::Ram;
 use farlane_kit::guest::{Guest, Job};
 use farlane_kit::guest_root::GuestFile;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::scratch::Scratch;
 use serde_json::Value;
 
-use super::certificates::Identity;
+use super::certificates::Authority;
 use crate::conditions::{PATIENCE, wait_until, wait_within};
+use crate::lending::Blocks;
 use crate::metrics::Metrics;
 use crate::run::Run;
+
+/// The device: its name at the lender, and its serial number.
+pub const DISK: &str = "disk";
+
+/// The borrower: its name, its VM's memory.
+pub const BORROWER: &str = "b";
+pub const MEMORY_MIB: u32 = 512;
 
 /// The lender's port.
 pub const PORT: u16 = 7411;
@@ -34,14 +42,16 @@ const METRICS: &str = "/run/lend-metrics";
 /// How long the lender may take to serve.
 const START: Duration = Duration::from_secs(60);
 
-/// What the machine consists of besides itself.
-pub struct Parts<'a> {
-    /// The blocks of its NVMe.
-    pub blocks: &'a Path,
-    /// The memory of the other machine, and how much that is.
-    pub window: (&'a Path, u32),
-    /// Who it is.
-    pub identity: &'a Identity,
+/// What both machines are made of: the lender's with its NVMe and a window onto the memory of the
+/// borrower's VM, and an authority that both trust.
+pub struct Setting {
+    blocks: Blocks,
+    _memory: Scratch,
+    /// The memory of the borrower's VM. The VM, the lender's machine and the borrower map it,
+    /// whoever is first.
+    pub ram: PathBuf,
+    /// Who says who is who.
+    pub authority: Authority,
 }
 
 /// A range of guest-physical addresses: first, and the one behind the last.
@@ -63,33 +73,53 @@ pub struct Lender<'a> {
     job: Job<'a>,
 }
 
-/// The machine, which has the lender's program but does not run it yet.
-pub fn config(run: &Run<'_>, name: &str, parts: &Parts<'_>) -> Result<VmConfig<'static>> {
-    let (file, size_mib) = parts.window;
-    let identity = parts.identity;
-    let files = [
-        GuestFile::new(run.context.lending()?.lend(), PROGRAM),
-        GuestFile::new(run.guest_program("scrape")?, SCRAPE),
-        GuestFile::new(&identity.certificate, "/etc/tls/host.pem"),
-        GuestFile::new(&identity.key, "/etc/tls/host.key"),
-        GuestFile::new(&identity.authorities, "/etc/tls/ca.pem"),
-    ];
-    Ok(VmConfig::new(name)
-        .nvme("disk", parts.blocks)
-        .window("ram", file, size_mib)
-        .iommu()
-        .forward(PORT)
-        .files(files))
-}
+impl Setting {
+    /// Of an NVMe with these blocks.
+    pub fn new(run: &Run<'_>, blocks: Blocks) -> Result<Self> {
+        let memory = Scratch::in_memory()?;
+        let ram = memory.sparse("ram", u64::from(MEMORY_MIB) << 20)?;
+        Ok(Self {
+            blocks,
+            _memory: memory,
+            ram,
+            authority: Authority::new(&run.path("authority"))?,
+        })
+    }
 
-/// Makes the file of a machine's memory, of which another has a window: both, and the borrower, map
-/// it, whoever is first.
-pub fn memory_file(folder: &Scratch, size_mib: u32) -> Result<PathBuf> {
-    let path = folder.join("ram");
-    File::create(&path)
-        .and_then(|file| file.set_len(u64::from(size_mib) << 20))
-        .with_context(|| format!("Cannot make {}", path.display()))?;
-    Ok(path)
+    /// The lender's machine, which has its program but does not run it yet.
+    pub fn lender(&self, run: &Run<'_>) -> Result<VmConfig<'static>> {
+        let identity = self.authority.identity("127.0.0.1")?;
+        let files = [
+            GuestFile::new(run.context.lending()?.lend(), PROGRAM),
+            GuestFile::new(run.guest_program("scrape")?, SCRAPE),
+            GuestFile::new(&identity.certificate, "/etc/tls/host.pem"),
+            GuestFile::new(&identity.key, "/etc/tls/host.key"),
+            GuestFile::new(&identity.authorities, "/etc/tls/ca.pem"),
+        ];
+        Ok(VmConfig::new("lender")
+            .nvme(DISK, self.blocks.path())
+            .window("ram", &self.ram, MEMORY_MIB)
+            .iommu()
+            .forward(PORT)
+            .files(files))
+    }
+
+    /// The borrower's VM, into which the disk can be plugged.
+    pub fn vm(&self) -> VmConfig<'static> {
+        let mut config = VmConfig::new(BORROWER)
+            .storage()
+            .ram(Ram::File(self.ram.clone()))
+            .vfio_user_port(DISK);
+        config.memory_mib = MEMORY_MIB;
+        config
+    }
+
+    /// The borrower's options: its window and who it is.
+    pub fn borrower_words(&self) -> Result<Vec<String>> {
+        let window = ["--window".to_owned(), format!("ram={}", self.ram.display())];
+        let identity = self.authority.identity(BORROWER)?;
+        Ok(window.into_iter().chain(identity.words()).collect())
+    }
 }
 
 /// The only function of a kind.
@@ -103,14 +133,9 @@ fn function(guest: &Guest, kind: &str) -> Result<String> {
 }
 
 impl<'a> Lender<'a> {
-    /// Gives the NVMe to vfio-pci, and lends it to `borrower` alone, for so many seconds without a
-    /// renewal.
-    pub fn start(
-        guest: &'a Guest,
-        device: &str,
-        borrower: &str,
-        term: Option<u16>,
-    ) -> Result<Self> {
+    /// Gives the NVMe to vfio-pci, and lends it to the borrower alone, for so many seconds without
+    /// a renewal.
+    pub fn start(guest: &'a Guest, term: Option<u16>) -> Result<Self> {
         let (nvme, window) = (function(guest, NVME)?, function(guest, IVSHMEM)?);
         let folder = format!("/sys/bus/pci/devices/{nvme}");
         guest.run(&format!(
@@ -133,14 +158,14 @@ impl<'a> Lender<'a> {
             authorities = "/etc/tls/ca.pem"
 
             [[device]]
-            name = "{device}"
+            name = "{DISK}"
             source = "vfio"
             function = "{nvme}"
-            borrowers = ["{borrower}"]
+            borrowers = ["{BORROWER}"]
 
             [[window]]
             name = "ram"
-            borrowers = ["{borrower}"]
+            borrowers = ["{BORROWER}"]
             ntb = "ivshmem"
             function = "{window}"
             "#

@@ -10,79 +10,45 @@ pub mod machine;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_kit::attachments::Ram;
 use farlane_kit::guest::Guest;
-use farlane_kit::progress;
-use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
-use farlane_kit::scratch::Scratch;
 
 use self::certificates::{Authority, Identity};
-use self::machine::{Lender, Parts, is_covered, system_ram};
+use self::machine::{BORROWER, DISK, Lender, MEMORY_MIB, Setting, is_covered, system_ram};
 use crate::conditions::{no_complaint, wait_until};
-use crate::fio::Fio;
+use crate::fio::{Fio, VERIFY};
 use crate::lending::{Blocks, Borrower, namespace, wait_gone};
+use crate::mounted;
 use crate::run::Run;
 
-/// The device: its name at the lender, and its serial number.
-const DISK: &str = "disk";
 const DISK_MIB: u32 = 96;
-
-/// The borrower: its name, its VM's memory.
-const BORROWER: &str = "b";
-const MEMORY_MIB: u32 = 512;
 
 /// Where the lender has memory, and the borrower's VM has none.
 const BEYOND: u64 = 0x3000_0000;
 
-/// Has fio write at random, read everything back, and check it.
-const VERIFY: &str =
-    "--rw=randwrite --bsrange=4k-64k --verify=crc32c --verify_fatal=1 --iodepth=16";
-
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
-    let blocks = Blocks::new(DISK_MIB)?;
-    let memory = Scratch::in_memory()?;
-    let ram = machine::memory_file(&memory, MEMORY_MIB)?;
-    let authority = Authority::new(&run.path("authority"))?;
-    let parts = Parts {
-        blocks: blocks.path(),
-        window: (&ram, MEMORY_MIB),
-        identity: &authority.identity("127.0.0.1")?,
-    };
-    let mut borrowing = VmConfig::new(BORROWER)
-        .storage()
-        .ram(Ram::File(ram.clone()))
-        .vfio_user_port(DISK);
-    borrowing.memory_mib = MEMORY_MIB;
-    let [a, b] = run.boot([machine::config(run, "lender", &parts)?, borrowing])?;
+    let setting = Setting::new(run, Blocks::new(DISK_MIB)?)?;
+    let [a, b] = run.boot([setting.lender(run)?, setting.vm()])?;
 
-    let lender = Lender::start(&a, DISK, BORROWER, None)?;
+    let lender = Lender::start(&a, None)?;
     let address = lender.address()?;
-    let identity = authority.identity(BORROWER)?;
-    strangers(run, &address, &authority)?;
-    let mut words = vec!["--window".to_owned(), format!("ram={}", ram.display())];
-    words.extend(identity.words());
+    strangers(run, &address, &setting.authority)?;
+    let words = setting.borrower_words()?;
     let lending = run.context.lending()?;
     let borrower = lending.borrower_at(run, BORROWER, &address, DISK, &words)?;
 
     b.run("modprobe nvme")?;
     b.plug_vfio_user(DISK, borrower.socket())?;
     let node = namespace(&b, DISK)?;
-    let figures = Fio::new(&node, &format!("{VERIFY} --size=24m")).run(&b)?;
-    ensure!(
-        figures.write.requests > 0 && figures.read.requests >= figures.write.requests,
-        "fio has not read back what it wrote: {figures:?}"
-    );
-    let figure = format!(
-        "{} writes, all found again, {:.0} IOPS",
-        figures.write.requests, figures.write.iops
-    );
+    let words = format!("{VERIFY} --bsrange=4k-64k --iodepth=16 --size=24m");
+    let verified = Fio::new(&node, &words).verify(&b)?;
+    let figure = format!("{verified}, {:.0} IOPS", verified.0.write.iops);
     say(report, "fio --verify=crc32c", &figure);
     b.run(&format!(
-        "mkfs.ext4 -q {node} && mount -t ext4 {node} /mnt && cp -r /usr/sbin /mnt/ && cd /mnt && \
-         find . -type f ! -name sums | xargs sha256sum >/tmp/sums && cp /tmp/sums /mnt/ && cd / \
-         && umount /mnt"
+        "mkfs.ext4 -q {node} && mount -t ext4 {node} /mnt && cp -r /usr/sbin /mnt/"
     ))?;
+    mounted::sum(&b)?;
+    b.run("umount /mnt")?;
     say(report, "mkfs.ext4, mount, cp, umount", "work");
     only_its_memory(&lender, &b, report)?;
     no_software(&lender, &borrower, report)?;
@@ -95,11 +61,9 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 
     b.plug_vfio_user(DISK, borrower.socket())?;
     let node = namespace(&b, DISK)?;
-    b.run(&format!(
-        "mount -t ext4 -o ro {node} /mnt && cd /mnt && sha256sum -c sums >/tmp/check || {{ grep \
-         -v OK /tmp/check; \
-         exit 1; }}; cd / && umount /mnt"
-    ))?;
+    b.run(&format!("mount -t ext4 -o ro {node} /mnt"))?;
+    mounted::check(&b)?;
+    b.run("umount /mnt")?;
     say(
         report,
         "borrowed again, sha256sum -c",
@@ -122,8 +86,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 }
 
 fn say(report: &mut Report, what: &str, figure: &str) {
-    progress::note(&format!("{what}: {figure}"));
-    report.add("NVMe lent by another kernel", what, figure);
+    report.tell("NVMe lent by another kernel", what, figure);
 }
 
 /// Who is not certified as a borrower learns nothing.

@@ -1,16 +1,14 @@
 //! farlane-blk with a worker and a path on each of two nodes is killed while its workers work for
 //! each other.
 
-use std::fs::{self, File};
-
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use farlane_kit::numa::Numa;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use farlane_kit::scratch::Scratch;
 
 use crate::conditions::no_complaint;
-use crate::disks::{Disk, socket};
+use crate::disks::{Disk, socket, two_paths};
 use crate::numa::backend_words;
 use crate::run::Run;
 use crate::scenarios::blk_crash::{JOB, no_disk_error, under_fire};
@@ -20,11 +18,7 @@ const DISK_BYTES: u64 = 32 << 20;
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let folder = Scratch::new()?;
-    let paths = [folder.join("blocks"), folder.join("blocks-again")];
-    File::create(&paths[0])
-        .and_then(|file| file.set_len(DISK_BYTES))
-        .and_then(|()| fs::hard_link(&paths[0], &paths[1]))
-        .with_context(|| format!("Cannot make {}", paths[0].display()))?;
+    let paths = two_paths(&folder, "blocks", DISK_BYTES)?;
     let numa = Numa::pair(512);
     let mut words = backend_words(run, &numa)?;
     // Requests of pages from both nodes are in several hands when they are lost.

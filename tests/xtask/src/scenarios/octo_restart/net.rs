@@ -80,8 +80,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
          to the guest {there}; from it {back}",
         caught[0], caught[1]
     );
-    progress::note(&figure);
-    report.add(
+    report.tell(
         "farlane-net",
         format!(
             "killed {KILLS} times under TCP both ways, with bytes under way each way each time"

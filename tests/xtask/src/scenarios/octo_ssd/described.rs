@@ -2,20 +2,18 @@
 //! and its buffers on nodes of choice. The disks have no file system and no partitions, so that
 //! nothing but fio moves data.
 
-use std::fs::{self, File};
-use std::path::PathBuf;
+use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
 use farlane_kit::numa::Numa;
-use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use farlane_kit::scratch::Scratch;
 
 use super::{DISK_BYTES, JOBS, NODE_MIB, VERIFIED_MIB};
 use crate::conditions::no_complaint;
-use crate::disks::{Disk, DiskBackend, node, path_name, socket};
+use crate::disks::{Disk, DiskBackend, node, path_name, socket, two_paths};
 use crate::numa::{Locality, Memory, NODES, Placed, backend_words, per_cent};
 use crate::run::Run;
 
@@ -42,7 +40,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         (FINE, DISK_BYTES),
         (SEALED, SEALED_BYTES),
     ]
-    .map(|(name, bytes)| paths(&folder, name, bytes));
+    .map(|(name, bytes)| two_paths(&folder, name, bytes));
     let ([disk, fine], [sealed, sealed_again]) = ([disk?, fine?], sealed?);
     fs::write(
         &sealed,
@@ -88,16 +86,6 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     fine_backend.stop()
 }
 
-/// Two ways to a file of so many bytes.
-fn paths(folder: &Scratch, name: &str, bytes: u64) -> Result<[PathBuf; 2]> {
-    let paths = [folder.join(name), folder.join(format!("{name}-again"))];
-    File::create(&paths[0])
-        .and_then(|file| file.set_len(bytes))
-        .and_then(|()| fs::hard_link(&paths[0], &paths[1]))
-        .with_context(|| format!("Cannot make {}", paths[0].display()))?;
-    Ok(paths)
-}
-
 struct Story<'a> {
     guest: &'a Guest,
     report: &'a mut Report,
@@ -105,8 +93,7 @@ struct Story<'a> {
 
 impl Story<'_> {
     fn say(&mut self, what: &str, figure: &str) {
-        progress::note(&format!("farlane-blk, {what}: {figure}"));
-        self.report.add("farlane-blk", what, figure);
+        self.report.tell("farlane-blk", what, figure);
     }
 
     fn job(&mut self, backend: &DiskBackend, disk: &str, job: Placed) -> Result<()> {

@@ -5,7 +5,6 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_kit::progress;
 use farlane_kit::report::Report;
 
 use crate::conditions::no_complaint;
@@ -72,8 +71,7 @@ fn job(host: &Host, words: &str, report: &mut Report, what: &str) -> Result<()> 
         devices[0] >> 20,
         devices[1] >> 20
     );
-    progress::note(&format!("farlane-blk on two nodes, {what}: {figure}"));
-    report.add("farlane-blk on two nodes", what, figure);
+    report.tell("farlane-blk on two nodes", what, figure);
     Ok(())
 }
 

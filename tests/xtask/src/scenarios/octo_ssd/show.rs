@@ -1,10 +1,9 @@
 //! What the demo shows: bytes per worker over time, while fio goes from one node to the other.
 
-use std::fs::{self, File};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use farlane_kit::numa::Numa;
 use farlane_kit::process::Process;
 use farlane_kit::progress;
@@ -13,7 +12,7 @@ use farlane_kit::report::Report;
 use farlane_kit::scratch::Scratch;
 
 use super::{DISK_BYTES, NODE_MIB};
-use crate::disks::{Disk, node, socket};
+use crate::disks::{Disk, node, socket, two_paths};
 use crate::fio::Fio;
 use crate::numa::{Locality, Memory, Placed, backend_words, per_cent};
 use crate::run::Run;
@@ -41,11 +40,7 @@ pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
     workspace.build(&["farlane-topology"])?;
     let folder = Scratch::new()?;
-    let paths = [folder.join("blocks"), folder.join("blocks-again")];
-    File::create(&paths[0])
-        .and_then(|file| file.set_len(DISK_BYTES))
-        .and_then(|()| fs::hard_link(&paths[0], &paths[1]))
-        .with_context(|| format!("Cannot make {}", paths[0].display()))?;
+    let paths = two_paths(&folder, "blocks", DISK_BYTES)?;
     let numa = Numa::pair(NODE_MIB);
     let words = backend_words(run, &numa)?;
     let disk = Disk::on_nodes(DISK, &[&paths[0], &paths[1]]);

@@ -5,9 +5,9 @@
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
 use farlane_kit::numa::Numa;
-use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
+use farlane_kit::scratch::sparse_file;
 
 use super::{DISK_BYTES, JOBS, NODE_MIB, VERIFIED_MIB};
 use crate::conditions::{no_complaint, wait_until};
@@ -19,9 +19,7 @@ const SUBSYSTEM: &str = "dual";
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let file = run.path("dual");
-    std::fs::File::create(&file)
-        .and_then(|file| file.set_len(DISK_BYTES))
-        .with_context(|| format!("Cannot make {}", file.display()))?;
+    sparse_file(&file, DISK_BYTES)?;
     let config = VmConfig::new("stock")
         .storage()
         .numa(Numa::pair(NODE_MIB))
@@ -52,11 +50,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
                 format!("all by node {}, half of it remote", job.cpu)
             }
         };
-        progress::note(&format!(
-            "kernel's numa multipath, {}: {figure}",
-            job.name()
-        ));
-        report.add("kernel's numa multipath", job.name(), figure);
+        report.tell("kernel's numa multipath", job.name(), figure);
     }
     no_complaint(&guest)
 }

@@ -1,12 +1,9 @@
 //! Loop devices of this machine are the paths, and lose their blocks: what is under way fails, and
 //! what comes fails.
 
-use std::fs::File;
-
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use farlane_kit::loop_device::LoopDevice;
 use farlane_kit::numa::Numa;
-use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use farlane_kit::scratch::Scratch;
@@ -43,10 +40,7 @@ const MOST_PULLS: u64 = 100;
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let folder = Scratch::new()?;
-    let file = folder.join("blocks");
-    File::create(&file)
-        .and_then(|file| file.set_len(DISK_BYTES))
-        .with_context(|| format!("Cannot make {}", file.display()))?;
+    let file = folder.sparse("blocks", DISK_BYTES)?;
     let loops = [LoopDevice::new(&file)?, LoopDevice::new(&file)?];
     let numa = Numa::pair(512);
     let disk = Disk::on_nodes(DISK, &[loops[0].path(), loops[1].path()]);
@@ -110,8 +104,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         work.writes(),
         seen.redone
     );
-    progress::note(&format!("Loop devices as paths: {figure}"));
-    report.add("farlane-blk", "loop devices as paths", figure);
+    report.tell("farlane-blk", "loop devices as paths", figure);
     drop(work);
     drop(guest);
     backend.stop()

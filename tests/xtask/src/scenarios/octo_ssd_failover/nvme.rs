@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use farlane_kit::progress;
 use farlane_kit::report::Report;
 
 use super::Random;
@@ -70,8 +69,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         "unplugged {} and {} times: {}; {redone} done again",
         pulls[0], pulls[1], driven.summary
     );
-    progress::note(&format!("NVMe controllers as paths: {figure}"));
-    report.add(
+    report.tell(
         "farlane-blk on two nodes",
         "NVMe controllers as paths",
         figure,

@@ -15,7 +15,6 @@ use farlane_kit::backend::Backend;
 use farlane_kit::guest::Guest;
 use farlane_kit::guest_root::GuestFile;
 use farlane_kit::packages;
-use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use farlane_kit::wire::{End, Wire};
@@ -132,6 +131,5 @@ fn talk_again(a: &dyn Place, b: &dyn Place) -> Result<()> {
 
 /// Says what has been shown, at once and in the closing table.
 fn shown(report: &mut Report, what: &str, figure: &str) {
-    progress::note(&format!("{what}: {figure}"));
-    report.add("crash", what, figure);
+    report.tell("crash", what, figure);
 }
