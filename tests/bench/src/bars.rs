@@ -64,15 +64,7 @@ impl Run<'_> {
     /// From posting a write to its completion event, in a program that sleeps.
     fn event_bars(&mut self) -> Result<()> {
         let [a, b] = &self.hosts;
-        let round = || -> Result<Duration> {
-            a.cq.arm(false)?;
-            let start = Instant::now();
-            a.post_write(b, 8, true)?;
-            a.channel.wait()?;
-            let took = start.elapsed();
-            a.poll(1)?;
-            Ok(took)
-        };
+        let round = || a.write_and_sleep(b);
         let awake = versus(
             Bar::AtMost(1.3),
             || Ok(Times::timed(CALLS / 10, round)?.p50_us),

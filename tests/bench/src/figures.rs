@@ -335,15 +335,7 @@ impl Run<'_> {
     /// From posting a write to its completion event, in a program that sleeps.
     fn events(&mut self) -> Result<()> {
         let [a, b] = &self.hosts;
-        let round = || {
-            a.cq.arm(false)?;
-            let start = Instant::now();
-            a.post_write(b, 8, true)?;
-            a.channel.wait()?;
-            let took = start.elapsed();
-            a.poll(1)?;
-            Ok(took)
-        };
+        let round = || a.write_and_sleep(b);
         let awake = Times::timed(2000, round)?;
         let asleep = Times::timed(500, || {
             reference::let_sleep();

@@ -10,6 +10,7 @@ use farlane_rdma_client::{
 use farlane_vm_front_end::guest_device::Vm;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Bytes of each end's buffer.
 pub const BUFFER: usize = 8 << 20;
@@ -206,6 +207,17 @@ impl End {
     pub fn write(&self, to: &Self, bytes: usize) -> Result<()> {
         self.post_write(to, bytes, true)?;
         self.poll(1)
+    }
+
+    /// One write, from posting it to its completion event.
+    pub fn write_and_sleep(&self, to: &Self) -> Result<Duration> {
+        self.cq.arm(false)?;
+        let start = Instant::now();
+        self.post_write(to, 8, true)?;
+        self.channel.wait()?;
+        let took = start.elapsed();
+        self.poll(1)?;
+        Ok(took)
     }
 
     /// `count` writes with at most `outstanding` under way.

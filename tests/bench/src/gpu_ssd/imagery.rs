@@ -1,6 +1,7 @@
 //! Reads of a program that renders aerial imagery (spin-atc17, section 6.2): regions in full HD of
 //! a raster, which a file has row by row or tile by tile.
 
+use anyhow::Result;
 use farlane_io_core::plan::oracle::Random;
 
 /// Bytes of a pixel.
@@ -26,7 +27,7 @@ pub fn bytes() -> u64 {
 }
 
 /// The reads for `regions` random views.
-pub fn reads(random: &mut Random, layout: Layout, regions: u32) -> Vec<(u64, u32)> {
+pub fn reads(random: &mut Random, layout: Layout, regions: u32) -> Result<Vec<(u64, u32)>> {
     let mut reads = Vec::new();
     for _ in 0..regions {
         let resolution = random.below(RESOLUTIONS);
@@ -45,23 +46,23 @@ pub fn reads(random: &mut Random, layout: Layout, regions: u32) -> Vec<(u64, u32
                 for column in columns {
                     let from = left.max(column * tile);
                     let to = (left + SCREEN.0).min((column + 1) * tile);
-                    reads.extend((top..top + SCREEN.1).map(|y| {
-                        let offset = start + (y * side + from) * PIXEL;
-                        (offset, u32::try_from((to - from) * PIXEL).unwrap_or(0))
-                    }));
+                    let length = u32::try_from((to - from) * PIXEL)?;
+                    let offset = |y| start + (y * side + from) * PIXEL;
+                    reads.extend((top..top + SCREEN.1).map(|y| (offset(y), length)));
                 }
             }
             Layout::Tiles { .. } => {
-                let length = tile * tile * PIXEL;
+                let length = u32::try_from(tile * tile * PIXEL)?;
+                let number = |row, column| row * (side / tile) + column;
                 for row in rows {
                     reads.extend(columns.clone().map(|column| {
-                        let offset = start + (row * (side / tile) + column) * length;
-                        (offset, u32::try_from(length).unwrap_or(0))
+                        let offset = start + number(row, column) * u64::from(length);
+                        (offset, length)
                     }));
                 }
             }
         }
     }
     reads.retain(|read| read.1 > 0);
-    reads
+    Ok(reads)
 }

@@ -71,6 +71,9 @@ const SHORTEST_RUN: u64 = 48;
 const NEAR: f64 = 0.95;
 const NEAR_SMALL: f64 = 0.85;
 
+/// What figures show of each mechanism.
+const RELATIVE: &str = "throughput, router = 1";
+
 /// How often calibration is tried.
 const ATTEMPTS: u32 = 5;
 
@@ -307,28 +310,39 @@ impl Bench {
         Ok(())
     }
 
+    /// Rounds of all mechanisms in which nothing is cached before. `all` has the reads of each round
+    /// of the plan, and of the one before that does not count.
+    fn uncached(
+        &mut self,
+        mut all: Vec<Vec<(u64, u32)>>,
+        bar: Option<Bar>,
+        plan: &Plan,
+    ) -> Result<Rounds> {
+        let disk = &self.disk;
+        Rounds::take(
+            &mut self.team,
+            disk,
+            &Mechanism::ALL,
+            plan,
+            bar,
+            |round| Round {
+                reads: std::mem::take(&mut all[round]),
+                threads: 1,
+            },
+            |_| disk.evict(),
+        )
+    }
+
     /// Fig. 4a: nothing is cached.
     fn random_reads(&mut self) -> Result<()> {
         let mut lines = Vec::new();
         let mut changed = 0.0_f64;
         let plan = planned(ROUNDS);
         for size in RANDOM {
-            let mut all: Vec<_> = (0..=plan.most)
+            let all = (0..=plan.most)
                 .map(|_| self.blocks(size, scale::bytes(FILE), count(size)))
                 .collect();
-            let disk = &self.disk;
-            let rounds = Rounds::take(
-                &mut self.team,
-                disk,
-                &Mechanism::ALL,
-                &plan,
-                bar_of(size),
-                |round| Round {
-                    reads: std::mem::take(&mut all[round]),
-                    threads: 1,
-                },
-                |_| disk.evict(),
-            )?;
+            let rounds = self.uncached(all, bar_of(size), &plan)?;
             let name = format!("random reads of {}", label(size));
             self.show(&name, x(size), &rounds, &mut lines)?;
             self.near_best(&name, &Mechanism::ALL, (bar_of(size), &plan), &rounds)?;
@@ -339,7 +353,7 @@ impl Bench {
             "fig4a-random.svg",
             "Random reads (paper fig. 4a)",
             Axis::Size,
-            "throughput, router = 1",
+            RELATIVE,
             lines,
         )
     }
@@ -361,24 +375,17 @@ impl Bench {
         let plan = planned(FEWER_ROUNDS);
         for size in SEQUENTIAL {
             let step = usize::try_from(size)?;
-            let disk = &self.disk;
-            let rounds = Rounds::take(
-                &mut self.team,
-                disk,
-                &Mechanism::ALL,
-                &plan,
-                bar_of(size),
-                |round| {
-                    let places = scale::bytes(FILE) / sequence();
-                    let start = u64::try_from(round).unwrap_or(0) % places * sequence();
+            let places = scale::bytes(FILE) / sequence();
+            let all = (0..places)
+                .cycle()
+                .take(plan.most + 1)
+                .map(|place| {
+                    let start = place * sequence();
                     let offsets = (start..start + sequence()).step_by(step);
-                    Round {
-                        reads: offsets.map(|offset| (offset, size)).collect(),
-                        threads: 1,
-                    }
-                },
-                |_| disk.evict(),
-            )?;
+                    offsets.map(|offset| (offset, size)).collect()
+                })
+                .collect();
+            let rounds = self.uncached(all, bar_of(size), &plan)?;
             let name = format!("sequential reads of {}", label(size));
             self.show(&name, x(size), &rounds, &mut lines)?;
             self.near_best(&name, &Mechanism::ALL, (bar_of(size), &plan), &rounds)?;
@@ -406,7 +413,7 @@ impl Bench {
             "fig4b-sequential.svg",
             "Sequential reads (paper fig. 4b)",
             Axis::Size,
-            "throughput, router = 1",
+            RELATIVE,
             lines,
         )
     }
@@ -480,7 +487,7 @@ impl Bench {
                 &format!("fig5-residency-{}.svg", bytes.replace(' ', "")),
                 &format!("Random reads of {bytes} (paper fig. 5)"),
                 Axis::Residency,
-                "throughput, router = 1",
+                RELATIVE,
                 lines,
             )?;
         }
@@ -508,22 +515,10 @@ impl Bench {
                     Layout::Raster { tile } => (1, tile * 3),
                     Layout::Tiles { tile } => (6, tile * tile * 3),
                 };
-                let mut all: Vec<_> = (0..=plan.most)
+                let all = (0..=plan.most)
                     .map(|_| imagery::reads(&mut self.random, layout, regions))
-                    .collect();
-                let disk = &self.disk;
-                let rounds = Rounds::take(
-                    &mut self.team,
-                    disk,
-                    &Mechanism::ALL,
-                    &plan,
-                    None,
-                    |round| Round {
-                        reads: std::mem::take(&mut all[round]),
-                        threads: 1,
-                    },
-                    |_| disk.evict(),
-                )?;
+                    .collect::<Result<_>>()?;
+                let rounds = self.uncached(all, None, &plan)?;
                 let size = u32::try_from(bytes)?;
                 let name = format!("imagery, {layout_name}, {bytes} bytes");
                 self.show(&name, x(size), &rounds, &mut lines)?;
@@ -532,7 +527,7 @@ impl Bench {
                 file,
                 &format!("Aerial imagery, {layout_name} (paper fig. 6)"),
                 Axis::Size,
-                "throughput, router = 1",
+                RELATIVE,
                 lines,
             )?;
         }
@@ -544,9 +539,8 @@ impl Bench {
         const READ: u32 = 8 << 20;
         let throughput_bytes = scale::bytes(256 << 20);
         let plan = planned(ROUNDS);
-        let threads = std::thread::available_parallelism()
-            .map_or(1, usize::from)
-            .min(4);
+        let threads = std::thread::available_parallelism()?.get().min(4);
+        let threads = u32::try_from(threads)?;
         self.disk.evict()?;
         self.disk.warm(0, throughput_bytes)?;
         let disk = &self.disk;
@@ -561,7 +555,7 @@ impl Bench {
                     .step_by(8 << 20)
                     .map(|offset| (offset, READ))
                     .collect(),
-                threads: u32::try_from(threads).unwrap_or(1),
+                threads,
             },
             |_| Ok(()),
         )?;

@@ -30,6 +30,36 @@ impl Random {
     }
 }
 
+/// Where reads go: to places of the file at random, or one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Places {
+    /// Bytes of the file.
+    pub bytes: u64,
+    random: Random,
+    next: u64,
+}
+
+impl Places {
+    /// In a file of so many bytes.
+    pub fn new(bytes: u64) -> Self {
+        Self {
+            bytes,
+            random: Random::new(),
+            next: 0,
+        }
+    }
+
+    /// The offset of the next read of `bytes`.
+    pub fn next(&mut self, bytes: u64, random: bool) -> u64 {
+        let count = self.bytes / bytes;
+        if random {
+            return self.random.below(count) * bytes;
+        }
+        self.next = (self.next + 1) % count;
+        self.next * bytes
+    }
+}
+
 /// A stretch of reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Done {
@@ -55,9 +85,7 @@ pub struct Drive<T> {
     buffers: Vec<(u64, u64)>,
     nsid: u32,
     block: u64,
-    bytes: u64,
-    random: Random,
-    next: u64,
+    places: Places,
 }
 
 impl<T: Transport> Drive<T> {
@@ -76,9 +104,7 @@ impl<T: Transport> Drive<T> {
             buffers,
             nsid,
             block,
-            bytes: blocks * block,
-            random: Random::new(),
-            next: 0,
+            places: Places::new(blocks * block),
         })
     }
 
@@ -90,7 +116,7 @@ impl<T: Transport> Drive<T> {
     /// Another namespace.
     pub fn use_namespace(&mut self, nsid: u32) -> Result<()> {
         let (blocks, block) = self.driver.size(nsid)?;
-        (self.nsid, self.block, self.bytes) = (nsid, block, blocks * block);
+        (self.nsid, self.block, self.places.bytes) = (nsid, block, blocks * block);
         Ok(())
     }
 
@@ -112,7 +138,7 @@ impl<T: Transport> Drive<T> {
 
     /// One random read of a page; the time from the command to its answer.
     pub fn read_one(&mut self) -> Result<Duration> {
-        let at = self.random.below(self.bytes / PAGE) * PAGE;
+        let at = self.places.next(PAGE, true);
         let command = self.command(0, at, PAGE)?;
         let start = Instant::now();
         self.queue.push(&command);
@@ -126,15 +152,6 @@ impl<T: Transport> Drive<T> {
             }
             std::hint::spin_loop();
         }
-    }
-
-    fn place(&mut self, bytes: u64, random: bool) -> u64 {
-        let count = self.bytes / bytes;
-        if random {
-            return self.random.below(count) * bytes;
-        }
-        self.next = (self.next + 1) % count;
-        self.next * bytes
     }
 
     /// Reads of `bytes` each, `depth` at a time, for so long.
@@ -153,7 +170,7 @@ impl<T: Transport> Drive<T> {
         loop {
             if !end {
                 while let Some(slot) = free.pop() {
-                    let at = self.place(bytes, random);
+                    let at = self.places.next(bytes, random);
                     let command = self.command(slot, at, bytes)?;
                     self.queue.push(&command);
                 }

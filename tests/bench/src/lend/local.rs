@@ -1,6 +1,6 @@
 //! The same reads, made by this process itself.
 
-use crate::drive::{Done, LARGEST, PAGE, Random};
+use crate::drive::{Done, LARGEST, PAGE, Places};
 use anyhow::{Context as _, Result, ensure};
 use io_uring::{IoUring, opcode, types::Fixed};
 use std::fs::File;
@@ -12,9 +12,7 @@ use std::time::{Duration, Instant};
 /// A file that is read.
 pub struct Local {
     file: File,
-    bytes: u64,
-    random: Random,
-    next: u64,
+    places: Places,
     /// Buffers of the ring, which outlive it: fields are dropped in order.
     ring: IoUring,
     buffers: Vec<Vec<u8>>,
@@ -32,10 +30,8 @@ impl Local {
         ring.submitter().register_files(&[file.as_raw_fd()])?;
         let largest = usize::try_from(LARGEST)?;
         Ok(Self {
-            bytes: file.metadata()?.len(),
+            places: Places::new(file.metadata()?.len()),
             file,
-            random: Random::new(),
-            next: 0,
             ring,
             buffers: (0..depth).map(|_| vec![0; largest]).collect(),
             one: vec![0; largest],
@@ -44,7 +40,7 @@ impl Local {
 
     /// One random read of a page by `pread`.
     pub fn read_one(&mut self) -> Result<Duration> {
-        let at = self.random.below(self.bytes / PAGE) * PAGE;
+        let at = self.places.next(PAGE, true);
         let page = &mut self.one[..4096];
         let start = Instant::now();
         self.file.read_exact_at(page, at)?;
@@ -57,7 +53,7 @@ impl Local {
         let mut reads = 0;
         while start.elapsed() < time {
             for _ in 0..16 {
-                let at = self.place(bytes, random);
+                let at = self.places.next(bytes, random);
                 let buffer = &mut self.one[..usize::try_from(bytes)?];
                 self.file.read_exact_at(buffer, at)?;
                 reads += 1;
@@ -68,15 +64,6 @@ impl Local {
             time: start.elapsed(),
             trapped: 0,
         })
-    }
-
-    fn place(&mut self, bytes: u64, random: bool) -> u64 {
-        let count = self.bytes / bytes;
-        if random {
-            return self.random.below(count) * bytes;
-        }
-        self.next = (self.next + 1) % count;
-        self.next * bytes
     }
 
     /// Reads of `bytes` each by `io_uring`, `depth` at a time.
@@ -95,7 +82,7 @@ impl Local {
         let mut end = false;
         loop {
             while !end && let Some(slot) = free.pop() {
-                let at = self.place(bytes, random);
+                let at = self.places.next(bytes, random);
                 let buffer = self.buffers.get_mut(slot).context("no buffer")?;
                 let entry = opcode::Read::new(Fixed(0), buffer.as_mut_ptr(), length)
                     .offset(at)
