@@ -1,6 +1,7 @@
 //! The memory of a VM, and the guest's way of writing it.
 
 use farlane_abi::PAGE_BYTES;
+use farlane_abi::width::to_usize;
 use rustix::fs::MemfdFlags;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -69,7 +70,7 @@ impl Ram {
 
     /// Writes bytes; what lies beyond its end is left out.
     pub fn poke(&self, at: u64, bytes: &[u8]) {
-        let room = usize::try_from(self.bytes.saturating_sub(at)).unwrap_or(usize::MAX);
+        let room = to_usize(self.bytes.saturating_sub(at));
         let bytes = &bytes[..bytes.len().min(room)];
         self.file.write_all_at(bytes, at).expect("room in a memfd");
     }

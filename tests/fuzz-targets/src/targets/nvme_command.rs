@@ -2,6 +2,7 @@
 //! controller, and into the memory that those point at.
 
 use crate::{Input, PAGE, Ram, format_all_logs};
+use farlane_abi::width::{to_u64, to_usize};
 use farlane_nvme::still::{Still, parse};
 use farlane_nvme::{Backing, NvmeConfig, NvmeSource};
 use farlane_pci::{DmaMapping, DmaTarget, Region, Source as _};
@@ -142,7 +143,7 @@ impl Machine {
 
     /// Where a queue is: submission and completion.
     fn place(queue: usize) -> (u64, u64) {
-        match u64::try_from(queue).unwrap_or(0) {
+        match to_u64(queue) {
             0 => (ADMIN_SQ, ADMIN_CQ),
             n => {
                 let sq = IO_QUEUES + (n - 1) * 2 * PAGE;
@@ -156,18 +157,18 @@ impl Machine {
         self.ram
             .poke(sq + u64::from(self.tails[queue]) * 64, command);
         self.tails[queue] = (self.tails[queue] + 1) % ENTRIES;
-        let at = DOORBELLS + u64::try_from(queue).unwrap_or(0) * 8;
+        let at = DOORBELLS + to_u64(queue) * 8;
         self.set(at, self.tails[queue]);
         // Everything that was answered has been seen.
         for queue in 0..3 {
             let at = DOORBELLS + queue * 8 + 4;
-            self.set(at, self.tails[usize::try_from(queue).unwrap_or(0)]);
+            self.set(at, self.tails[to_usize(queue)]);
         }
     }
 
     /// Commands that create a queue pair.
     fn create(&mut self, queue: usize) {
-        let id = u8::try_from(queue).unwrap_or(0);
+        let id = u8::try_from(queue).expect("one of three");
         let (sq, cq) = Self::place(queue);
         for (opcode, address) in [(5, cq), (1, sq)] {
             let mut command = [0; 64];
@@ -244,7 +245,7 @@ impl Machine {
             9 => {
                 let at = u64::from(input.u32()) % (WRITABLE * PAGE);
                 let bytes = input.counted();
-                let room = usize::try_from(WRITABLE * PAGE - at).unwrap_or(0);
+                let room = to_usize(WRITABLE * PAGE - at);
                 self.ram.poke(at, &bytes[..bytes.len().min(room)]);
             }
             10 => match input.u8() % 4 {

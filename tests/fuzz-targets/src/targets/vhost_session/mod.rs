@@ -2,6 +2,11 @@
 //! that writes whatever it likes into them: of a device that checks what it is asked, or of the
 //! Farlane device.
 
+mod device;
+mod message;
+
+use self::device::{Checked, State, lock};
+use self::message::{Files, Message, NEED_REPLY, request};
 use crate::{Input, PAGE, Ram, assert_nothing_left, format_all_logs};
 use farlane_abi::control::{OP_OPEN, Request};
 use farlane_abi::zerocopy::IntoBytes as _;
@@ -10,27 +15,16 @@ use farlane_rdma::contexts::PortContexts;
 use farlane_rdma_remoting::Server;
 use farlane_sys::eventfd;
 use farlane_vhost_user::bits::feature;
-use farlane_vhost_user::chain::Chain;
 use farlane_vhost_user::channel::Channel;
-use farlane_vhost_user::inflight::{make, region_bytes};
-use farlane_vhost_user::segment::take_last_byte;
+use farlane_vhost_user::inflight::region_bytes;
 use farlane_vhost_user::serve::Connection;
-use farlane_vhost_user::session::{Device, PROTOCOL_FEATURES, Setup};
-use farlane_vhost_user::vring::{Progress, Rings};
-use rustix::event::EventfdFlags;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
-    sendmsg,
-};
+use farlane_vhost_user::session::Device;
 use std::cell::LazyCell;
-use std::collections::BTreeMap;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::net::Shutdown;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::io;
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard};
-use vhost::vhost_user::{Error, VhostUserProtocolFeatures};
+use std::sync::{Arc, Mutex};
+use vhost::vhost_user::VhostUserProtocolFeatures;
 
 const QUEUES: u16 = 3;
 const FEATURES: u64 =
@@ -50,276 +44,11 @@ const REQUEST: u64 = 16 * PAGE;
 const INFLIGHT: u64 = VhostUserProtocolFeatures::INFLIGHT_SHMFD.bits();
 /// Messages of one input.
 const MAX_MESSAGES: usize = 64;
-/// Bytes of a message's header.
-const HEADER: usize = 12;
-const VERSION: u32 = 1;
-const REPLY: u32 = 4;
-const NEED_REPLY: u32 = 8;
-
-/// Requests (vhost-user, "Front-end message types").
-mod request {
-    pub const SET_FEATURES: u32 = 2;
-    pub const SET_MEM_TABLE: u32 = 5;
-    pub const SET_VRING_NUM: u32 = 8;
-    pub const SET_VRING_ADDR: u32 = 9;
-    pub const SET_VRING_BASE: u32 = 10;
-    pub const GET_VRING_BASE: u32 = 11;
-    pub const SET_VRING_KICK: u32 = 12;
-    pub const SET_VRING_CALL: u32 = 13;
-    pub const SET_VRING_ERR: u32 = 14;
-    pub const SET_PROTOCOL_FEATURES: u32 = 16;
-    pub const SET_VRING_ENABLE: u32 = 18;
-    pub const SET_BACKEND_REQ_FD: u32 = 21;
-    pub const GET_CONFIG: u32 = 24;
-    pub const SET_CONFIG: u32 = 25;
-    pub const GET_INFLIGHT_FD: u32 = 31;
-    pub const SET_INFLIGHT_FD: u32 = 32;
-    pub const ADD_MEM_REG: u32 = 37;
-    pub const REM_MEM_REG: u32 = 38;
-    pub const GET_SHMEM_CONFIG: u32 = 44;
-}
-
-/// A queue in use.
-struct Running {
-    setup: Setup,
-    /// None until its first turn.
-    progress: Option<Progress>,
-    broken: bool,
-}
-
-/// What the device and its queues have in common.
-#[derive(Default)]
-struct State {
-    running: BTreeMap<u16, Running>,
-    features: u64,
-    config: [u8; 16],
-}
-
-/// A device that checks what it is asked.
-struct Checked(Arc<Mutex<State>>);
-
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().expect("no panic")
-}
-
-impl Device for Checked {
-    type Worker = u16;
-
-    fn name(&self) -> String {
-        "fuzz".to_owned()
-    }
-
-    fn queues(&self) -> u16 {
-        QUEUES
-    }
-
-    fn features(&self) -> u64 {
-        FEATURES
-    }
-
-    fn protocol_features(&self) -> VhostUserProtocolFeatures {
-        PROTOCOL_FEATURES | VhostUserProtocolFeatures::INFLIGHT_SHMFD
-    }
-
-    fn negotiated(&mut self, features: u64) {
-        assert_eq!(features & !FEATURES, 0, "features that were not offered");
-        lock(&self.0).features = features;
-    }
-
-    fn reset(&mut self) {
-        assert!(lock(&self.0).running.is_empty(), "a reset with queues in use");
-    }
-
-    fn config(&self) -> Vec<u8> {
-        lock(&self.0).config.to_vec()
-    }
-
-    fn set_config(&mut self, offset: u32, bytes: &[u8]) -> vhost::vhost_user::Result<()> {
-        let mut state = lock(&self.0);
-        let start = usize::try_from(offset).expect("64 bits");
-        let place = start
-            .checked_add(bytes.len())
-            .and_then(|end| state.config.get_mut(start..end))
-            .ok_or(Error::InvalidParam)?;
-        place.copy_from_slice(bytes);
-        Ok(())
-    }
-
-    fn start(&mut self, setup: Setup) -> io::Result<u16> {
-        let mut state = lock(&self.0);
-        let index = setup.index;
-        assert!(index < QUEUES);
-        assert_eq!(setup.event_index, state.features & feature::EVENT_IDX != 0);
-        let running = Running {
-            setup,
-            progress: None,
-            broken: false,
-        };
-        let before = state.running.insert(index, running);
-        assert!(before.is_none(), "queue {index} is started twice");
-        Ok(index)
-    }
-
-    fn stop(&mut self, index: u16) -> u16 {
-        let running = lock(&self.0).running.remove(&index);
-        let running = running.expect("a queue that was started");
-        match running.progress {
-            Some(progress) => progress.next_available,
-            None => running.setup.next_available,
-        }
-    }
-}
-
-impl Running {
-    /// Serves it once, like a worker.
-    fn turn(&mut self) {
-        if self.broken {
-            return;
-        }
-        if let Some(kick) = &self.setup.kick {
-            let _ = eventfd::drain(kick.as_fd());
-        }
-        if let Err(error) = self.serve() {
-            log::warn!("{}", farlane_sys::chain(&*error));
-            self.setup.error.signal();
-            self.broken = true;
-        }
-    }
-
-    fn serve(&mut self) -> Result<(), Box<dyn std::error::Error>> {
-        let rings = Rings::map(self.setup.space.view(), &self.setup.layout)?;
-        let size = self.setup.layout.size;
-        if self.progress.is_none() {
-            let used = rings.used_index();
-            let mut next = self.setup.next_available;
-            if let Some(inflight) = &mut self.setup.inflight {
-                let left = inflight.recover(used);
-                assert!(left.len() <= usize::from(size) && left.iter().all(|&head| head < size));
-                next = used.wrapping_add(u16::try_from(left.len()).expect("few"));
-                for &head in &left {
-                    inflight.prepare(head);
-                }
-                inflight.end(&left, used);
-            }
-            self.progress = Some(Progress::new(self.setup.event_index, next, used));
-        }
-        let Some(progress) = &mut self.progress else {
-            return Ok(());
-        };
-        let mut chain = Chain::default();
-        let mut batch = Vec::new();
-        for _ in 0..size {
-            let Some(head) = progress.take(&rings)? else {
-                break;
-            };
-            if let Some(inflight) = &mut self.setup.inflight {
-                inflight.begin(head);
-            }
-            chain.follow(&rings, head)?;
-            if let Some(address) = take_last_byte(&mut chain.writable) {
-                let _ = rings.view().write(address, &[0xa5]);
-            }
-            if let Some(inflight) = &mut self.setup.inflight {
-                inflight.prepare(head);
-            }
-            progress.put(&rings, head, 1);
-            batch.push(head);
-        }
-        let told = progress.has_unpublished();
-        progress.publish(&rings);
-        if let Some(inflight) = &mut self.setup.inflight {
-            inflight.end(&batch, rings.used_index());
-        }
-        if told && progress.must_tell(&rings) {
-            self.setup.call.signal();
-        }
-        progress.ask_to_be_told(&rings);
-        Ok(())
-    }
-}
-
-/// What a VMM sends descriptors of.
-struct Files {
-    ram: OwnedFd,
-    short: OwnedFd,
-    event: OwnedFd,
-    /// Its counter is at its limit.
-    full: OwnedFd,
-    inflight: OwnedFd,
-    other: OwnedFd,
-}
-
-impl Files {
-    fn new(ram: &Ram) -> Self {
-        let eventfd = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
-        let full = eventfd();
-        rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).expect("room");
-        Self {
-            ram: ram.file().try_clone().expect("a descriptor").into(),
-            short: Ram::new(1).file().try_clone().expect("a descriptor").into(),
-            event: eventfd(),
-            full,
-            inflight: make(QUEUES, SIZE).expect("a memfd"),
-            other: UnixStream::pair().expect("a socket").0.into(),
-        }
-    }
-
-    fn pick(&self, usual: &OwnedFd, input: &mut Input<'_>) -> OwnedFd {
-        let chosen = match input.u8() {
-            0xff => &self.other,
-            0xfe => &self.short,
-            0xfd => &self.event,
-            0xfc => &self.ram,
-            0xfb => &self.full,
-            0xfa => &self.inflight,
-            _ => usual,
-        };
-        chosen.try_clone().expect("a descriptor")
-    }
-}
-
 thread_local! {
     static RAM: LazyCell<Ram> = const { LazyCell::new(|| {
         format_all_logs();
         Ram::new(PAGES)
     }) };
-}
-
-/// A message's body, and its descriptors.
-#[derive(Default)]
-struct Message {
-    request: u32,
-    body: Vec<u8>,
-    files: Vec<OwnedFd>,
-}
-
-impl Message {
-    fn new(request: u32) -> Self {
-        Self {
-            request,
-            ..Self::default()
-        }
-    }
-
-    fn word(mut self, word: u32) -> Self {
-        self.body.extend(word.to_ne_bytes());
-        self
-    }
-
-    fn long(mut self, long: u64) -> Self {
-        self.body.extend(long.to_ne_bytes());
-        self
-    }
-
-    fn file(mut self, file: OwnedFd) -> Self {
-        self.files.push(file);
-        self
-    }
-
-    /// A region of memory, as the guest's first `pages` pages or so.
-    fn region(self, [guest, bytes, user, offset]: [u64; 4]) -> Self {
-        self.long(guest).long(bytes).long(user).long(offset)
-    }
 }
 
 struct Scene<'r, D: Device> {
@@ -355,53 +84,13 @@ impl<'r, D: Device> Scene<'r, D> {
         }
     }
 
-    /// Sends a message and has it answered; says whether the connection goes on. The size in the
-    /// header may be a lie: then it is the last message.
+    /// Sends a message and has it answered; says whether the connection goes on. A wrong size ends
+    /// it.
     fn send(&mut self, message: &Message, flags: u32, lie: u32) -> bool {
-        let bytes = u32::try_from(message.body.len()).expect("a short body");
-        let header = [message.request, VERSION | flags, bytes.wrapping_add(lie)];
-        let mut all: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        all.extend(&message.body);
-        let files: Vec<_> = message.files.iter().map(|file| file.as_fd()).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !files.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(&files));
-        }
-        let sent = sendmsg(
-            &self.vmm,
-            &[IoSlice::new(&all)],
-            &mut control,
-            SendFlags::NOSIGNAL,
-        );
-        assert_eq!(sent.expect("room in a socket"), all.len());
-        if lie != 0 {
-            // Nobody waits for more.
-            self.vmm.shutdown(Shutdown::Write).expect("a socket");
-        }
+        message.send(&self.vmm, flags, lie);
         let result = self.connection.step();
-        self.answers(message.request);
+        message.check_answer(&self.vmm);
         result.is_ok() && lie == 0
-    }
-
-    /// Reads what the backend has answered: at most one reply, to this request.
-    fn answers(&self, request: u32) {
-        let mut bytes = vec![0; 1 << 16];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let parts = &mut [IoSliceMut::new(&mut bytes)];
-        let Ok(got) = recvmsg(&self.vmm, parts, &mut control, flags) else {
-            return;
-        };
-        if got.bytes == 0 {
-            return;
-        }
-        let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four"));
-        assert!(got.bytes >= HEADER);
-        assert_eq!(word(0), request);
-        assert_eq!(word(4) & 7, VERSION | REPLY);
-        assert_eq!(word(8) as usize, got.bytes - HEADER);
     }
 
     /// What a VMM says that behaves.
