@@ -37,7 +37,7 @@ const STATUS_INTERVAL: Duration = Duration::from_millis(250);
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How long a guest may take to let go of a device.
-const UNPLUG_TIMEOUT: Duration = Duration::from_secs(30);
+const UNPLUG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How many guests this process has started to boot.
 static BOOTS: AtomicU32 = AtomicU32::new(0);

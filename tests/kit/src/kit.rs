@@ -24,7 +24,7 @@ use crate::workspace::Workspace;
 pub const ACCELERATOR_VARIABLE: &str = "FARLANE_VM_ACCEL";
 
 /// How long a guest may take to boot under KVM.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Makes the guests' Debian tree and root file system, which takes long and needs no program of
 /// this workspace.

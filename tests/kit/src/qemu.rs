@@ -20,6 +20,9 @@ pub use crate::vm_config::VmConfig;
 /// The oldest QEMU with everything that the devices need.
 const OLDEST: (u32, u32) = (11, 1);
 
+/// How long QEMU may take to say its version.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// The virtio id under which QEMU offers Farlane's device, and its queues and config space.
 const FARLANE_VIRTIO_ID: u32 = 38;
 const FARLANE_QUEUES: u32 = 3;
@@ -118,7 +121,7 @@ impl Qemu {
     pub fn version(&self) -> Result<String> {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]).arg("--version");
-        let said = check_output("QEMU", command, Duration::from_secs(10))?;
+        let said = check_output("QEMU", command, VERSION_TIMEOUT)?;
         let version = said.split("version ").nth(1);
         let version = version.and_then(|rest| rest.split_whitespace().next());
         Ok(version
@@ -425,7 +428,7 @@ fn kernel_command_line(config: &VmConfig<'_>) -> String {
 fn system_version() -> Option<(u32, u32)> {
     let mut command = Command::new("qemu-system-x86_64");
     command.arg("--version");
-    parse_version(&check_output("qemu-system-x86_64", command, Duration::from_secs(10)).ok()?)
+    parse_version(&check_output("qemu-system-x86_64", command, VERSION_TIMEOUT).ok()?)
 }
 
 fn parse_version(text: &str) -> Option<(u32, u32)> {

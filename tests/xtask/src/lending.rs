@@ -17,15 +17,12 @@ use farlane_kit::scratch::Scratch;
 use farlane_kit::workspace::Workspace;
 use serde_json::Value;
 
-use crate::conditions::wait_until;
+use crate::conditions::{PATIENCE, wait_until};
 use crate::metrics::Metrics;
 use crate::run::Run;
 
 /// The packages that make the daemons.
 const PACKAGES: &[&str] = &["farlane-lend", "farlane-borrow"];
-
-/// How long the lender may take to answer its administrator.
-const ADMIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// So many requests are more than a driver's own.
 const BUSY_REQUESTS: u64 = 500;
@@ -371,11 +368,7 @@ impl Lender {
     fn ask(&self, words: &[&str]) -> Result<String> {
         let mut command = Command::new(&self.program);
         command.args(words);
-        check_output(
-            &format!("farlane-lend {}", words[0]),
-            command,
-            ADMIN_TIMEOUT,
-        )
+        check_output(&format!("farlane-lend {}", words[0]), command, PATIENCE)
     }
 }
 

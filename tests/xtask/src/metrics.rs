@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-/// How long a daemon that has just begun may take until it listens.
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::conditions::PATIENCE;
 
 /// Pause between two tries.
 const PAUSE: Duration = Duration::from_millis(5);

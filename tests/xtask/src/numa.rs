@@ -186,8 +186,12 @@ impl Locality {
 }
 
 /// A part of a whole in per cent, rounded down: 100 means all.
-pub fn per_cent(part: u64, whole: u64) -> u64 {
-    (part * 100).checked_div(whole).unwrap_or(0)
+///
+/// # Errors
+/// The whole is nothing.
+pub fn per_cent(part: u64, whole: u64) -> Result<u64> {
+    let share = (part * 100).checked_div(whole);
+    share.context("A share of nothing")
 }
 
 #[cfg(test)]
@@ -212,7 +216,8 @@ mod tests {
 
     #[test]
     fn all_but_a_byte_is_not_all() {
-        assert_eq!(per_cent(999_999, 1_000_000), 99);
-        assert_eq!((per_cent(5, 5), per_cent(0, 0)), (100, 0));
+        assert_eq!(per_cent(999_999, 1_000_000).unwrap(), 99);
+        assert_eq!(per_cent(5, 5).unwrap(), 100);
+        assert!(per_cent(0, 0).is_err());
     }
 }

@@ -12,7 +12,7 @@ use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::scratch::sparse_file;
 
-use crate::conditions::wait_until;
+use crate::conditions::{PATIENCE, wait_until};
 use crate::metrics::Metrics;
 use crate::numa::NODES;
 use crate::run::Run;
@@ -105,7 +105,7 @@ impl Host {
     /// Ends it as its administrator does; returns what it said.
     pub fn stop(&self, daemon: Job<'_>) -> Result<String> {
         daemon.signal(15)?;
-        let output = daemon.wait(Duration::from_secs(20))?;
+        let output = daemon.wait(PATIENCE)?;
         ensure!(
             output.success(),
             "farlane-blk ended: {}\n{}",

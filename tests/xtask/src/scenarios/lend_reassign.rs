@@ -10,7 +10,7 @@ use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 
 use crate::conditions::{PATIENCE, no_complaint};
-use crate::fio::Fio;
+use crate::fio::{Fio, VERIFY};
 use crate::lending::{Blocks, Borrower, Lender, Nvme, namespace, wait_gone, wait_traffic};
 use crate::run::Run;
 
@@ -139,9 +139,8 @@ impl Turns<'_> {
         b.plug_vfio_user(DISK, self.borrowers[1].socket())?;
         let node = namespace(b, DISK)?;
         self.lender.wait_held(DISK, b.name())?;
-        let words =
-            "--rw=randwrite --bs=4k --iodepth=32 --size=4m --verify=crc32c --verify_fatal=1";
-        Fio::new(&node, words).run(b)?;
+        let words = format!("{VERIFY} --bs=4k --iodepth=32 --size=4m");
+        Fio::new(&node, &words).verify(b)?;
         b.unplug(DISK)?;
         self.lender.wait_offered(DISK)?;
         let figure = format!(

@@ -120,8 +120,8 @@ pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
         format!("iperf3, its receiver on another node every 100 ms, {MIGRATIONS} times"),
         format!(
             "{} % moved by the worker of their node, {} % received on the program's node",
-            per_cent(locality.local(), locality.total()),
-            per_cent(moved.here, moved.here + moved.elsewhere)
+            per_cent(locality.local(), locality.total())?,
+            per_cent(moved.here, moved.here + moved.elsewhere)?
         ),
     );
     drop(guest);
@@ -236,12 +236,12 @@ impl Ends<'_> {
         // A few frames come between two steps of a move: those of the window that showed it are not
         // among these.
         ensure!(
-            per_cent(followed.here, followed.here + followed.elsewhere) >= STAYS,
+            per_cent(followed.here, followed.here + followed.elsewhere)? >= STAYS,
             "The stream did not stay with its program: {followed:?}"
         );
         // Without rules for the tap every frame is handed over half of the time.
         ensure!(
-            per_cent(handed, frames) <= MOST_HANDED_OVER,
+            per_cent(handed, frames)? <= MOST_HANDED_OVER,
             "{handed} of {frames} frames were handed over: the tap does not follow"
         );
         Ok(())
@@ -274,10 +274,11 @@ impl Ends<'_> {
         let after = Counters::read(self.network, self.guest, self.backend)?;
         let last = locality()?;
         let drops = after.since(&before)?;
-        let [received, sent] = [0, 1].map(|way| {
+        let local = |way: usize| {
             let since = last[way].since(&first[way]);
             per_cent(since.local(), since.total())
-        });
+        };
+        let (received, sent) = (local(0)?, local(1)?);
         let (mut lost, mut late) = (0, 0);
         for (port, words) in ports {
             let (there, back) = (captured.received(port)?, captured.sent(port)?);
@@ -305,7 +306,7 @@ impl Ends<'_> {
             "{received} % of received bytes and {sent} % of sent ones moved by the worker of their \
              node, {} % received on the \
              program's node; {lost} frames lost ({drops}); {tcp}",
-            per_cent(moved.here, moved.here + moved.elsewhere),
+            per_cent(moved.here, moved.here + moved.elsewhere)?,
         );
         report.tell("octo-net", format!("{MOVES} moves, all flows"), figure);
         ensure!(

@@ -8,6 +8,7 @@ use farlane_kit::guest::Guest;
 use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
 
+use crate::conditions::wait_until;
 use crate::place::Over;
 use crate::run::Run;
 use crate::tools::{bandwidths, between, latencies};
@@ -112,11 +113,9 @@ pub fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
 pub fn start_rxe(guest: &Guest) -> Result<()> {
     guest
         .run("modprobe rdma_rxe && modprobe rdma_ucm && rdma link add rxe0 type rxe netdev eth0")?;
-    guest.run(
-        "i=0; until [ -e /dev/infiniband/uverbs0 ]; do i=$((i+1)); [ $i -lt 300 ] || exit \
-               1; usleep 50000; done",
-    )?;
-    Ok(())
+    wait_until("the RoCE device has its node", || {
+        Ok(guest.exec("test -e /dev/infiniband/uverbs0")?.success())
+    })
 }
 
 impl Measure {

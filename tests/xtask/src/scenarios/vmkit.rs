@@ -15,6 +15,7 @@ use farlane_kit::wire::Wire;
 use serde_json::json;
 
 use super::rdma_vs_rxe::start_rxe;
+use crate::conditions::{PATIENCE, wait_until};
 use crate::place::Over;
 use crate::run::Run;
 use crate::tools::{bandwidths, between, pingpong_us};
@@ -74,13 +75,13 @@ fn commands(guest: &Guest) -> Result<()> {
     );
 
     let sleeper = guest.spawn("echo ready; sleep 1000; sleep 1000")?;
-    sleeper.wait_output(Duration::from_secs(30), |said| said.contains("ready"))?;
+    sleeper.wait_output(PATIENCE, |said| said.contains("ready"))?;
     ensure!(
         guest.run("echo beside")? == "beside\n",
         "no second command beside a running one"
     );
     sleeper.signal(9)?;
-    let output = sleeper.wait(Duration::from_secs(30))?;
+    let output = sleeper.wait(PATIENCE)?;
     ensure!(
         output.ending == Ending::Signalled(9),
         "a killed command ended otherwise: {output:?}"
@@ -111,13 +112,10 @@ fn listening(server: &Guest, client: &Guest) -> Result<()> {
         "nobody listens on port 4000 yet"
     );
     let serving = server.spawn("echo hello | nc -l -p 4000")?;
-    server.wait_listening(4000, Duration::from_secs(30))?;
+    server.wait_listening(4000, PATIENCE)?;
     let heard = client.run(&format!("nc {} 4000 </dev/null", server.address()?))?;
     ensure!(heard == "hello\n", "the client heard {heard:?}");
-    ensure!(
-        serving.wait(Duration::from_secs(30))?.success(),
-        "the server failed"
-    );
+    ensure!(serving.wait(PATIENCE)?.success(), "the server failed");
     Ok(())
 }
 
@@ -157,13 +155,12 @@ fn hot_plug(guest: &Guest) -> Result<()> {
         .qmp()
         .device_add(json!({ "driver": "virtio-rng-pci", "id": "extra", "bus": "port0" }))?;
     // The slot's change is handled by a kernel thread some time after QEMU's answer.
-    let appeared = "i=0; until grep -q 0x1af4:0x1044 /tmp/pci; do \
-        cd /sys/bus/pci/devices; for d in *; do echo $(cat $d/vendor):$(cat $d/device); done \
-        >/tmp/pci; \
-        i=$((i+1)); [ $i -lt 600 ] || exit 1; usleep 50000; done";
-    guest.run(appeared)?;
+    wait_until("the guest finds the device", || {
+        let devices = guest.run("cat /sys/bus/pci/devices/*/device")?;
+        Ok(devices.contains("0x1044"))
+    })?;
     ensure!(devices(guest)? != before, "no device appeared");
-    guest.qmp().device_del("extra", Duration::from_secs(60))?;
+    guest.qmp().device_del("extra", PATIENCE)?;
     ensure!(devices(guest)? == before, "the device did not go");
     Ok(())
 }
@@ -180,16 +177,13 @@ fn disks(run: &Run<'_>, report: &mut Report) -> Result<()> {
     report.add("VM kit", "boot of a guest with programs for disks", took);
 
     let serving = guest.spawn("echo hello | nc -l -p 4000")?;
-    guest.wait_listening(4000, Duration::from_secs(30))?;
+    guest.wait_listening(4000, PATIENCE)?;
     let mut heard = String::new();
     let mut stream = TcpStream::connect(guest.forwarded(4000)?)?;
     stream.shutdown(Shutdown::Write)?;
     stream.read_to_string(&mut heard)?;
     ensure!(heard == "hello\n", "this machine heard {heard:?}");
-    ensure!(
-        serving.wait(Duration::from_secs(30))?.success(),
-        "the server failed"
-    );
+    ensure!(serving.wait(PATIENCE)?.success(), "the server failed");
 
     let functions = guest.run("lspci -n -v -d 1af4:1110")?;
     ensure!(
@@ -200,10 +194,12 @@ fn disks(run: &Run<'_>, report: &mut Report) -> Result<()> {
         window.metadata()?.len() == 1 << 20,
         "the window is not the file"
     );
+    guest.run("modprobe nvme")?;
+    wait_until("the guest finds the NVMe", || {
+        Ok(guest.exec("test -e /dev/nvme0n1")?.success())
+    })?;
     guest.run(
-        "modprobe nvme; i=0; until [ -e /dev/nvme0n1 ]; do i=$((i+1)); [ $i -lt 600 ] || exit 1; \
-         usleep 50000; done; \
-         nvme id-ctrl /dev/nvme0 | grep 'sn *: disk' && mkfs.ext4 -q /dev/nvme0n1 && mount -t \
+        "nvme id-ctrl /dev/nvme0 | grep 'sn *: disk' && mkfs.ext4 -q /dev/nvme0n1 && mount -t \
          ext4 /dev/nvme0n1 /mnt && \
          fio --name=x --filename=/mnt/file --size=1m --rw=randwrite --ioengine=libaio --direct=1 \
          --verify=crc32c && \

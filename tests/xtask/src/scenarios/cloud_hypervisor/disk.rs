@@ -3,7 +3,6 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::held::Held;
@@ -12,7 +11,7 @@ use farlane_kit::scratch::Scratch;
 use super::console::Started;
 use super::vmm::{PROCESSORS, Vmm};
 use super::{KILLS, Part, one_with, pattern};
-use crate::conditions::wait_until;
+use crate::conditions::{PATIENCE, wait_until};
 use crate::disks::{self, DiskBackend, socket};
 use crate::run::Run;
 use crate::under_way;
@@ -28,9 +27,6 @@ const FEATURES: u64 = 1 << 9 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 14;
 const WRITES: u64 = 16;
 const STRIDE: u64 = 32 << 10;
 const SHORTEST: u64 = 4096;
-
-/// How long the backend's workers may take to the call that moves a request's data.
-const WATCH: Duration = Duration::from_secs(20);
 
 /// How often in a row the workers go on to such a call at most, until the guest's requests are in
 /// their hands.
@@ -81,7 +77,7 @@ impl Disk {
             libc::SYS_pwritev,
         ];
         for _ in 0..MOVES {
-            let found = held.advance(WATCH, |_, call| CALLS.contains(&call.number))?;
+            let found = held.advance(PATIENCE, |_, call| CALLS.contains(&call.number))?;
             found.context("No worker moves data")?;
             let count = under_way::count(self.backend.pid())?;
             if count > 0 {

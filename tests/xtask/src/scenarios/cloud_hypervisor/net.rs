@@ -78,13 +78,15 @@ impl<'a> Net<'a> {
         Ok(datagram)
     }
 
-    /// Looks for a datagram among what comes back in the flow of a pair.
-    fn is_back(&self, pair: usize, datagram: &[u8]) -> Result<bool> {
+    /// Looks for one of these datagrams among what comes back in the flow of a pair.
+    fn is_back(&self, pair: usize, datagrams: &[[u8; DATAGRAM]]) -> Result<bool> {
         let mut got = [0; 2 * DATAGRAM];
         loop {
             match self.peers[pair].recv(&mut got) {
-                Ok(length) if got[..length] == *datagram => return Ok(true),
-                // One that took longer.
+                Ok(length) if datagrams.iter().any(|sent| got[..length] == *sent) => {
+                    return Ok(true);
+                }
+                // One of before.
                 Ok(length) => ensure!(length == DATAGRAM, "{length} bytes came back"),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(error).context("Cannot receive from the guest"),
@@ -97,10 +99,12 @@ impl<'a> Net<'a> {
     fn exchange(&mut self, vmm: &mut Vmm) -> Result<()> {
         for pair in 0..self.peers.len() {
             let begin = Counts::of(vmm)?.datagrams;
+            // On a busy machine one takes longer than it is waited for.
+            let mut sent = Vec::new();
             wait_until(
                 &format!("pair {pair} receives, and what it sends arrives"),
                 || {
-                    let sent = self.send(pair)?;
+                    sent.push(self.send(pair)?);
                     Ok(
                         self.is_back(pair, &sent)?
                             && Counts::of(vmm)?.datagrams[pair] > begin[pair],
@@ -196,7 +200,7 @@ impl Part for Net<'_> {
     fn kept(&mut self, _: &mut Vmm) -> Result<()> {
         for (pair, sent) in std::mem::take(&mut self.waiting).iter().enumerate() {
             wait_until("what was sent to a paused VM comes back from it", || {
-                self.is_back(pair, sent)
+                self.is_back(pair, std::slice::from_ref(sent))
             })?;
         }
         Ok(())

@@ -49,7 +49,7 @@ pub fn assigned(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
         "/usr/sbin/ip address flush dev eth0 && ip link set eth0 down && ip link set eth0 up",
     )?;
     guest
-        .run("udhcpc -i eth0 -n -q -f -t 20 -T 1")
+        .run("udhcpc -i eth0 -n -q -f -t 60 -T 1")
         .with_context(|| format!("dnsmasq said:\n{}", server.so_far()))?;
     let address = |line: &str| -> Result<Option<String>> {
         let text = guest.run(line)?;

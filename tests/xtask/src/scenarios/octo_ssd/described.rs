@@ -117,7 +117,7 @@ impl Story<'_> {
             say()
         );
         let (total, local) = (moved.total(), moved.local());
-        let mut figure = format!("{} % local", per_cent(local, total));
+        let mut figure = format!("{} % local", per_cent(local, total)?);
         match job.memory {
             Memory::On(node) => {
                 ensure!(moved.on(node) == total && split == 0, "{}", say());

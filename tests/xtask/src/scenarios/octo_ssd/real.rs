@@ -67,7 +67,7 @@ fn job(host: &Host, words: &str, report: &mut Report, what: &str) -> Result<()> 
     }
     let figure = format!(
         "{} % local; {} and {} MiB by the controllers",
-        per_cent(moved.local(), total),
+        per_cent(moved.local(), total)?,
         devices[0] >> 20,
         devices[1] >> 20
     );

@@ -1,7 +1,6 @@
 //! What the demo shows: bytes per worker over time, while fio goes from one node to the other.
 
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use farlane_kit::numa::Numa;
@@ -12,6 +11,7 @@ use farlane_kit::report::Report;
 use farlane_kit::scratch::Scratch;
 
 use super::{DISK_BYTES, NODE_MIB};
+use crate::conditions::PATIENCE;
 use crate::disks::{Disk, node, socket, two_paths};
 use crate::fio::Fio;
 use crate::numa::{Locality, Memory, Placed, backend_words, per_cent};
@@ -32,9 +32,6 @@ const JOBS: [Placed; 3] = [
 
 /// How often the bytes are drawn.
 const TICK_MS: &str = "500";
-
-/// How long the drawing may take to end.
-const GRACE: Duration = Duration::from_secs(5);
 
 pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
@@ -64,7 +61,7 @@ pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
         let line = format!("{WORDS} {}", job.words(&guest, 0, 0)?);
         Fio::new(&device, &line).run(&guest)?;
     }
-    let status = watch.terminate(GRACE)?;
+    let status = watch.terminate(PATIENCE)?;
     ensure!(status.success(), "farlane-topology ended with {status}");
 
     let moved = Locality::bytes(&backend.metrics()?, "disk", DISK)?.since(&before);
@@ -77,7 +74,7 @@ pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
         "fio on one node, the other, the wrong one",
         format!(
             "{} % of {} MiB by the worker of their node",
-            per_cent(moved.local(), moved.total()),
+            per_cent(moved.local(), moved.total())?,
             moved.total() >> 20
         ),
     );

@@ -44,7 +44,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         let figure = match job.memory {
             Memory::On(node) => {
                 let local = by_path[usize::try_from(node)?];
-                format!("{} % local", per_cent(local, total))
+                format!("{} % local", per_cent(local, total)?)
             }
             Memory::Interleaved | Memory::Striped => {
                 format!("all by node {}, half of it remote", job.cpu)

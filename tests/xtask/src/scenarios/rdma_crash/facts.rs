@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use farlane_kit::guest::Guest;
 
 use crate::conditions::wait_until;
@@ -106,15 +106,17 @@ impl Holdings {
         })
     }
 
-    /// It holds no more than before, apart from what an allocator takes for its own purposes.
-    pub fn have_not_grown(&self, before: &Self) -> Result<()> {
-        ensure!(
-            self.memory_kib <= before.memory_kib + SLACK_KIB
-                && self.files <= before.files
-                && self.mappings <= before.mappings + SLACK_MAPPINGS,
-            "The backend grows: {before:?}, then {self:?}"
-        );
-        Ok(())
+    /// Waits until a process holds no more than before, apart from what an allocator takes for its
+    /// own purposes: some of it is released behind its workers' backs.
+    pub fn wait_shrunk(pid: u32, before: &Self) -> Result<()> {
+        let mut now = None;
+        wait_until("the backend holds no more than before", || {
+            let now = now.insert(Self::of(pid)?);
+            Ok(now.memory_kib <= before.memory_kib + SLACK_KIB
+                && now.files <= before.files
+                && now.mappings <= before.mappings + SLACK_MAPPINGS)
+        })
+        .with_context(|| format!("The backend grows: {before:?}, then {now:?}"))
     }
 }
 

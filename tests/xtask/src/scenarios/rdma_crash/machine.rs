@@ -32,10 +32,9 @@ pub fn killed(
 ) -> Result<()> {
     let run = stage.run;
     let before = Holdings::of(pair.backend.pid())?;
-    let mut going = Talk::flowing(run, READS, SURVIVORS, host, host)?;
     let Talk { server, client, .. } = Talk::flowing(run, WRITES, ENDLESS_WRITES, &pair.b, &pair.a)?;
     let watcher = Watcher::start(&pair.b)?;
-    ensure!(going.runs()?, "The others have ended too early");
+    let mut going = Talk::flowing(run, READS, SURVIVORS, host, host)?;
     pair.b.kill()?;
     let (took, output) = ends_in_error(client)?;
     ensure!(
@@ -53,7 +52,7 @@ pub fn killed(
     ensure!(pair.backend.is_running()?, "The backend has ended");
     talk_again(&pair.a, &pair.b)?;
     idle.wait(idle, run, [&pair.a, &pair.b])?;
-    Holdings::of(pair.backend.pid())?.have_not_grown(&before)?;
+    Holdings::wait_shrunk(pair.backend.pid(), &before)?;
     let figure = format!("peer ends after {:.1} s, VM comes back", took.as_secs_f64());
     shown(report, "VM killed", &figure);
     Ok(())

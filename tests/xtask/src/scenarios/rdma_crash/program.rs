@@ -112,7 +112,7 @@ fn rounds(
         going.succeed()?;
     }
     idle.wait(idle, run, [&pair.a, &pair.b])?;
-    Holdings::of(pair.backend.pid())?.have_not_grown(&warm)?;
+    Holdings::wait_shrunk(pair.backend.pid(), &warm)?;
     Ok(slowest)
 }
 
