@@ -51,7 +51,11 @@ impl Files {
             read_only: Arc::new(read_only.expect("a second descriptor")),
             short: Arc::new(memfd(PAGE - 1)),
             event: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")),
-            disk: Arc::new(std::fs::File::open("/proc/self/exe").expect("this program").into()),
+            disk: Arc::new(
+                std::fs::File::open("/proc/self/exe")
+                    .expect("this program")
+                    .into(),
+            ),
             memory: Arc::new(memory),
         }
     }
@@ -86,7 +90,9 @@ impl Checked {
 impl Subscriber for Checked {
     fn published(&self, id: u64, publication: Publication) {
         let mut held = self.0.lock().expect("no panic");
-        publication.check().expect("a publication that is well formed");
+        publication
+            .check()
+            .expect("a publication that is well formed");
         assert!(
             held.values().all(|other| !other.overlaps(&publication)),
             "publications overlap"
@@ -96,7 +102,10 @@ impl Subscriber for Checked {
             let bytes = u64::try_from(bytes).expect("a length");
             assert!(offset + publication.length <= bytes);
         }
-        assert!(held.insert(id, publication).is_none(), "a number comes twice");
+        assert!(
+            held.insert(id, publication).is_none(),
+            "a number comes twice"
+        );
         assert!(held.len() <= MAX_PUBLICATIONS);
     }
 
@@ -162,7 +171,12 @@ fn drain(socket: &OwnedFd) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+        match recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            flags,
+        ) {
             Ok(got) if got.bytes > 0 => {}
             _ => return,
         }
@@ -192,7 +206,10 @@ impl Scene<'_> {
     fn settle(&mut self) {
         let (number, subscriber, _) = &mut self.honest;
         for _ in 0..3 {
-            assert!(self.publisher.turn(*number), "an honest subscriber is disconnected");
+            assert!(
+                self.publisher.turn(*number),
+                "an honest subscriber is disconnected"
+            );
             assert!(subscriber.turn(), "an honest subscriber hangs up");
         }
     }
@@ -212,9 +229,10 @@ impl Scene<'_> {
 
     fn publish(&mut self, input: &mut Input<'_>) {
         let publication = publication(input, self.files);
-        let clash = self.all.values().any(|other| {
-            publication.check().is_ok() && other.overlaps(&publication)
-        });
+        let clash = self
+            .all
+            .values()
+            .any(|other| publication.check().is_ok() && other.overlaps(&publication));
         let is_good = publication.check().is_ok() && !clash && self.all.len() < MAX_PUBLICATIONS;
         let result = self.publisher.publish(publication.clone());
         assert_eq!(result.is_ok(), is_good, "{result:?}");

@@ -1,14 +1,16 @@
 //! Two processes of two VMs that write whatever they like into their context headers, queues and
 //! call rings, and whose kernels attach and detach whatever they like meanwhile.
 
+use crate::{Input, PAGE, Raised, Ram, assert_nothing_left, format_all_logs};
 use farlane_abi::arena::{
     CALL_PAYLOAD_BYTES, CALL_SLOT_BYTES, CALL_SLOTS, CallHeader, HEADER_SEGMENT_BYTES,
     OFF_CALL_COMPLETED, OFF_CALL_RING, OFF_CALL_SUBMITTED, OFF_DEAD,
 };
 use farlane_abi::queue::{QP_OFF_ENTRIES, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_PRODUCED};
-use farlane_abi::rdma::{ModifyQp, QP_STATE, QPS_INIT, QPS_RTR, QPS_RTS, Qp, QpAttr, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS};
+use farlane_abi::rdma::{
+    ModifyQp, QP_STATE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RTR, QPS_RTS, Qp, QpAttr,
+};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use crate::{Input, PAGE, Raised, Ram, assert_nothing_left, format_all_logs};
 use farlane_rdma_remoting::{Context, Port, Server};
 use farlane_zero_copy::{AddressSpace, Pool, Region};
 use std::cell::LazyCell;
@@ -271,14 +273,8 @@ impl Scene<'_> {
         };
         let steps = [
             modify(QP_TO_INIT, init),
-            modify(
-                QP_TO_RTR,
-                rtr,
-            ),
-            modify(
-                QP_TO_RTS,
-                rts,
-            ),
+            modify(QP_TO_RTR, rtr),
+            modify(QP_TO_RTS, rts),
         ];
         for step in steps {
             self.call(who, MODIFY_QP, step.as_bytes());

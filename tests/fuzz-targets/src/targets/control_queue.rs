@@ -1,9 +1,9 @@
 //! The driver of a VM that writes whatever it likes into its control and its event queue, and a VMM
 //! that stops the queues and takes memory away meanwhile.
 
+use crate::{Input, PAGE, Ram, assert_nothing_left, format_all_logs};
 use farlane_abi::control::{Extent, MAX_CONTEXTS, Reply, Request};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use crate::{Input, PAGE, Ram, assert_nothing_left, format_all_logs};
 use farlane_guest_device::control::{Control, MapWindow, RequestCounters};
 use farlane_guest_device::events::EventQueue;
 use farlane_guest_device::request::{ContextRequest, ControlRequest, parse, parse_host};

@@ -4,9 +4,9 @@
 use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_abi::gpu as abi;
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use farlane_pci::{DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal};
 use farlane_gpu::GpuSource;
 use farlane_gpu::still::{Still, with};
+use farlane_pci::{DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal};
 use std::cell::{Cell, LazyCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -126,7 +126,12 @@ impl Driver<'_> {
             return;
         }
         for (page, pages, writable) in [(0, WRITABLE, true), (WRITABLE, READABLE, false)] {
-            let file = self.machine.system.file().try_clone().expect("a descriptor");
+            let file = self
+                .machine
+                .system
+                .file()
+                .try_clone()
+                .expect("a descriptor");
             let mapping = DmaMapping {
                 address: SYSTEM + page * PAGE,
                 length: pages * PAGE,
@@ -152,8 +157,16 @@ impl Driver<'_> {
     fn enable(&mut self, function: &dyn Function, queue: u64, entries: u32) {
         set(function, abi::REG_CONTROL, 0);
         let [low, high] = [queue & 0xffff_ffff, queue >> 32];
-        set(function, abi::REG_QUEUE_LOW, u32::try_from(low).expect("32 bits"));
-        set(function, abi::REG_QUEUE_HIGH, u32::try_from(high).expect("32 bits"));
+        set(
+            function,
+            abi::REG_QUEUE_LOW,
+            u32::try_from(low).expect("32 bits"),
+        );
+        set(
+            function,
+            abi::REG_QUEUE_HIGH,
+            u32::try_from(high).expect("32 bits"),
+        );
         set(function, abi::REG_ENTRIES, entries);
         set(function, abi::REG_CONTROL, abi::CONTROL_ENABLE);
         self.tail = 0;
@@ -257,7 +270,9 @@ impl Driver<'_> {
                 let at = u64::from(input.u16()) % (WRITABLE * PAGE);
                 let bytes = input.counted();
                 let room = usize::try_from(WRITABLE * PAGE - at).expect("a size");
-                self.machine.system.poke(at, &bytes[..bytes.len().min(room)]);
+                self.machine
+                    .system
+                    .poke(at, &bytes[..bytes.len().min(room)]);
             }
             7 => {
                 // Any access to any register, in any width.
@@ -320,7 +335,10 @@ fn works_as_before(driver: &mut Driver<'_>, still: &mut Still<'_>) {
     let read = still.function().read(Region::Bar2, at, &mut bytes);
     read.expect("inside of video memory");
     let completion = abi::Completion::read_from_bytes(&bytes).expect("as long");
-    assert_eq!((completion.sequence.get(), completion.status.get()), (1, abi::OK));
+    assert_eq!(
+        (completion.sequence.get(), completion.status.get()),
+        (1, abi::OK)
+    );
     // The check value of CRC-32C.
     assert_eq!(completion.result.get(), 0xe306_9283);
 }

@@ -6,8 +6,8 @@
 //! device which another borrower holds. After all frames the device must be on offer again.
 
 use crate::Input;
-use farlane_nvme::{Backing, NvmeConfig, NvmeSource};
 use farlane_gpu::GpuSource;
+use farlane_nvme::{Backing, NvmeConfig, NvmeSource};
 use farlane_vfio_remote::lender::{Lender, LenderConfig, Offer};
 use farlane_vfio_remote::protocol::message::{
     Fence, PeerKey, Place, Reply, Request, ToBorrower, ToLender, VERSION,

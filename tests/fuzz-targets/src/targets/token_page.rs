@@ -2,13 +2,13 @@
 //! disks whose requests come from there in any pieces, while memory is taken away and processes
 //! come and go.
 
+use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_abi::tunnel::{
     DIRECTION_INTO_DEVICE, DIRECTION_OUT_OF_DEVICE, Disk, ENVELOPE_MAGIC, Envelope, OFF_SLOTS,
     SECTOR_BYTES, SLOT_ARMED, SLOT_BYTES, SLOT_KEY, SLOT_LANDED, SLOT_LENGTH, SLOT_OFFSET,
     SLOT_REGION, segment_bytes,
 };
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_zero_copy::tokens::{Direction, Opened, Tokens};
 use farlane_zero_copy::{AddressSpace, Mapping, SharedMemory};
 use std::cell::LazyCell;

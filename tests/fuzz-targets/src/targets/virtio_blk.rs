@@ -1,9 +1,9 @@
 //! A guest that writes whatever it likes into the queue of a disk and the memory around it, and a
 //! VMM that does the same to the memory that tracks requests.
 
+use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_blk::per_node::steering::{MAX_PARTS, cut, single_node};
 use farlane_blk::request::{HEADER_BYTES, Limits, Request, parse, parse_ranges};
-use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_vhost_user::chain::{Chain, MAX_SEGMENTS};
 use farlane_vhost_user::inflight::{Inflight, make, region_bytes};
 use farlane_vhost_user::segment::{Segment, take_front, take_last_byte, total};

@@ -1,14 +1,17 @@
 //! Two queue pairs whose processes write whatever they like into their queues and completion
 //! queues, connected to each other or to anybody.
 
+use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_abi::queue::{
     CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_PRODUCED, CqLayout, MAX_INLINE_BYTES, MAX_SGE,
     QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED,
     QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SendEntry, Sge,
 };
-use farlane_abi::rdma::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QP_STATE, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QpAttr, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS};
+use farlane_abi::rdma::{
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QP_STATE, QP_TO_INIT, QP_TO_RTR,
+    QP_TO_RTS, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QpAttr,
+};
 use farlane_abi::zerocopy::IntoBytes as _;
-use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine as _, EngineQp, PortAddress, QpSpec};
@@ -380,7 +383,12 @@ impl Scene<'_> {
             8 => self.now += Duration::from_nanos(input.magnitude() % (1 << 40)),
             9 => self.rest(),
             10 => {
-                let to = [peer.qp.number().get(), end.qp.number().get(), peer.qp.number().get() ^ 1, 0];
+                let to = [
+                    peer.qp.number().get(),
+                    end.qp.number().get(),
+                    peer.qp.number().get() ^ 1,
+                    0,
+                ];
                 end.connect(*input.pick(&to), input);
             }
             11 => end.modify(

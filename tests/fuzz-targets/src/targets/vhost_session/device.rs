@@ -61,7 +61,10 @@ impl Device for Checked {
     }
 
     fn reset(&mut self) {
-        assert!(lock(&self.0).running.is_empty(), "a reset with queues in use");
+        assert!(
+            lock(&self.0).running.is_empty(),
+            "a reset with queues in use"
+        );
     }
 
     fn config(&self) -> Vec<u8> {

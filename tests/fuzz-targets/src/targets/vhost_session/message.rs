@@ -91,7 +91,12 @@ impl Message {
         if !files.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&files));
         }
-        let sent = sendmsg(vmm, &[IoSlice::new(&all)], &mut control, SendFlags::NOSIGNAL);
+        let sent = sendmsg(
+            vmm,
+            &[IoSlice::new(&all)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        );
         assert_eq!(sent.expect("room in a socket"), all.len());
         if lie != 0 {
             // Nobody waits for more.

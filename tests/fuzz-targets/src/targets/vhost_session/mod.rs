@@ -112,7 +112,9 @@ impl<'r, D: Device> Scene<'r, D> {
             let event = || self.files.event.try_clone().expect("a descriptor");
             let base = USER + u64::from(queue) * QUEUE_PAGES * PAGE;
             messages.extend([
-                Message::new(request::SET_VRING_NUM).word(queue).word(SIZE.into()),
+                Message::new(request::SET_VRING_NUM)
+                    .word(queue)
+                    .word(SIZE.into()),
                 Message::new(request::SET_VRING_ADDR)
                     .word(queue)
                     .word(0)
@@ -120,8 +122,12 @@ impl<'r, D: Device> Scene<'r, D> {
                     .long(base + 2 * PAGE)
                     .long(base + PAGE)
                     .long(0),
-                Message::new(request::SET_VRING_KICK).long(queue.into()).file(event()),
-                Message::new(request::SET_VRING_CALL).long(queue.into()).file(event()),
+                Message::new(request::SET_VRING_KICK)
+                    .long(queue.into())
+                    .file(event()),
+                Message::new(request::SET_VRING_CALL)
+                    .long(queue.into())
+                    .file(event()),
                 Message::new(request::SET_VRING_ENABLE).word(queue).word(1),
             ]);
         }
@@ -241,7 +247,11 @@ impl<'r, D: Device> Scene<'r, D> {
                     _ => request::SET_INFLIGHT_FD,
                 };
                 let entries = u32::from(queues) | u32::from(size) << 16;
-                let message = Message::new(request).long(bytes).long(offset).word(entries).word(0);
+                let message = Message::new(request)
+                    .long(bytes)
+                    .long(offset)
+                    .word(entries)
+                    .word(0);
                 match kind {
                     17 => message,
                     _ => message.file(files.pick(&files.inflight, input)),
@@ -393,7 +403,9 @@ pub fn run(data: &[u8]) {
                 counters: Arc::default(),
             };
             let scene = Scene::new(ram, |channel| FarlaneDevice::new(vm, channel));
-            play(scene, &mut input, |files| eventfd::signal(files.event.as_fd()));
+            play(scene, &mut input, |files| {
+                eventfd::signal(files.event.as_fd())
+            });
             assert_nothing_left(&server);
             return;
         }
@@ -404,6 +416,9 @@ pub fn run(data: &[u8]) {
                 running.turn();
             }
         });
-        assert!(lock(&state).running.is_empty(), "a queue is in use without a VMM");
+        assert!(
+            lock(&state).running.is_empty(),
+            "a queue is in use without a VMM"
+        );
     });
 }
