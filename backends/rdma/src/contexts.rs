@@ -2,7 +2,7 @@
 
 use crate::nodes::Nodes;
 use farlane_abi::Errno;
-use farlane_guest_device::contexts::{Contexts, WindowRange};
+use farlane_guest_device::contexts::{Contexts, Memory, WindowRange};
 use farlane_guest_device::events::ContextEvents;
 use farlane_guest_device::ids::{ContextId, RegionId};
 use farlane_rdma_remoting::{EventSink, Port, Server};
@@ -92,29 +92,21 @@ impl Contexts for PortContexts {
         self.port.context(context.get()).map(drop)
     }
 
-    fn attach_segment(
-        &self,
-        context: ContextId,
-        region: RegionId,
-        memory: Region,
-    ) -> Result<(), Errno> {
-        self.locate(&memory);
-        self.port
-            .context(context.get())?
-            .attach_segment(region.get(), memory)?;
-        self.port.settle(context.get())
-    }
-
-    fn attach_pin(
-        &self,
-        context: ContextId,
-        region: RegionId,
-        memory: Region,
-    ) -> Result<(), Errno> {
-        self.locate(&memory);
-        self.port
-            .context(context.get())?
-            .attach_pin(region.get(), memory)
+    fn attach(&self, context: ContextId, region: RegionId, memory: Memory) -> Result<(), Errno> {
+        match memory {
+            Memory::Segment(memory) => {
+                self.locate(&memory);
+                let opened = self.port.context(context.get())?;
+                opened.attach_segment(region.get(), memory)?;
+                self.port.settle(context.get())
+            }
+            Memory::Pin(memory) => {
+                self.locate(&memory);
+                let opened = self.port.context(context.get())?;
+                opened.attach_pin(region.get(), memory)
+            }
+            Memory::Phony(_) | Memory::Device { .. } => Err(Errno::EOPNOTSUPP),
+        }
     }
 
     fn detach(&self, context: ContextId, region: RegionId) -> Result<(), Errno> {

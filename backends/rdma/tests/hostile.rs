@@ -28,18 +28,6 @@ use vhost::vhost_user::Frontend;
 use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo};
 use vmm_sys_util::eventfd::EventFd;
 
-fn bytes(request: &Request, extents: &[(u64, u64)]) -> Vec<u8> {
-    let mut bytes = request.as_bytes().to_vec();
-    for &(address, length) in extents {
-        let extent = Extent {
-            address: address.into(),
-            length: length.into(),
-        };
-        bytes.extend_from_slice(extent.as_bytes());
-    }
-    bytes
-}
-
 /// What the backend says to a request: an error number or zero; `None` if it writes no reply.
 fn ask(vm: &Vm, request: &[u8]) -> Option<u32> {
     let answer = vm.control_raw(request, 16).unwrap().unwrap();
@@ -66,7 +54,7 @@ fn attach(region: u32, kind: u32, length: u64, extents: &[(u64, u64)]) -> Vec<u8
         address: 0.into(),
         length: length.into(),
     };
-    bytes(&request, extents)
+    request.with_extents(extents)
 }
 
 #[test]
@@ -121,7 +109,10 @@ fn requests_out_of_order_or_out_of_range_are_refused() {
         extents: 1.into(),
         ..Request::default()
     };
-    assert_eq!(ask(&vm, &bytes(&more, &[(0, 4096)])), of(Errno::ENOENT));
+    assert_eq!(
+        ask(&vm, &more.with_extents(&[(0, 4096)])),
+        of(Errno::ENOENT)
+    );
     let detach = |region: u32| Request {
         op: OP_DETACH.into(),
         context: 1.into(),
@@ -226,7 +217,7 @@ fn random_requests_hurt_nobody() {
             address: (random.next() % (1 << 30)).into(),
             length: length.into(),
         };
-        let mut request = bytes(&request, &extents);
+        let mut request = request.with_extents(&extents);
         if random.below(20) == 0 {
             request.truncate(usize::try_from(random.below(200)).unwrap());
         }

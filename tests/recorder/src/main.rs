@@ -14,15 +14,14 @@ use anyhow::{Context as _, Result};
 use farlane_abi::Errno;
 use farlane_daemon::access::Access;
 use farlane_daemon::listener::{Kind, Listener};
-use farlane_guest_device::contexts::Contexts;
+use farlane_guest_device::contexts::{Contexts, Memory};
 use farlane_guest_device::control::RequestCounters;
 use farlane_guest_device::device::{FarlaneDevice, Vm};
 use farlane_guest_device::events::ContextEvents;
 use farlane_guest_device::ids::{ContextId, RegionId};
-use farlane_guest_device::request::Extents;
 use farlane_kit::recorder::{Detaching, Event, Order};
 use farlane_vhost_user::serve::serve;
-use farlane_zero_copy::{Pool, Region};
+use farlane_zero_copy::Pool;
 
 fn main() -> Result<()> {
     let mut words = env::args_os().skip(1);
@@ -143,67 +142,25 @@ impl Contexts for Recorder {
         open.then_some(()).ok_or(Errno::ENOENT)
     }
 
-    fn attach_segment(
-        &self,
-        context: ContextId,
-        region: RegionId,
-        memory: Region,
-    ) -> Result<(), Errno> {
-        let bytes = memory.len();
-        self.note(
-            context,
-            Event::Segment {
-                region: region.get(),
-                bytes,
+    fn attach(&self, context: ContextId, region: RegionId, memory: Memory) -> Result<(), Errno> {
+        let region = region.get();
+        let event = match memory {
+            Memory::Segment(memory) => Event::Segment {
+                region,
+                bytes: memory.len(),
             },
-        )
-    }
-
-    fn attach_pin(
-        &self,
-        context: ContextId,
-        region: RegionId,
-        _memory: Region,
-    ) -> Result<(), Errno> {
-        self.note(
-            context,
-            Event::Pin {
-                region: region.get(),
+            Memory::Pin(_) => Event::Pin { region },
+            Memory::Phony(pages) => Event::Phony {
+                region,
+                bytes: pages.iter().map(|run| run.1).sum(),
             },
-        )
-    }
-
-    fn attach_phony(
-        &self,
-        context: ContextId,
-        region: RegionId,
-        pages: Extents,
-    ) -> Result<(), Errno> {
-        let bytes = pages.iter().map(|run| run.1).sum();
-        self.note(
-            context,
-            Event::Phony {
-                region: region.get(),
-                bytes,
-            },
-        )
-    }
-
-    fn attach_device(
-        &self,
-        context: ContextId,
-        region: RegionId,
-        runs: Extents,
-        writable: bool,
-    ) -> Result<(), Errno> {
-        self.note(
-            context,
-            Event::Device {
-                region: region.get(),
+            Memory::Device { runs, writable } => Event::Device {
+                region,
                 writable,
                 runs,
             },
-        )
+        };
+        self.note(context, event)
     }
 
     fn detach(&self, context: ContextId, region: RegionId) -> Result<(), Errno> {

@@ -8,6 +8,7 @@
 //! answered by one [`Reply`] packet.
 
 use crate::wire::wire;
+use zerocopy::IntoBytes as _;
 use zerocopy::little_endian::{U32, U64};
 
 /// Opens context `context`, an id that the driver chooses. On the host socket the first request
@@ -121,5 +122,19 @@ wire! {
         pub context: U32,
         /// The event index.
         pub index: U32,
+    }
+}
+
+impl Request {
+    /// The readable bytes of its chain: itself, then `extents` as address and length in bytes. Their
+    /// number in the request is as it was.
+    #[must_use]
+    pub fn with_extents(&self, extents: &[(u64, u64)]) -> Vec<u8> {
+        let mut bytes = self.as_bytes().to_vec();
+        for &(address, length) in extents {
+            let (address, length) = (address.into(), length.into());
+            bytes.extend_from_slice(Extent { address, length }.as_bytes());
+        }
+        bytes
     }
 }

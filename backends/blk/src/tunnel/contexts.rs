@@ -4,13 +4,12 @@ use crate::tunnel::clock::ClockHandle;
 use farlane_abi::Errno;
 use farlane_abi::arena::HEADER_SEGMENT_BYTES;
 use farlane_abi::config::FEATURE_TUNNEL;
-use farlane_guest_device::contexts::Contexts;
+use farlane_guest_device::contexts::{Contexts, Memory};
 use farlane_guest_device::events::ContextEvents;
 use farlane_guest_device::ids::{ContextId, RegionId};
-use farlane_guest_device::request::Extents;
 use farlane_sys::sync::lock;
+use farlane_zero_copy::Pool;
 use farlane_zero_copy::tokens::Tokens;
-use farlane_zero_copy::{Pool, Region};
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -95,51 +94,26 @@ impl Contexts for TunnelContexts {
         }
     }
 
-    /// The header is the only segment that there is.
-    fn attach_segment(
-        &self,
-        context: ContextId,
-        region: RegionId,
-        memory: Region,
-    ) -> Result<(), Errno> {
-        self.add(context, region, |regions| {
-            if regions.header.is_some() {
-                return Err(Errno::EOPNOTSUPP);
+    fn attach(&self, context: ContextId, region: RegionId, memory: Memory) -> Result<(), Errno> {
+        self.add(context, region, |regions| match memory {
+            // The header is the only segment that there is.
+            Memory::Segment(_) if regions.header.is_some() => Err(Errno::EOPNOTSUPP),
+            Memory::Segment(memory) if memory.len() < HEADER_SEGMENT_BYTES => Err(Errno::EINVAL),
+            Memory::Segment(memory) => {
+                let shared = memory.stitch().map_err(|e| {
+                    log::debug!("Context {context}: the header cannot be one mapping: {e}");
+                    Errno::EINVAL
+                })?;
+                self.tokens.set_header(context.get(), shared)?;
+                regions.header = Some(region);
+                Ok(())
             }
-            if memory.len() < HEADER_SEGMENT_BYTES {
-                return Err(Errno::EINVAL);
+            Memory::Pin(_) => Err(Errno::EOPNOTSUPP),
+            Memory::Phony(pages) => self.tokens.add_phony(context.get(), region.get(), &pages),
+            Memory::Device { runs, writable } => {
+                let (context, region) = (context.get(), region.get());
+                self.tokens.add_device(context, region, &runs, writable)
             }
-            let shared = memory.stitch().map_err(|e| {
-                log::debug!("Context {context}: the header cannot be one mapping: {e}");
-                Errno::EINVAL
-            })?;
-            self.tokens.set_header(context.get(), shared)?;
-            regions.header = Some(region);
-            Ok(())
-        })
-    }
-
-    fn attach_phony(
-        &self,
-        context: ContextId,
-        region: RegionId,
-        pages: Extents,
-    ) -> Result<(), Errno> {
-        self.add(context, region, |_| {
-            self.tokens.add_phony(context.get(), region.get(), &pages)
-        })
-    }
-
-    fn attach_device(
-        &self,
-        context: ContextId,
-        region: RegionId,
-        runs: Extents,
-        writable: bool,
-    ) -> Result<(), Errno> {
-        self.add(context, region, |_| {
-            self.tokens
-                .add_device(context.get(), region.get(), &runs, writable)
         })
     }
 
@@ -263,13 +237,13 @@ mod tests {
             let header = memory(bytes);
             let map = || SharedMemory::new(Mapping::new(header.as_fd(), 0, bytes, true).unwrap());
             tokens.set_header(0, map()).unwrap();
-            contexts
-                .attach_phony(process, pin, vec![(PHONY, PAGE_BYTES)])
-                .unwrap();
-            let device = || vec![(DEVICE, PAGE_BYTES)];
-            contexts
-                .attach_device(process, region, device(), true)
-                .unwrap();
+            let pages = Memory::Phony(vec![(PHONY, PAGE_BYTES)]);
+            contexts.attach(process, pin, pages).unwrap();
+            let attach_device = || {
+                let (runs, writable) = (vec![(DEVICE, PAGE_BYTES)], true);
+                contexts.attach(process, region, Memory::Device { runs, writable })
+            };
+            attach_device().unwrap();
             let opened = under_way(&contexts, &ram, &map());
             let go = || match whole {
                 true => contexts.close(process),
@@ -278,18 +252,13 @@ mod tests {
             for _ in 0..2 {
                 assert_eq!(go(), Err(Errno::EAGAIN));
                 assert_eq!(open(), Err(Errno::EEXIST));
-                assert_eq!(
-                    contexts.attach_device(process, region, device(), true),
-                    Err(Errno::EEXIST)
-                );
+                assert_eq!(attach_device(), Err(Errno::EEXIST));
             }
             drop(opened);
             go().unwrap();
             assert_eq!(go(), Err(Errno::ENOENT));
             if !whole {
-                contexts
-                    .attach_device(process, region, device(), true)
-                    .unwrap();
+                attach_device().unwrap();
                 contexts.close(process).unwrap();
             }
         }

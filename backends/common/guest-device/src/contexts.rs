@@ -21,6 +21,25 @@ pub struct WindowRange {
     pub length: u64,
 }
 
+/// Memory that a process announces, by what it is for.
+#[derive(Debug)]
+pub enum Memory {
+    /// Rings and queues, which process and backend share: writable. A context's first one is its
+    /// header.
+    Segment(Region),
+    /// Memory of the program.
+    Pin(Region),
+    /// A phony buffer: runs of whole guest-physical pages.
+    Phony(Extents),
+    /// Device memory.
+    Device {
+        /// Runs of guest-physical addresses in whole pages, which may be no memory (any more).
+        runs: Extents,
+        /// Whether the backend may write it.
+        writable: bool,
+    },
+}
+
 /// The contexts of one VM. A context is an open file of `/dev/farlaneN`.
 ///
 /// What a guest may ask for and a backend does not have is refused with `EOPNOTSUPP`.
@@ -60,60 +79,12 @@ pub trait Contexts: Send + Sync {
     /// `ENOENT` where it is not.
     fn check(&self, context: ContextId) -> Result<(), Errno>;
 
-    /// Makes memory known that process and backend share. A context's first one is its header.
+    /// Makes memory of a process known.
     ///
     /// # Errors
-    /// `EEXIST` for an id in use, `EINVAL` for memory that does not do.
-    fn attach_segment(
-        &self,
-        context: ContextId,
-        region: RegionId,
-        memory: Region,
-    ) -> Result<(), Errno>;
-
-    /// Makes memory of the program known.
-    ///
-    /// # Errors
-    /// `EEXIST` for an id in use.
-    fn attach_pin(
-        &self,
-        context: ContextId,
-        region: RegionId,
-        memory: Region,
-    ) -> Result<(), Errno> {
-        let _ = (context, region, memory);
-        Err(Errno::EOPNOTSUPP)
-    }
-
-    /// Makes a phony buffer known: runs of whole guest-physical pages.
-    ///
-    /// # Errors
-    /// `EEXIST` for an id in use, `EBUSY` for pages that are another phony buffer's.
-    fn attach_phony(
-        &self,
-        context: ContextId,
-        region: RegionId,
-        pages: Extents,
-    ) -> Result<(), Errno> {
-        let _ = (context, region, pages);
-        Err(Errno::EOPNOTSUPP)
-    }
-
-    /// Makes device memory known: runs of guest-physical addresses, which may be no memory (any
-    /// more).
-    ///
-    /// # Errors
-    /// `EEXIST` for an id in use.
-    fn attach_device(
-        &self,
-        context: ContextId,
-        region: RegionId,
-        runs: Extents,
-        writable: bool,
-    ) -> Result<(), Errno> {
-        let _ = (context, region, runs, writable);
-        Err(Errno::EOPNOTSUPP)
-    }
+    /// `EEXIST` for an id in use, `EINVAL` for memory that does not do, `EBUSY` for pages that are
+    /// another phony buffer's, `EOPNOTSUPP` for a kind that the backend does not have.
+    fn attach(&self, context: ContextId, region: RegionId, memory: Memory) -> Result<(), Errno>;
 
     /// Takes memory away. When this succeeds nothing touches it any more.
     ///

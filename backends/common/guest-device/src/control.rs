@@ -1,11 +1,12 @@
 //! The control queue of a VM: its requests and what they change.
 
-use crate::contexts::Contexts;
+use crate::contexts::{Contexts, Memory};
 use crate::events::{ContextEvents, EventQueue};
-use crate::ids::{ContextId, RegionId};
+use crate::ids::ContextId;
 use crate::regions::{Complete, Regions, budget};
 use crate::request::{
-    ContextRequest, ControlRequest, Extents, Kind, MAX_REQUEST_BYTES, WindowRange, are_pages, parse,
+    ContextRequest, ControlRequest, Extents, Kind, MAX_REQUEST_BYTES, NewRegion, WindowRange,
+    are_pages, parse,
 };
 use crate::ring::{Chain, Ring};
 use farlane_abi::Errno;
@@ -437,45 +438,41 @@ impl Control {
         let Some(Complete { new, extents }) = complete else {
             return Ok(());
         };
-        let region = new.region;
-        let attached = match new.kind {
-            Kind::Segment => self
-                .region(state, context, region, &extents, true)
-                .and_then(|memory| self.contexts.attach_segment(context, region, memory)),
-            Kind::Pin { writable } => self
-                .region(state, context, region, &extents, writable)
-                .and_then(|memory| self.contexts.attach_pin(context, region, memory)),
-            Kind::Phony | Kind::Device { .. } if !extents.iter().all(|e| are_pages(e.0, e.1)) => {
-                Err(Errno::EINVAL)
-            }
-            Kind::Phony => self.contexts.attach_phony(context, region, extents),
-            Kind::Device { writable } => self
-                .contexts
-                .attach_device(context, region, extents, writable),
-        };
+        let memory = self.memory(state, context, &new, extents);
+        let attached = memory.and_then(|memory| self.contexts.attach(context, new.region, memory));
         if attached.is_err() {
             state.regions.forget(context, new.region);
         }
         attached
     }
 
-    /// Memory of the VM that a process has announced.
-    fn region(
+    /// What a process has announced, as the backend gets it.
+    fn memory(
         &self,
         state: &State,
         context: ContextId,
-        region: RegionId,
-        extents: &Extents,
-        writable: bool,
-    ) -> Result<Region, Errno> {
-        let ring = state.running().ok_or(Errno::EFAULT)?;
-        Region::from_guest(ring.space(), extents, writable).map_err(|e| {
-            warn_limited!(
-                self.channel.limit(),
-                "{}: context {context}: region {region}: {e}",
-                self.name
-            );
-            region_errno(&e)
+        new: &NewRegion,
+        extents: Extents,
+    ) -> Result<Memory, Errno> {
+        if new.kind.is_whole_pages() && !extents.iter().all(|e| are_pages(e.0, e.1)) {
+            return Err(Errno::EINVAL);
+        }
+        let region = |writable| {
+            let ring = state.running().ok_or(Errno::EFAULT)?;
+            Region::from_guest(ring.space(), &extents, writable).map_err(|e| {
+                let (limit, name, region) = (self.channel.limit(), &self.name, new.region);
+                warn_limited!(limit, "{name}: context {context}: region {region}: {e}");
+                region_errno(&e)
+            })
+        };
+        Ok(match new.kind {
+            Kind::Segment => Memory::Segment(region(true)?),
+            Kind::Pin { writable } => Memory::Pin(region(writable)?),
+            Kind::Phony => Memory::Phony(extents),
+            Kind::Device { writable } => Memory::Device {
+                runs: extents,
+                writable,
+            },
         })
     }
 

@@ -345,18 +345,6 @@ mod tests {
     use farlane_abi::zerocopy::IntoBytes as _;
     use proptest::prelude::*;
 
-    fn bytes(request: &Request, extents: &[(u64, u64)]) -> Vec<u8> {
-        let mut bytes = request.as_bytes().to_vec();
-        for &(address, length) in extents {
-            let extent = Extent {
-                address: address.into(),
-                length: length.into(),
-            };
-            bytes.extend_from_slice(extent.as_bytes());
-        }
-        bytes
-    }
-
     fn attach(length: u64, extents: &[(u64, u64)]) -> Vec<u8> {
         let request = Request {
             op: OP_ATTACH.into(),
@@ -368,7 +356,7 @@ mod tests {
             address: 0x7000_0123.into(),
             length: length.into(),
         };
-        bytes(&request, extents)
+        request.with_extents(extents)
     }
 
     #[test]
@@ -491,7 +479,7 @@ mod tests {
                 length: length.into(),
             };
             let _ = parse_host(request.as_bytes());
-            let Ok(ControlRequest::Context(context, request)) = parse(&bytes(&request, &extents))
+            let Ok(ControlRequest::Context(context, request)) = parse(&request.with_extents(&extents))
             else {
                 return Ok(());
             };

@@ -2,25 +2,23 @@
 
 #![allow(clippy::unwrap_used)]
 
-use farlane_abi::Errno;
+mod common;
+
+use common::Counted;
 use farlane_abi::control::{OP_OPEN, OP_WINDOW_MAP, Reply, Request};
 use farlane_abi::zerocopy::little_endian::{U32, U64};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use farlane_guest_device::contexts::{Contexts, WindowRange};
 use farlane_guest_device::control::{Control, MapWindow};
-use farlane_guest_device::events::{ContextEvents, EventQueue};
-use farlane_guest_device::ids::{ContextId, RegionId};
+use farlane_guest_device::events::EventQueue;
 use farlane_guest_device::ring::{Ring, VmMemory};
 use farlane_vhost_user::channel::Channel;
 use farlane_vhost_user::session::Setup;
 use farlane_vhost_user::vring::Layout;
-use farlane_zero_copy::{AddressSpace, Pool, Region};
-use std::any::Any;
+use farlane_zero_copy::{AddressSpace, Pool};
 use std::cell::Cell;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::Ordering;
 use vm_memory::{Bytes as _, GuestAddress, GuestAddressSpace as _, GuestMemoryMmap};
 
 const SIZE: u16 = 8;
@@ -28,55 +26,6 @@ const DESCRIPTORS: u64 = 0x1000;
 const AVAILABLE: u64 = 0x2000;
 const USED: u64 = 0x3000;
 const BUFFERS: u64 = 0x4000;
-
-/// Counts mappings, and pauses less goings on.
-#[derive(Default)]
-struct Counted {
-    mappings: AtomicI32,
-    pauses: AtomicI32,
-    ends: AtomicI32,
-}
-
-impl Contexts for Counted {
-    fn features(&self) -> u32 {
-        0
-    }
-    fn open(&self, _: ContextId, _: Arc<ContextEvents>, _: Option<Arc<Pool>>) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn close(&self, _: ContextId) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn check(&self, _: ContextId) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn attach_segment(&self, _: ContextId, _: RegionId, _: Region) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn detach(&self, _: ContextId, _: RegionId) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn close_all(&self) {
-        self.ends.fetch_add(1, Ordering::Relaxed);
-    }
-    fn pause(&self) {
-        self.pauses.fetch_add(1, Ordering::Relaxed);
-    }
-    fn resume(&self) {
-        self.pauses.fetch_sub(1, Ordering::Relaxed);
-    }
-    fn window_map(&self, _: ContextId, _: WindowRange) -> Result<(), Errno> {
-        self.mappings.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-    fn window_unmap(&self, _: ContextId, _: WindowRange) -> Result<(), Errno> {
-        self.mappings.fetch_sub(1, Ordering::Relaxed);
-        Ok(())
-    }
-    fn add_doorbell(&self, _: OwnedFd) -> io::Result<Option<Box<dyn Any + Send>>> {
-        Ok(None)
-    }
-}
 
 /// Pauses the VM while it maps the window.
 struct Pausing<'a, F> {

@@ -2,21 +2,18 @@
 
 #![allow(clippy::unwrap_used)]
 
-use farlane_abi::Errno;
+mod common;
+
+use common::Counted;
 use farlane_abi::config::{QUEUE_CONTROL, QUEUES};
 use farlane_abi::control::{OP_OPEN, OP_WINDOW_MAP, Request};
 use farlane_abi::zerocopy::IntoBytes as _;
-use farlane_guest_device::contexts::{Contexts, WindowRange};
 use farlane_guest_device::device::{FarlaneDevice, Vm};
-use farlane_guest_device::events::ContextEvents;
-use farlane_guest_device::ids::{ContextId, RegionId};
 use farlane_vhost_user::serve::{Closing, serve_until};
-use farlane_zero_copy::{Pool, Region};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::pwrite;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use std::any::Any;
-use std::io::{self, IoSlice, Read as _, Write as _};
+use std::io::{IoSlice, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -36,42 +33,6 @@ const WINDOW_BYTES: u64 = 1 << 24;
 const SIZE: u16 = 8;
 const BUFFERS: u64 = 0x8000;
 
-/// Processes whose every request succeeds.
-struct Willing;
-
-impl Contexts for Willing {
-    fn features(&self) -> u32 {
-        0
-    }
-    fn open(&self, _: ContextId, _: Arc<ContextEvents>, _: Option<Arc<Pool>>) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn close(&self, _: ContextId) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn check(&self, _: ContextId) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn attach_segment(&self, _: ContextId, _: RegionId, _: Region) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn detach(&self, _: ContextId, _: RegionId) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn close_all(&self) {}
-    fn pause(&self) {}
-    fn resume(&self) {}
-    fn window_map(&self, _: ContextId, _: WindowRange) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn window_unmap(&self, _: ContextId, _: WindowRange) -> Result<(), Errno> {
-        Ok(())
-    }
-    fn add_doorbell(&self, _: OwnedFd) -> io::Result<Option<Box<dyn Any + Send>>> {
-        Ok(None)
-    }
-}
-
 /// A backend in this process, at a socket in a folder.
 struct Backend {
     folder: tempfile::TempDir,
@@ -85,7 +46,7 @@ impl Backend {
         let closing = Closing::default();
         let vm = Vm {
             name: "vm".to_owned(),
-            contexts: Arc::new(Willing),
+            contexts: Arc::new(Counted::default()),
             window_bytes: WINDOW_BYTES,
             counters: Arc::default(),
         };

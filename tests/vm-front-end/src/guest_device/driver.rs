@@ -8,9 +8,9 @@ use crate::ring::{Part, Ring};
 use farlane_abi::arena::OFF_DEAD;
 use farlane_abi::config::{Config, QUEUE_CONTROL, QUEUE_DOORBELL, QUEUE_EVENT, QUEUES};
 use farlane_abi::control::{
-    EVENT_WAKE, Event, Extent, MAX_CONTEXTS, MAX_EXTENTS_PER_REQUEST, Reply, Request,
+    EVENT_WAKE, Event, MAX_CONTEXTS, MAX_EXTENTS_PER_REQUEST, Reply, Request,
 };
-use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
+use farlane_abi::zerocopy::FromBytes as _;
 use farlane_abi::{Errno, PAGE_BYTES};
 use farlane_transport::{Map, TransportError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -253,14 +253,7 @@ impl Driver {
             extents: count.into(),
             ..*request
         };
-        let mut bytes = request.as_bytes().to_vec();
-        for &(address, length) in extents {
-            let extent = Extent {
-                address: address.into(),
-                length: length.into(),
-            };
-            bytes.extend_from_slice(extent.as_bytes());
-        }
+        let bytes = request.with_extents(extents);
         let reply = size_of::<Reply>();
         let answer = self.control_raw(&bytes, u32::try_from(reply).unwrap_or(0));
         let answer = match answer {
