@@ -4,19 +4,24 @@ use crate::disk::Disk;
 use crate::options::Options;
 use crate::session::DiskDevice;
 use crate::tunnel::{self, Tunnel};
-use crate::{CAPABILITIES, metrics_text, paths, sizes};
+use crate::{CAPABILITIES, metrics_text, paths};
 use farlane_daemon::control::Stopper;
 use farlane_daemon::keys::{Socket, SocketOption};
 use farlane_daemon::limb;
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::metrics::MetricsText;
 use farlane_daemon::options::{Capabilities, DaemonOptions};
+use farlane_daemon::periodic::every;
 use farlane_daemon::run::{Daemon, Drain};
 use farlane_daemon::seccomp::{SystemCalls, UNIX_SOCKETS, With};
 use farlane_guest_device::control::RequestCounters;
 use farlane_vhost_user::serve::{Closing, serve_until};
 use farlane_zero_copy::broker;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How often it is looked whether disks have grown or shrunk.
+const LOOK_AT_SIZES: Duration = Duration::from_secs(1);
 
 /// `farlane-blk`.
 pub struct BlkDaemon {
@@ -62,7 +67,10 @@ impl Daemon for BlkDaemon {
         for disk in &self.disks {
             disk.start()?;
         }
-        sizes::watch(self.disks.clone())?;
+        let disks = self.disks.clone();
+        every(LOOK_AT_SIZES, "sizes", move || {
+            disks.iter().for_each(|disk| disk.look_at_size());
+        })?;
         let requests = Arc::new(RequestCounters::default());
         if let Some(listener) = &self.tunnel_socket {
             let serials: Vec<_> = self.disks.iter().map(|disk| disk.id()).collect();

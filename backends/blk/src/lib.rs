@@ -3,7 +3,7 @@
 //! * [`daemon`]: the daemon; [`options`]: the command line.
 //! * [`surroundings`]: the machine, and how requests are steered on it.
 //! * [`disk`]: a file or block device as a disk; [`paths`]: one or several ways to its blocks.
-//! * [`session`]: the disk as a VMM's front-end sees it; [`sizes`]: files that grow and shrink.
+//! * [`session`]: the disk as a VMM's front-end sees it.
 //! * [`request`], [`bits`]: what a guest asks for.
 //! * [`worker`]: the thread of a queue, which has `io_uring` move bytes between file and guest.
 //! * [`per_node`]: workers of other nodes, which move the data that lies there.
@@ -18,7 +18,6 @@ pub mod paths;
 pub mod per_node;
 pub mod request;
 pub mod session;
-pub mod sizes;
 pub mod surroundings;
 pub mod tunnel;
 pub mod worker;

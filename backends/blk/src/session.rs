@@ -4,16 +4,16 @@ use crate::bits::feature;
 use crate::counters::count;
 use crate::disk::{Disk, Watcher};
 use crate::worker::Worker;
+use farlane_daemon::placement::VmPlacement;
 use farlane_vhost_user::channel::Channel;
 use farlane_vhost_user::inflight::Note;
 use farlane_vhost_user::session::{Device, PROTOCOL_FEATURES, Setup};
 use farlane_zero_copy::AddressSpace;
-use farlane_zero_copy::placement::{Placement, Watch};
+use farlane_zero_copy::placement::Placement;
 use farlane_zero_copy::tokens::Secret;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use vhost::vhost_user::{Error, Result, VhostUserProtocolFeatures};
 use zerocopy::IntoBytes as _;
 
@@ -29,15 +29,6 @@ impl Watcher for Resized {
     }
 }
 
-/// How often it is looked where the VM's memory lies.
-const FOLLOW: Duration = Duration::from_secs(1);
-
-/// Where the VM's memory lies, kept up to date.
-struct Followed {
-    placement: Arc<Placement>,
-    watch: Option<Watch>,
-}
-
 /// A disk in the hands of a VMM.
 pub struct DiskDevice {
     disk: Arc<Disk>,
@@ -45,8 +36,8 @@ pub struct DiskDevice {
     /// Whether there is a write cache, as workers see it; and as the driver has set it.
     writeback: Arc<AtomicBool>,
     wants_writeback: bool,
-    /// Where the VM's memory lies; none on a machine with one node.
-    placement: Option<Followed>,
+    /// Where the VM's memory lies; not looked at on a machine with one node.
+    placement: VmPlacement,
     /// Kept for as long as it is to be told.
     _watcher: Arc<dyn Watcher>,
 }
@@ -71,7 +62,7 @@ impl DiskDevice {
             features: 0,
             writeback: Arc::new(AtomicBool::new(false)),
             wants_writeback: true,
-            placement: None,
+            placement: VmPlacement::default(),
             _watcher: watcher,
             disk,
         }
@@ -81,29 +72,16 @@ impl DiskDevice {
         self.features & bit != 0
     }
 
-    /// Where the memory of the VM lies, as far as that is known by now.
+    /// Where the memory of the VM lies; none on a machine with one node.
     fn placement(&mut self, space: &Arc<AddressSpace>) -> io::Result<Option<Arc<Placement>>> {
         let around = self.disk.around();
         if around.limbs.all().len() < 2 {
             return Ok(None);
         }
-        let followed = match self.placement.take() {
-            Some(followed) => followed,
-            None => {
-                let topology = around.limbs.topology().clone();
-                let given = around.given.clone();
-                let placement = Placement::unseen(Arc::clone(space), topology, given);
-                let watch = placement.watch(FOLLOW)?;
-                Followed { placement, watch }
-            }
-        };
-        // A queue starts after memory has come. All of it is looked at aside: the VMM waits for its
-        // queue.
-        if let Some(watch) = &followed.watch {
-            watch.look();
-        }
-        let followed = self.placement.insert(followed);
-        Ok(Some(Arc::clone(&followed.placement)))
+        let topology = around.limbs.topology();
+        self.placement
+            .look(space, topology, &around.given)
+            .map(Some)
     }
 
     /// Virtio 1.2, 5.2.5.2 and 5.2.6.2: without FLUSH a driver cannot make writes durable, so they

@@ -6,17 +6,22 @@ use crate::port::Port;
 use crate::port::tap::Tap;
 use crate::port::xdp::{self, Xdp};
 use crate::session::NetDevice;
-use crate::{CAPABILITIES, SYSTEM_CALLS, metrics_text, watch};
+use crate::{CAPABILITIES, SYSTEM_CALLS, metrics_text};
 use farlane_daemon::control::Stopper;
 use farlane_daemon::keys::{Socket, SocketOption};
 use farlane_daemon::limb::{self, Limbs};
 use farlane_daemon::listener::Listener;
 use farlane_daemon::metrics::MetricsText;
 use farlane_daemon::options::{Capabilities, DaemonOptions};
+use farlane_daemon::periodic::every;
 use farlane_daemon::run::{Daemon, Drain};
 use farlane_daemon::seccomp::SystemCalls;
 use farlane_vhost_user::serve::serve;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How often it is looked whether interfaces have a link.
+const LOOK_AT_LINKS: Duration = Duration::from_millis(500);
 
 /// `farlane-net`.
 pub struct NetDaemon {
@@ -56,7 +61,10 @@ impl Daemon for NetDaemon {
     }
 
     fn start(&mut self, _options: &Options, _stop: &Stopper) -> anyhow::Result<MetricsText> {
-        watch::watch(self.interfaces.clone())?;
+        let interfaces = self.interfaces.clone();
+        every(LOOK_AT_LINKS, "links", move || {
+            interfaces.iter().for_each(|interface| interface.look());
+        })?;
         for (interface, listener) in self.interfaces.iter().zip(&self.listeners) {
             let (interface, socket) = (Arc::clone(interface), listener.try_clone()?);
             log::info!("Interface {}: waiting at {listener}", interface.name);

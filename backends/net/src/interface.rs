@@ -10,11 +10,10 @@ use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::metrics::{Sample, label};
 use farlane_sys::sync::lock;
 use farlane_vhost_user::bits::feature as common;
-use farlane_zero_copy::AddressSpace;
-use farlane_zero_copy::placement::{Given, Placement};
+use farlane_zero_copy::placement::Given;
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 /// Whoever is to be told of a change.
@@ -46,7 +45,8 @@ pub struct Interface {
     pub limit: LogLimit,
     /// The machine.
     pub limbs: Limbs,
-    given: Vec<Given>,
+    /// Nodes of a VM's memory that are known beforehand.
+    pub given: Vec<Given>,
     mac: [u8; 6],
     link: AtomicBool,
     watcher: Mutex<Option<Weak<dyn Watcher>>>,
@@ -198,13 +198,6 @@ impl Interface {
     /// The flow table of the VM that is there now.
     pub fn table(&self) -> MutexGuard<'_, Option<Weak<FlowTable>>> {
         lock(&self.table)
-    }
-
-    /// The nodes of a VM's memory, which is not looked at yet.
-    #[must_use]
-    pub fn place(&self, space: &Arc<AddressSpace>) -> Arc<Placement> {
-        let topology = self.limbs.topology().clone();
-        Placement::unseen(Arc::clone(space), topology, self.given.clone())
     }
 
     /// Microseconds since it was made.

@@ -2,7 +2,7 @@
 //!
 //! * [`daemon`]: the daemon; `options`: the command line.
 //! * [`port`]: where frames come from and go to on the host.
-//! * [`interface`]: an interface; [`session`]: as a VMM's front-end sees it; `watch`: its link.
+//! * [`interface`]: an interface; [`session`]: as a VMM's front-end sees it.
 //! * `worker`: the thread of a queue pair, which moves frames; `header`: what a guest's frames ask
 //!   for.
 //! * `guest`: what a VM's driver has set.
@@ -25,7 +25,6 @@ pub mod offload;
 mod options;
 pub mod port;
 pub mod session;
-mod watch;
 mod worker;
 
 use farlane_daemon::locality;

@@ -7,23 +7,19 @@ use crate::guest::Guest;
 use crate::interface::{Interface, Watcher};
 use crate::port::Offloads;
 use crate::worker::{ControlWorker, Framing, Pair, Side, Worker};
+use farlane_daemon::placement::VmPlacement;
 use farlane_vhost_user::bits::feature as common;
 use farlane_vhost_user::channel::Channel;
 use farlane_vhost_user::session::{Device, Setup};
-use farlane_zero_copy::placement::{Placement, Watch};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use vhost::vhost_user::{Error, Result};
 use zerocopy::IntoBytes as _;
 
 /// Bytes of the header of a legacy device without mergeable buffers: `buffers` is not there (virtio
 /// 1.2, 5.1.6.1).
 const LEGACY_HEADER_BYTES: usize = HEADER_BYTES - 2;
-
-/// How often it is looked where the VM's memory lies.
-const LOOK_AT_MEMORY: Duration = Duration::from_secs(1);
 
 /// The front-end is told of a change.
 struct LinkWatcher {
@@ -66,7 +62,7 @@ pub struct NetDevice {
     /// None where there is one pair only.
     table: Option<Arc<FlowTable>>,
     guest: Arc<Guest>,
-    placement: Option<(Arc<Placement>, Option<Watch>)>,
+    placement: VmPlacement,
     /// Kept for as long as it is to be told.
     _watcher: Arc<dyn Watcher>,
 }
@@ -125,7 +121,7 @@ impl NetDevice {
             table,
             guest,
             features: 0,
-            placement: None,
+            placement: VmPlacement::default(),
             _watcher: watcher,
             interface,
         })
@@ -233,17 +229,8 @@ impl Device for NetDevice {
         let (index, side) = (queue.index, side_of(queue.index));
         let (framing, guest) = (self.framing(), Arc::clone(&self.guest));
         let interface = Arc::clone(&self.interface);
-        if self.placement.is_none() {
-            let placement = interface.place(&queue.space);
-            let watch = placement.watch(LOOK_AT_MEMORY)?;
-            self.placement = Some((placement, watch));
-        }
-        let (placement, watch) = self.placement.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        // A queue starts after memory has come. All of it is looked at aside: the VMM waits for its
-        // queue.
-        if let Some(watch) = watch {
-            watch.look();
-        }
+        let (topology, given) = (interface.limbs.topology(), &interface.given);
+        let placement = self.placement.look(&queue.space, topology, given)?;
         let at = usize::from(index / 2);
         let is_first = self.used.iter().all(|used| used.serves == [false; 2]);
         let pair = self.pairs.get(at).ok_or(io::ErrorKind::NotFound)?;
@@ -257,7 +244,7 @@ impl Device for NetDevice {
                 let limb = limb.ok_or(io::ErrorKind::NotFound)?;
                 let table = self.table.as_ref();
                 let parts = (guest, table.cloned());
-                let worker = Worker::start(&interface, &self.pairs, pair, limb, placement, parts)?;
+                let worker = Worker::start(&interface, &self.pairs, pair, limb, &placement, parts)?;
                 used.worker.insert(worker)
             }
         };

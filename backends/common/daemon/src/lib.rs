@@ -5,6 +5,7 @@
 //! * [`options`]: the arguments that all of them take; [`keys`]: those of several keys;
 //! * [`listener`]: UNIX sockets that belong to one daemon; [`access`]: who may connect to them;
 //! * [`limb`]: threads that belong to a NUMA node; [`locality`]: what was moved where;
+//!   [`placement`]: where a VM's memory lies; [`periodic`]: work that is done again and again;
 //! * [`privileges`] and [`seccomp`]: what a running backend can no longer do;
 //! * [`metrics`], [`logging`] and [`log_limit`]: what it tells, and how often.
 //!
@@ -20,6 +21,8 @@ pub mod logging;
 pub mod metrics;
 pub mod options;
 pub mod panics;
+pub mod periodic;
+pub mod placement;
 pub mod privileges;
 pub mod run;
 pub mod seccomp;
