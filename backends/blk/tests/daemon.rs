@@ -7,23 +7,10 @@ mod common;
 use common::vmm::{DATA, Vm};
 use common::{Daemon, PROGRAM, make_disk};
 use farlane_support::conventions;
-use rustix::process::{Pid, Signal, kill_process};
+use farlane_support::process::Process;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::process::Command;
-
-#[test]
-fn it_says_what_it_is() {
-    let output = Command::new(PROGRAM)
-        .arg("--print-capabilities")
-        .output()
-        .unwrap();
-    assert!(output.status.success());
-    assert_eq!(
-        String::from_utf8(output.stdout).unwrap().trim(),
-        r#"{"type":"block","features":["blk-file","read-only"]}"#
-    );
-}
 
 /// A name that has to be escaped in a label.
 const NAME: &str = r#"a"\b"#;
@@ -40,6 +27,7 @@ fn it_keeps_the_conventions() {
     );
     conventions::Daemon {
         program: PROGRAM,
+        capabilities: r#"{"type":"block","features":["blk-file","read-only"]}"#,
         arguments: &["--disk".to_owned(), disk],
         folder: folder.path(),
         sockets: &["socket"],
@@ -79,8 +67,7 @@ fn it_ends_with_0_while_it_is_in_use() {
     let mut vm = Vm::new();
     let _frontend = vm.boot(&folder.path().join("socket"));
     assert_eq!(vm.does(0, 0, DATA, 4096), 0);
-    kill_process(Pid::from_raw(daemon.pid()).unwrap(), Signal::TERM).unwrap();
-    assert_eq!(daemon.child().wait().unwrap().code(), Some(0));
+    assert_eq!(daemon.process.terminate(), Some(0));
     assert!(!folder.path().join("socket").exists());
 }
 
@@ -105,16 +92,11 @@ fn an_inherited_socket_is_served_by_one_disk_alone() {
             Ok(())
         })
     };
-    let mut child = command.spawn().unwrap();
+    let mut process = Process::start(&mut command);
     let mut vm = Vm::new();
     let _frontend = vm.boot(&socket);
     assert_eq!(vm.does(0, 0, DATA, 4096), 0);
-    kill_process(
-        Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(),
-        Signal::TERM,
-    )
-    .unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(process.terminate(), Some(0));
     // Whoever made it owns its file.
     assert!(socket.exists());
 }

@@ -10,8 +10,7 @@ use common::wait_until;
 
 /// Sends the daemon SIGTERM, and waits until it has begun to end.
 fn terminate(stage: &Stage) {
-    let pid = rustix::process::Pid::from_raw(stage.daemon().pid()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    stage.daemon().process.signal(rustix::process::Signal::TERM);
     let socket = stage.folder.path().join("socket");
     wait_until(|| !socket.exists());
 }
@@ -24,7 +23,7 @@ fn a_backend_that_is_to_end_answers_what_it_has_taken() {
     stage.hold_flush(&mut vm);
     terminate(&stage);
     stage.disk.release_flushes();
-    let ended = stage.daemon.as_mut().unwrap().child().wait().unwrap();
+    let ended = stage.daemon.as_mut().unwrap().process.wait().unwrap();
     assert_eq!(ended.code(), Some(0));
     assert_eq!(vm.used(), [(0, 1, OK)]);
     assert_eq!(stage.left(512), [5; 512]);
@@ -39,14 +38,14 @@ fn a_backend_that_is_told_twice_leaves_what_it_has_taken_to_the_next() {
     terminate(&stage);
     terminate(&stage);
     // The process is gone but for what the kernel waits for.
-    let status = format!("/proc/{}/status", stage.daemon().pid());
+    let status = format!("/proc/{}/status", stage.daemon().process.id());
     wait_until(|| {
         std::fs::read_to_string(&status)
             .unwrap()
             .contains("State:\tZ")
     });
     stage.disk.release_flushes();
-    let ended = stage.daemon.as_mut().unwrap().child().wait().unwrap();
+    let ended = stage.daemon.as_mut().unwrap().process.wait().unwrap();
     assert_eq!(ended.code(), Some(0));
     assert_eq!(vm.used(), []);
     stage.open_again();

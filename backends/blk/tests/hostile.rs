@@ -38,7 +38,7 @@ impl Stage {
 
     /// Whoever comes next finds a disk that works.
     fn still_serves(&mut self) {
-        assert!(self.daemon.child().try_wait().unwrap().is_none());
+        assert!(self.daemon.process.try_wait().unwrap().is_none());
         let mut vm = Vm::new();
         let frontend = vm.boot(&self.socket());
         assert_eq!(vm.does(0, 0, DATA, 4096), OK);

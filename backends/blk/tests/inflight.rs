@@ -41,7 +41,7 @@ fn killed_in_the_middle(folder: &Path) {
         vm.publish(&heads(), true);
         // Some rounds are killed at once, some when a part is done.
         let mut used = vm.wait_used(usize::from(round % 3) * 4);
-        daemon.kill();
+        daemon.process.kill_and_wait();
         used.extend(vm.used());
         drop(frontend);
         daemon = Daemon::start(folder, "");
@@ -69,7 +69,7 @@ fn killed_at_rest(folder: &Path, vm: &mut Vm) {
     let frontend = vm.boot(&folder.join("socket"));
     assert_eq!(vm.does(4, 0, DATA, 512), 0);
     drop(frontend);
-    daemon.kill();
+    daemon.process.kill_and_wait();
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn reads_of_a_killed_backend_end_before_the_next_one_answers_them() {
     vm.request(0, 0, 0, DATA, 4096);
     vm.publish(&[0], true);
     disk.await_held_read().unwrap();
-    daemon.kill();
+    daemon.process.kill_and_wait();
     drop(frontend);
     let daemon = Daemon::with(folder.path(), &words);
     let next = std::thread::spawn(move || {

@@ -214,7 +214,7 @@ fn a_backend_that_is_killed_with_parts_at_other_limbs_loses_nothing() {
         }
         vm.publish(&heads, true);
         let mut used = vm.wait_used(usize::try_from(round % 3).unwrap() * 4);
-        daemon.kill();
+        daemon.process.kill_and_wait();
         used.extend(vm.used());
         drop(frontend);
         daemon = start(folder, &["--split", "4K"]);

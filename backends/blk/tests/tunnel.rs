@@ -83,7 +83,7 @@ fn a_vm_that_was_stopped_or_whose_backend_was_killed_writes_what_it_likes() {
     let frontend = vm.boot(&socket);
     write(&mut vm, 16);
     drop(frontend);
-    daemon.kill();
+    daemon.process.kill_and_wait();
     let daemon = start(folder.path());
     let _frontend = vm.boot(&socket);
     write(&mut vm, 24);

@@ -3,32 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 use farlane_support::conventions;
+use farlane_support::process::{Process, wait_until};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::{Child, Command, Output};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_farlane-borrow");
-
-fn run(arguments: &[&str]) -> Output {
-    Command::new(PROGRAM).args(arguments).output().unwrap()
-}
-
-/// Killed when it is dropped.
-struct Daemon(Child);
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[test]
-fn it_says_what_it_is() {
-    let output = run(&["--print-capabilities"]);
-    assert!(output.status.success());
-    assert_eq!(output.stdout, b"{\"type\":\"borrow\"}\n");
-}
 
 #[test]
 fn it_keeps_the_conventions() {
@@ -36,6 +15,7 @@ fn it_keeps_the_conventions() {
     let socket = folder.path().join("vm");
     conventions::Daemon {
         program: PROGRAM,
+        capabilities: r#"{"type":"borrow"}"#,
         arguments: &[
             format!("--socket-path={}", socket.display()),
             "--device=nvme0".to_owned(),
@@ -59,7 +39,7 @@ fn what_cannot_work_ends_it_with_a_message() {
     let taken = format!("--socket-path={}", taken.display());
     let free = format!("--socket-path={}", folder.path().join("free").display());
     let device = "--device=nvme0";
-    for (arguments, message) in [
+    let runs = [
         (vec![], "Nothing to borrow"),
         (vec![device], "0 sockets and 1 devices"),
         (vec![taken.as_str(), device], "is in use by another process"),
@@ -72,12 +52,8 @@ fn what_cannot_work_ends_it_with_a_message() {
             vec![free.as_str(), device, "--window=ram=/nonexistent"],
             "/nonexistent",
         ),
-    ] {
-        let output = run(&arguments);
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success(), "{arguments:?}");
-        assert!(text.contains(message), "{arguments:?}: {text}");
-    }
+    ];
+    conventions::ends_with_messages(PROGRAM, &runs);
     assert!(!folder.path().join("free").exists());
 }
 
@@ -85,27 +61,20 @@ fn what_cannot_work_ends_it_with_a_message() {
 fn without_a_lender_a_monitor_is_told_that_there_is_no_device() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("vm");
-    let child = Command::new(PROGRAM)
+    let mut command = Command::new(PROGRAM);
+    command
         .arg(format!("--socket-path={}", socket.display()))
         .args(["--device=nvme0", "--lender=unix:/nonexistent"])
-        .arg("--log-level=off")
-        .spawn()
-        .unwrap();
-    let mut daemon = Daemon(child);
-    let end = Instant::now() + Duration::from_secs(20);
+        .arg("--log-level=off");
+    let mut daemon = Process::start(&mut command);
     // A socket that is there is not yet one that it listens at.
-    while UnixStream::connect(&socket).is_err() {
-        assert!(Instant::now() < end, "the daemon does not start");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until(|| UnixStream::connect(&socket).is_ok());
     // Again and again: each monitor is refused, none is remembered.
     for _ in 0..3 {
         let client = std::panic::catch_unwind(|| vfio_user::Client::new(&socket));
         let usable = client.is_ok_and(|c| c.is_ok_and(|c| c.region(7).is_some_and(|r| r.size > 0)));
         assert!(!usable);
     }
-    let pid = rustix::process::Pid::from_child(&daemon.0);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    assert_eq!(daemon.0.wait().unwrap().code(), Some(0));
+    assert_eq!(daemon.terminate(), Some(0));
     assert!(!socket.exists());
 }

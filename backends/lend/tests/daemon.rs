@@ -4,15 +4,15 @@
 
 use farlane_pci::Region;
 use farlane_support::conventions;
+use farlane_support::process::{Process, metric, metrics, wait_until};
 use farlane_vfio_remote::borrower;
 use farlane_vfio_remote::protocol::message::{
     Delivery, Fence, Place, Reply, Request, ToBorrower, ToLender, VERSION,
 };
 use farlane_vfio_remote::protocol::{Connector, Received, Receiver, Sender};
-use std::io::Read as _;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_farlane-lend");
@@ -21,36 +21,25 @@ fn run(arguments: &[&str]) -> Output {
     Command::new(PROGRAM).args(arguments).output().unwrap()
 }
 
-/// A lender of a null controller, killed when it is dropped.
+/// A lender of a null controller.
 struct Daemon {
-    child: Child,
+    process: Process,
     folder: tempfile::TempDir,
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Daemon {
     fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
-        let child = Command::new(PROGRAM)
+        let mut command = Command::new(PROGRAM);
+        command
             .arg(format!("--listen=unix:{}", path("lend")))
             .arg("--device=nvme0=nvme,null=1G")
             .arg(format!("--metrics={}", path("metrics")))
-            .args(["--name=host-a", "--log-level=warn"])
-            .spawn()
-            .unwrap();
-        let daemon = Self { child, folder };
-        let end = Instant::now() + Duration::from_secs(20);
-        while borrower::list(&daemon.connector(), "test").is_err() {
-            assert!(Instant::now() < end, "the daemon does not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+            .args(["--name=host-a", "--log-level=warn"]);
+        let process = Process::start(&mut command);
+        let daemon = Self { process, folder };
+        wait_until(|| borrower::list(&daemon.connector(), "test").is_ok());
         daemon
     }
 
@@ -67,21 +56,8 @@ impl Daemon {
     }
 
     fn metric(&self, name: &str) -> u64 {
-        let mut text = String::new();
-        UnixStream::connect(self.path("metrics"))
-            .unwrap()
-            .read_to_string(&mut text)
-            .unwrap();
-        let line = text.lines().find(|l| l.starts_with(name)).unwrap();
-        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+        metric(&metrics(&self.path("metrics")), name, &[])
     }
-}
-
-#[test]
-fn it_says_what_it_is() {
-    let output = run(&["--print-capabilities"]);
-    assert!(output.status.success());
-    assert_eq!(output.stdout, b"{\"type\":\"lend\"}\n");
 }
 
 #[test]
@@ -90,6 +66,7 @@ fn it_keeps_the_conventions() {
     let socket = folder.path().join("lend");
     conventions::Daemon {
         program: PROGRAM,
+        capabilities: r#"{"type":"lend"}"#,
         arguments: &[
             format!("--listen=unix:{}", socket.display()),
             "--device=nvme0=nvme,null=1G".to_owned(),
@@ -111,7 +88,7 @@ fn what_cannot_work_ends_it_with_a_message() {
     let taken = format!("--listen=unix:{}", taken.display());
     let free = format!("--listen=unix:{}", folder.path().join("free").display());
     let null = "--device=a=nvme,null=1G";
-    for (arguments, message) in [
+    let runs = [
         (vec![], "Nobody can connect"),
         (vec![free.as_str()], "Nothing to lend"),
         (
@@ -134,12 +111,8 @@ fn what_cannot_work_ends_it_with_a_message() {
             "not a loopback address",
         ),
         (vec!["list", "--lender=unix:/nonexistent"], "Cannot connect"),
-    ] {
-        let output = run(&arguments);
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success(), "{arguments:?}");
-        assert!(text.contains(message), "{arguments:?}: {text}");
-    }
+    ];
+    conventions::ends_with_messages(PROGRAM, &runs);
     assert!(!folder.path().join("free").exists());
 }
 
@@ -162,9 +135,7 @@ fn a_key_that_is_not_known_ends_it_with_file_line_and_key() {
 #[test]
 fn sigterm_ends_it_at_once_and_its_sockets_go() {
     let mut daemon = Daemon::start();
-    let pid = rustix::process::Pid::from_child(&daemon.child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    assert_eq!(daemon.child.wait().unwrap().code(), Some(0));
+    assert_eq!(daemon.process.terminate(), Some(0));
     for name in ["lend", "metrics"] {
         assert!(!daemon.path(name).exists(), "{name}");
     }
@@ -316,24 +287,22 @@ fn a_port_that_the_system_has_chosen_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let file = std::fs::File::create(&log).unwrap();
-    let child = Command::new(PROGRAM)
+    let mut command = Command::new(PROGRAM);
+    command
         .args(["--listen=tcp:127.0.0.1:0", "--device=nvme0=nvme,null=1G"])
         .args(["--name=host-a", "--log-level=info"])
-        .stderr(file)
-        .spawn()
-        .unwrap();
-    let _daemon = Daemon { child, folder };
-    let end = Instant::now() + Duration::from_secs(20);
-    let address = loop {
+        .stderr(file);
+    let _daemon = Process::start(&mut command);
+    let mut address = String::new();
+    wait_until(|| {
         let text = std::fs::read_to_string(&log).unwrap();
-        if let Some((_, rest)) = text.split_once("borrowers at ")
-            && let Some((address, _)) = rest.split_once('\n')
-        {
-            break address.to_owned();
-        }
-        assert!(Instant::now() < end, "{text}");
-        std::thread::sleep(Duration::from_millis(5));
-    };
+        let told = text.split_once("borrowers at ");
+        let told = told.and_then(|(_, rest)| rest.split_once('\n'));
+        told.is_some_and(|(at, _)| {
+            address = at.to_owned();
+            true
+        })
+    });
     assert!(!address.ends_with(":0"), "{address}");
     let connector = Connector::new(address.parse().unwrap(), None).unwrap();
     assert_eq!(borrower::list(&connector, "test").unwrap().len(), 1);

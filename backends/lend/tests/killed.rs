@@ -2,24 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+use farlane_support::process::{PATIENCE, Process, wait_until};
 use farlane_vfio_remote::borrower;
 use farlane_vfio_remote::protocol::message::{Reply, Request, ToBorrower, ToLender, VERSION};
 use farlane_vfio_remote::protocol::{ConnectionError, Connector, Received, Receiver, Sender};
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_farlane-lend");
-
-/// Killed when it is dropped.
-struct Daemon(Child);
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 fn ask((sender, receiver): &mut (Sender, Receiver), request: Request) -> Reply {
     sender
@@ -75,19 +66,14 @@ fn what_is_under_way_keeps_the_link_open() {
         .set_len(1 << 20)
         .unwrap();
     let address = format!("unix:{}", folder.path().join("lend").display());
-    let child = Command::new(PROGRAM)
+    let mut command = Command::new(PROGRAM);
+    command
         .arg(format!("--listen={address}"))
         .arg(format!("--device=nvme0=nvme,file={}", disk.display()))
-        .args(["--name=host-a", "--log-level=warn"])
-        .spawn()
-        .unwrap();
-    let mut daemon = Daemon(child);
+        .args(["--name=host-a", "--log-level=warn"]);
+    let mut daemon = Process::start(&mut command);
     let connector = Connector::new(address.parse().unwrap(), None).unwrap();
-    let end = Instant::now() + Duration::from_secs(60);
-    while borrower::list(&connector, "test").is_err() {
-        assert!(Instant::now() < end, "the daemon does not start");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until(|| borrower::list(&connector, "test").is_ok());
     let mut link = connector.connect().unwrap();
     let hello = ToLender::Hello {
         version: VERSION,
@@ -98,12 +84,13 @@ fn what_is_under_way_keeps_the_link_open() {
     let device = "nvme0".to_owned();
     ask(&mut link, Request::Attach { device });
     ask(&mut link, Request::Take);
-    match files_of_rings(daemon.0.id(), &disk) {
+    match files_of_rings(daemon.id(), &disk) {
         Some(files) => assert!(files.contains("socket:"), "{files}"),
         None => eprintln!("The kernel does not tell of rings here: only the end is looked at"),
     }
     // And no longer than that.
-    daemon.0.kill().unwrap();
+    daemon.kill_and_wait();
+    let end = Instant::now() + PATIENCE;
     let hung_up = loop {
         match link.1.receive::<ToBorrower>(Some(end)) {
             Ok(Some(_)) => {}

@@ -8,17 +8,6 @@ use std::process::Command;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_farlane-net");
 
 #[test]
-fn it_says_what_it_is() {
-    let output = Command::new(PROGRAM)
-        .arg("--print-capabilities")
-        .output()
-        .unwrap();
-    assert!(output.status.success());
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(said.trim(), r#"{"type":"net"}"#);
-}
-
-#[test]
 fn it_keeps_the_conventions() {
     assert!(rustix::process::geteuid().is_root(), "run it as root");
     // SAFETY: unshare changes where this thread's sockets are, and no memory.
@@ -27,6 +16,7 @@ fn it_keeps_the_conventions() {
     let socket = folder.path().join("socket");
     conventions::Daemon {
         program: PROGRAM,
+        capabilities: r#"{"type":"net"}"#,
         arguments: &[
             "--net".to_owned(),
             format!("socket={},tap=tap0", socket.display()),

@@ -105,7 +105,7 @@ fn a_kick_that_blocks_who_reads_it_stops_nobody() {
     sends(&mut vm, TX, 1, &socket);
     // The backend has made it one that does not.
     vm.let_kick_block(TX);
-    wait_until(|| backend.sleeps());
+    wait_until(|| backend.process.sleeps());
     vm.must_stop(TX);
     sends(&mut vm, OTHER_TX, 1, &socket);
 }

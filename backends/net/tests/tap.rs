@@ -158,7 +158,7 @@ fn one_vm_comes_after_the_other() {
         echo(&mut nic, &socket, usize::from(pairs - 1), b"hello");
     }
     assert_eq!(backend.metric("connections"), 3);
-    assert_eq!(backend.terminate(), Some(0));
+    assert_eq!(backend.process.terminate(), Some(0));
 }
 
 #[test]
@@ -167,7 +167,12 @@ fn a_vm_gets_no_frame_that_came_before_it() {
     let socket = host_socket();
     for _ in 0..3 {
         // Nobody takes a frame any more, or yet.
-        wait_until(|| !backend.threads().contains(&"pair 0".to_owned()));
+        wait_until(|| {
+            !backend
+                .process
+                .thread_names()
+                .contains(&"pair 0".to_owned())
+        });
         for _ in 0..100 {
             socket.send_to(b"before", (GUEST.ip, GUEST.port)).unwrap();
         }
@@ -321,7 +326,7 @@ fn take_queue() -> File {
 #[test]
 fn a_tap_that_stays_is_left_without_the_backends_program() {
     let mut backend = Backend::start(2, &[]);
-    assert_eq!(backend.terminate(), Some(0));
+    assert_eq!(backend.process.terminate(), Some(0));
     let mut queues = [take_queue(), take_queue()];
     wait_for_carrier();
     let socket = host_socket();
@@ -364,8 +369,12 @@ fn a_tap_that_goes_away_lets_the_backend_sleep() {
     // It sleeps, but for a look now and then: a thread that span would hardly ever be seen asleep.
     let mut asleep = 0;
     wait_until(|| {
-        asleep = if backend.sleeps() { asleep + 1 } else { 0 };
+        asleep = if backend.process.sleeps() {
+            asleep + 1
+        } else {
+            0
+        };
         asleep == 20
     });
-    assert_eq!(backend.terminate(), Some(0));
+    assert_eq!(backend.process.terminate(), Some(0));
 }

@@ -6,19 +6,10 @@
 mod common;
 
 use common::{GUEST, HOST, echo, host_socket, ip, wait_until};
+use farlane_support::process::Process;
 use farlane_vm_front_end::net::{Nic, Options, feature};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command};
-
-/// The backend; killed when it is dropped.
-struct Backend(Child);
-
-impl Drop for Backend {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use std::process::Command;
 
 fn has_program() -> bool {
     let shown = Command::new("ip").args(["link", "show", "port"]).output();
@@ -43,12 +34,9 @@ fn frames_go_both_ways_and_a_killed_backend_gives_the_interface_back() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     for mode in ["port", "port,mode=generic", "port,queues=1,mode=copy"] {
-        let child = Command::new(env!("CARGO_BIN_EXE_farlane-net"))
-            .args(["--xdp", mode, "--socket-path"])
-            .arg(&path)
-            .spawn()
-            .unwrap();
-        let backend = Backend(child);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_farlane-net"));
+        command.args(["--xdp", mode, "--socket-path"]).arg(&path);
+        let backend = Process::start(&mut command);
         let options = Options {
             features: feature::PLAIN,
             ..Options::default()

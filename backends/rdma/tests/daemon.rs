@@ -7,21 +7,11 @@ mod common;
 use common::{Backend, PROGRAM, context, is_blocked, until};
 use farlane_support::conventions;
 use farlane_vm_front_end::guest_device::Vm;
+use rustix::process::Signal;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Command, Output};
-
-fn run(arguments: &[&str]) -> Output {
-    Command::new(PROGRAM).args(arguments).output().unwrap()
-}
-
-#[test]
-fn it_says_what_it_is() {
-    let output = run(&["--print-capabilities"]);
-    assert!(output.status.success());
-    assert_eq!(output.stdout, b"{\"type\":\"rdma\"}\n");
-}
+use std::process::Command;
 
 #[test]
 fn it_keeps_the_conventions() {
@@ -29,6 +19,7 @@ fn it_keeps_the_conventions() {
     let path = |name: &str| folder.path().join(name).display().to_string();
     conventions::Daemon {
         program: PROGRAM,
+        capabilities: r#"{"type":"rdma"}"#,
         arguments: &[
             format!("--vm=socket={},gid=10.0.0.1", path("vm")),
             format!("--host-socket={}", path("host")),
@@ -52,7 +43,7 @@ fn what_cannot_work_ends_it_with_a_message() {
     std::fs::write(&file, "").unwrap();
     let taken = format!("--host-socket={}", taken.display());
     let file = format!("--host-socket={}", file.display());
-    for (arguments, message) in [
+    let runs = [
         (vec![], "Nobody to serve"),
         (vec!["--vm=gid=10.0.0.1"], "socket=PATH or fd=N is missing"),
         (vec![taken.as_str()], "is in use by another process"),
@@ -62,23 +53,18 @@ fn what_cannot_work_ends_it_with_a_message() {
             "No such file or directory",
         ),
         (vec!["--vm=fd=77,gid=10.0.0.1"], "Descriptor 77 is not open"),
-    ] {
-        let output = run(&arguments);
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success(), "{arguments:?}");
-        assert!(text.contains(message), "{arguments:?}: {text}");
-    }
+    ];
+    conventions::ends_with_messages(PROGRAM, &runs);
 }
 
 #[test]
 fn sigterm_ends_it_while_a_vm_is_connected_and_its_sockets_go() {
     let mut backend = Backend::start();
     let _vm = backend.vm(0);
-    let pid = rustix::process::Pid::from_child(&backend.child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    backend.process.signal(Signal::TERM);
     let mut status = None;
     until("the backend to end", || {
-        status = backend.child.try_wait().unwrap();
+        status = backend.process.try_wait().unwrap();
         status.is_some()
     });
     assert_eq!(status.unwrap().code(), Some(0));

@@ -318,7 +318,7 @@ fn a_hostile_process_is_refused_and_leaves_nothing_behind() {
         if round == 1 {
             until("contexts to be closed", || backend.counter("contexts") == 0);
             // All that the backend has for itself is open when each of its threads waits.
-            until("the backend to sleep", || backend.sleeps());
+            until("the backend to sleep", || backend.process.sleeps());
             files = backend.open_files();
         }
         let (one, two, three) = (event(), event(), event());

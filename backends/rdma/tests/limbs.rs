@@ -8,8 +8,6 @@ use common::{Backend, End, connect};
 use farlane_abi::queue::{OP_RDMA_READ, OP_RDMA_WRITE, SEND_SIGNALED, WC_STATUS_SUCCESS};
 use farlane_rdma_client::{Payload, SendRequest, Sge};
 use farlane_vm_front_end::guest_device::Vm;
-use std::io::Read as _;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -61,11 +59,7 @@ fn transfer(from: &End, to: &End, opcode: u8) {
 
 /// Bytes by node of the memory and node of the worker.
 fn moved(backend: &Backend) -> [u64; 4] {
-    let mut text = String::new();
-    UnixStream::connect(backend.path("metrics"))
-        .unwrap()
-        .read_to_string(&mut text)
-        .unwrap();
+    let text = backend.metrics();
     [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(data, limb)| {
         let name = format!(
             "farlane_rdma_locality_bytes{{data=\"{data}\",limb=\"{limb}\",path=\"memory\"}} "

@@ -105,7 +105,7 @@ fn a_host_process_and_a_vm_exchange_messages_with_events() {
             })
             .unwrap();
         // The backend has to be woken.
-        until("the backend to sleep", || backend.sleeps());
+        until("the backend to sleep", || backend.process.sleeps());
         assert_eq!(transfer(&host, &guest, OP_SEND, 1 << 20), WC_STATUS_SUCCESS);
         let cq = guest.channel.wait().unwrap();
         assert_eq!(cq.handle(), guest.cq.handle());
@@ -138,10 +138,10 @@ fn a_backend_of_many_idle_queue_pairs_sleeps_and_is_woken() {
     .take(QUEUE_PAIRS)
     .collect();
     connect(&one, &other);
-    until("the backend to sleep", || backend.sleeps());
+    until("the backend to sleep", || backend.process.sleeps());
     // The queue pairs that were made first and last.
     assert_eq!(transfer(&one, &other, OP_RDMA_WRITE, 8), WC_STATUS_SUCCESS);
-    until("the backend to sleep", || backend.sleeps());
+    until("the backend to sleep", || backend.process.sleeps());
     drop(idle);
 }
 
@@ -172,7 +172,7 @@ fn a_sender_that_waits_for_a_receiver_is_told_of_its_end() {
         payload: Payload::Gather(&[]),
     })
     .unwrap();
-    until("the backend to sleep", || backend.sleeps());
+    until("the backend to sleep", || backend.process.sleeps());
     drop(two);
     assert_eq!(a.completion().status, WC_STATUS_RETRY_EXC_ERR);
     drop((idle, last));
@@ -327,7 +327,7 @@ fn vms_that_come_and_go_cost_nothing() {
     let mut backend = Backend::start();
     let other = backend.vm(1);
     let files = || backend.open_files();
-    let threads = backend.threads();
+    let threads = backend.process.thread_names().len();
     let mut after_first = None;
     for round in 0..30 {
         let vm = backend.vm(0);
@@ -341,7 +341,7 @@ fn vms_that_come_and_go_cost_nothing() {
         });
         if round == 5 {
             until("the thread that served it to end", || {
-                backend.threads() == threads
+                backend.process.thread_names().len() == threads
             });
             after_first = files();
         }
@@ -358,7 +358,7 @@ fn when_the_backend_dies_everybody_gets_to_know() {
     let buffer = vm.allocate(4096).unwrap();
     let guest = End::in_vm(&vm, &buffer);
     let host = context(backend.host_link());
-    backend.child.kill().unwrap();
+    backend.process.kill_and_wait();
     until("the guest to know", || guest.context.is_dead());
     until("the process to know", || host.is_dead());
     assert!(guest.context.next_async_event().is_ok());

@@ -3,16 +3,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-use rustix::process::{Pid, Signal, kill_process};
-use std::io::Read as _;
+use crate::process::{Process, metrics, until};
+use rustix::process::Signal;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
-
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+use std::process::{Command, Stdio};
 
 /// Permissions that no daemon gives by itself.
 const MODE: u32 = 0o620;
@@ -22,6 +18,8 @@ const MODE: u32 = 0o620;
 pub struct Daemon<'a> {
     /// Its program.
     pub program: &'a str,
+    /// Its capabilities, as JSON.
+    pub capabilities: &'a str,
     /// Its arguments, besides those that all daemons have.
     pub arguments: &'a [String],
     /// Where its sockets are, and nobody else's.
@@ -36,53 +34,16 @@ pub struct Daemon<'a> {
     pub label: Option<(&'a str, &'a str)>,
 }
 
-/// Ended when it is dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Running {
-    /// Waits until something is there.
-    fn wait<T>(&mut self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            if let Some(found) = look() {
-                return found;
-            }
-            let ended = self.0.try_wait().unwrap();
-            assert!(ended.is_none(), "{what}: it has ended with {ended:?}");
-            assert!(Instant::now() < end, "{what}: in vain");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// Its counters. A socket that is there is not yet one that it listens at: it is tried again.
-    fn counters(&mut self, socket: &Path) -> String {
-        let mut stream = self.wait("connect", || UnixStream::connect(socket).ok());
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
-        text
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).unwrap();
-    }
-
-    fn end(mut self) -> ExitStatus {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < end, "it does not end");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+/// Each command line ends the program, with a message that has these words in it.
+///
+/// # Panics
+/// It does not.
+pub fn ends_with_messages(program: &str, runs: &[(Vec<&str>, &str)]) {
+    for (arguments, message) in runs {
+        let output = Command::new(program).args(arguments).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(text.contains(message), "{arguments:?}: {text}");
     }
 }
 
@@ -92,22 +53,26 @@ impl Daemon<'_> {
     /// # Panics
     /// It does not.
     pub fn keeps_the_conventions(&self) {
+        let mut asked = Command::new(self.program);
+        let output = asked.arg("--print-capabilities").output().unwrap();
+        assert!(output.status.success());
+        let capabilities = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(capabilities, format!("{}\n", self.capabilities));
         let group = group(self.folder);
-        let metrics = self.folder.join("metrics");
-        let child = Command::new(self.program)
+        let socket = self.folder.join("metrics");
+        let mut command = Command::new(self.program);
+        command
             .args(self.arguments)
             .arg("--metrics")
-            .arg(&metrics)
+            .arg(&socket)
             .args(["--socket-group", &group.to_string()])
             .args(["--socket-mode", &format!("{MODE:o}")])
             .args(["--log-level", "warn"])
-            .stdin(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut daemon = Running(child);
+            .stdin(Stdio::null());
+        let mut daemon = Process::start(&mut command);
         // Who connects to a socket connects to one that is as it is to be; that of the counters is
         // made after the others.
-        let counters = daemon.counters(&metrics);
+        let first = counters(&mut daemon, &socket);
         let sockets = self.sockets.iter().copied().chain(["metrics"]);
         let sockets: Vec<_> = sockets.map(|name| self.folder.join(name)).collect();
         for socket in &sockets {
@@ -122,15 +87,23 @@ impl Daemon<'_> {
             let is = (file.gid(), file.mode() & 0o7777);
             assert_eq!(is, (own, 0o600), "{}", socket.display());
         }
-        self.is_told(&counters);
+        self.is_told(&first);
 
         // Whoever is killed by a signal answers nobody afterwards.
         daemon.signal(Signal::HUP);
-        self.is_told(&daemon.counters(&metrics));
+        self.is_told(&counters(&mut daemon, &socket));
 
         daemon.signal(Signal::TERM);
-        let status = daemon.end();
-        assert_eq!(status.code(), Some(0), "{status}");
+        let mut status = None;
+        until("its end", || {
+            status = daemon.try_wait().unwrap();
+            status.is_some()
+        });
+        assert_eq!(
+            status.and_then(|status| status.code()),
+            Some(0),
+            "{status:?}"
+        );
         for socket in sockets.iter().chain(&private) {
             assert!(!socket.exists(), "{} is left", socket.display());
         }
@@ -151,6 +124,16 @@ impl Daemon<'_> {
             assert!(counters.lines().any(is_named), "no {named} in {counters}");
         }
     }
+}
+
+/// Its counters. A socket that is there is not yet one that it listens at.
+fn counters(daemon: &mut Process, socket: &Path) -> String {
+    until("the daemon to listen", || {
+        let ended = daemon.try_wait().unwrap();
+        assert!(ended.is_none(), "it has ended with {ended:?}");
+        UnixStream::connect(socket).is_ok()
+    });
+    metrics(socket)
 }
 
 /// A group to which a file of this folder can be given: not this user's, where it has others.

@@ -1,4 +1,5 @@
 //! What the tests of several backends share.
 
 pub mod conventions;
+pub mod process;
 pub mod volatile_disk;

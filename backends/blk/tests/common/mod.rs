@@ -10,26 +10,25 @@ pub mod vmm;
 use farlane_sys::Mmap;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
-use std::io::Read as _;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Instant;
 
+use farlane_support::process::{Process, metric, metrics};
 use virtio_driver::{
     VhostUser, VirtioBlkConfig, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkReqBuf,
     VirtioFeatureFlags, VirtioTransport,
 };
 
+pub use farlane_support::process::{PATIENCE, wait_until};
+
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_farlane-blk");
 
-/// How long anything may take.
-pub const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A daemon, killed when it is dropped.
+/// A daemon.
 pub struct Daemon {
-    child: Child,
+    pub process: Process,
     folder: PathBuf,
 }
 
@@ -44,13 +43,12 @@ impl Daemon {
     /// Runs with these arguments; metrics are at `folder/metrics`.
     pub fn with(folder: &Path, words: &[&str]) -> Self {
         let metrics = folder.join("metrics").display().to_string();
-        let child = Command::new(PROGRAM)
+        let mut command = Command::new(PROGRAM);
+        command
             .args(words)
-            .args(["--metrics", &metrics, "--log-level", "warn"])
-            .spawn()
-            .unwrap();
+            .args(["--metrics", &metrics, "--log-level", "warn"]);
         let daemon = Self {
-            child,
+            process: Process::start(&mut command),
             folder: folder.to_owned(),
         };
         // Metrics come last.
@@ -58,58 +56,18 @@ impl Daemon {
         daemon
     }
 
-    pub fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    pub fn pid(&self) -> i32 {
-        i32::try_from(self.child.id()).unwrap()
-    }
-
-    pub fn child(&mut self) -> &mut Child {
-        &mut self.child
-    }
-
     pub fn metrics(&self) -> String {
-        let mut text = String::new();
-        UnixStream::connect(self.folder.join("metrics"))
-            .unwrap()
-            .read_to_string(&mut text)
-            .unwrap();
-        text
+        metrics(&self.folder.join("metrics"))
     }
 
     pub fn metric(&self, name: &str) -> u64 {
-        let name = format!("farlane_blk_{name}{{");
-        let text = self.metrics();
-        let line = text.lines().find(|l| l.starts_with(&name)).unwrap();
-        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+        self.labelled(name, &[])
     }
 
     /// The value of the metric that has all of these labels.
     pub fn labelled(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
         let name = format!("farlane_blk_{name}{{");
-        let labels: Vec<_> = labels.iter().map(|(k, v)| format!("{k}=\"{v}\"")).collect();
-        let text = self.metrics();
-        let fits = |line: &&str| line.starts_with(&name) && labels.iter().all(|l| line.contains(l));
-        let line = text.lines().find(fits).unwrap();
-        line.rsplit_once(' ').unwrap().1.parse().unwrap()
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-pub fn wait_until(mut is: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !is() {
-        assert!(Instant::now() < end, "waited in vain");
-        std::thread::sleep(Duration::from_millis(2));
+        metric(&self.metrics(), &name, labels)
     }
 }
 

@@ -2,18 +2,18 @@
 
 #![allow(dead_code)]
 
+use farlane_support::process::{Process, metric, metrics};
 use farlane_vm_front_end::net::frame::{End, udp};
 use farlane_vm_front_end::net::{Nic, Options, Received};
-use std::io::Read as _;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Instant;
 use tempfile::TempDir;
 
-/// How long anything may take.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub use farlane_support::process::{PATIENCE, wait_until};
+
 /// The tap.
 pub const TAP: &str = "tap0";
 /// This machine's end.
@@ -51,9 +51,9 @@ pub fn ip(words: &str) {
     assert!(status.expect("iproute2 is needed").success(), "ip {words}");
 }
 
-/// A backend with one interface, ended when it is dropped.
+/// A backend with one interface.
 pub struct Backend {
-    child: Child,
+    pub process: Process,
     folder: TempDir,
     words: Vec<String>,
 }
@@ -90,7 +90,7 @@ impl Backend {
             .chain(words.iter().map(|&word| word.to_owned()))
             .collect();
         let backend = Self {
-            child: spawn(&words),
+            process: start(&words),
             folder,
             words,
         };
@@ -111,9 +111,8 @@ impl Backend {
 
     /// Kills it, and starts another.
     pub fn kill_and_start(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-        self.child = spawn(&self.words);
+        self.process.kill_and_wait();
+        self.process = start(&self.words);
         self.is_ready();
     }
 
@@ -129,52 +128,12 @@ impl Backend {
 
     /// All counters.
     pub fn metrics(&self) -> String {
-        let mut text = String::new();
-        UnixStream::connect(self.folder.path().join("metrics"))
-            .unwrap()
-            .read_to_string(&mut text)
-            .unwrap();
-        text
+        metrics(&self.folder.path().join("metrics"))
     }
 
     /// A counter.
     pub fn metric(&self, name: &str) -> u64 {
-        let name = format!("farlane_net_{name}{{");
-        let text = self.metrics();
-        let line = text.lines().find(|l| l.starts_with(&name)).unwrap();
-        line.rsplit_once(' ').unwrap().1.parse().unwrap()
-    }
-
-    /// Whether all of its threads sleep.
-    pub fn sleeps(&self) -> bool {
-        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
-        threads.into_iter().all(|thread| {
-            let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
-            // After the name, which is in brackets (proc(5)).
-            stat.rsplit_once(") ").unwrap().1.starts_with('S')
-        })
-    }
-
-    /// What its threads are called. One that ends meanwhile may be left out.
-    pub fn threads(&self) -> Vec<String> {
-        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
-        let names = threads.filter_map(|thread| {
-            let name = std::fs::read_to_string(thread.ok()?.path().join("comm")).ok()?;
-            Some(name.trim_end().to_owned())
-        });
-        names.collect()
-    }
-
-    /// The process.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Has it end, and returns with which code.
-    pub fn terminate(&mut self) -> Option<i32> {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-        self.child.wait().unwrap().code()
+        metric(&self.metrics(), &format!("farlane_net_{name}{{"), &[])
     }
 }
 
@@ -192,26 +151,8 @@ pub fn wait_for_carrier() {
     ip(&format!("link set {TAP} up"));
 }
 
-fn spawn(words: &[String]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_farlane-net"))
-        .args(words)
-        .spawn()
-        .unwrap()
-}
-
-impl Drop for Backend {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-pub fn wait_until(mut is: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !is() {
-        assert!(Instant::now() < end, "waited in vain");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+fn start(words: &[String]) -> Process {
+    Process::start(Command::new(env!("CARGO_BIN_EXE_farlane-net")).args(words))
 }
 
 /// A socket at this machine's end.

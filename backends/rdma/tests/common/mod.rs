@@ -9,22 +9,22 @@ use farlane_abi::rdma::{
 use farlane_rdma_client::{
     Address, Channel, Completion, Context, Cq, DeviceInfo, Mr, Pd, Qp, QpAttr, QpCaps, QpInit,
 };
+use farlane_support::process::{Process, metric, metrics, state};
 use farlane_transport::Transport;
 use farlane_vm_front_end::guest_device::{GuestBuffer, Vm};
 use std::fs::File;
-use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+
+pub use farlane_support::process::until;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_farlane-rdma");
-pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running backend with two VMs' sockets, a host socket and metrics.
 pub struct Backend {
-    pub child: Child,
+    pub process: Process,
     folder: tempfile::TempDir,
 }
 
@@ -50,18 +50,17 @@ impl Backend {
         arguments: impl FnOnce(&Path) -> Vec<String>,
         log: Stdio,
     ) -> Self {
-        let child = Self::spawn(&folder, arguments(folder.path()), log);
-        let backend = Self { child, folder };
+        let process = Self::spawn(&folder, arguments(folder.path()), log);
+        let backend = Self { process, folder };
         backend.await_socket();
         backend
     }
 
     /// Kills it, and starts the next one at the same place.
     pub fn kill_and_start(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.process.kill_and_wait();
         std::fs::remove_file(self.path("metrics")).unwrap();
-        self.child = Self::spawn(&self.folder, Vec::new(), Stdio::inherit());
+        self.process = Self::spawn(&self.folder, Vec::new(), Stdio::inherit());
         self.await_socket();
     }
 
@@ -72,9 +71,10 @@ impl Backend {
         });
     }
 
-    fn spawn(folder: &tempfile::TempDir, arguments: Vec<String>, log: Stdio) -> Child {
+    fn spawn(folder: &tempfile::TempDir, arguments: Vec<String>, log: Stdio) -> Process {
         let path = |name: &str| folder.path().join(name).display().to_string();
-        Command::new(PROGRAM)
+        let mut command = Command::new(PROGRAM);
+        command
             .arg(format!(
                 "--vm=socket={},gid=10.0.0.1,window=16M",
                 path("vm0")
@@ -85,9 +85,8 @@ impl Backend {
             .arg("--log-level=warn")
             .args(arguments)
             .stdin(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap()
+            .stderr(log);
+        Process::start(&mut command)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -102,16 +101,12 @@ impl Backend {
         Arc::new(farlane_transport::socket::SocketTransport::open(&self.path("host")).unwrap())
     }
 
+    pub fn metrics(&self) -> String {
+        metrics(&self.path("metrics"))
+    }
+
     pub fn counter(&self, name: &str) -> u64 {
-        let mut text = String::new();
-        UnixStream::connect(self.path("metrics"))
-            .unwrap()
-            .read_to_string(&mut text)
-            .unwrap();
-        let line = text
-            .lines()
-            .find_map(|l| l.strip_prefix(&format!("farlane_rdma_{name} ")));
-        line.unwrap().parse().unwrap()
+        metric(&self.metrics(), &format!("farlane_rdma_{name} "), &[])
     }
 
     /// What it has logged, where it was [started](Self::start_with_log) for that.
@@ -121,59 +116,21 @@ impl Backend {
 
     /// Open files, where we may see them: the backend hides from its user, but not from root.
     pub fn open_files(&self) -> Option<usize> {
-        let folder = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).ok()?;
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", self.process.id())).ok()?;
         Some(folder.count())
-    }
-
-    /// The states of its threads (proc_pid_stat(5)).
-    fn states(&self) -> Vec<char> {
-        let folder = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
-        let stats =
-            folder.filter_map(|t| std::fs::read_to_string(t.ok()?.path().join("stat")).ok());
-        stats.map(|stat| state_in(&stat)).collect()
-    }
-
-    /// How many threads it has.
-    pub fn threads(&self) -> usize {
-        self.states().len()
-    }
-
-    /// Whether all of its threads sleep.
-    pub fn sleeps(&self) -> bool {
-        self.states().iter().all(|state| *state == 'S')
     }
 
     pub fn assert_alive(&mut self) {
         assert!(
-            self.child.try_wait().unwrap().is_none(),
+            self.process.try_wait().unwrap().is_none(),
             "the backend has ended"
         );
     }
 }
 
-impl Drop for Backend {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// After the name, which is in parentheses (proc_pid_stat(5)).
-fn state_in(stat: &str) -> char {
-    stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
-}
-
 /// Whether a process or a thread of this one is blocked in a system call.
 pub fn is_blocked(thread: u32) -> bool {
-    state_in(&std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap()) == 'S'
-}
-
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    state(&std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap()) == 'S'
 }
 
 pub fn context(transport: Arc<dyn Transport>) -> Arc<Context> {
