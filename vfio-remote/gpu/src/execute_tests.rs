@@ -6,7 +6,7 @@ use crate::execute::{Engine, SLICE_BYTES, Stop};
 use crate::memory::{VideoMemory, new_file};
 use crate::queue::Results;
 use farlane_abi::gpu as abi;
-use farlane_pci::{DmaMapping, DmaSpace, DmaTarget, RemoteMemory};
+use farlane_pci::{AddressRange, DmaMapping, DmaSpace, DmaTarget, RemoteMemory};
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
@@ -60,8 +60,7 @@ impl Bench {
             let length = bytes(length);
             let writable = true;
             dma.map(&DmaMapping {
-                address,
-                length,
+                range: AddressRange::new(address, length),
                 writable,
                 target,
             })

@@ -5,7 +5,8 @@ use crate::memory::{VideoMemory, new_file};
 use farlane_abi::gpu as abi;
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_pci::{
-    Attachment, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal, Source, SourceError,
+    AddressRange, Attachment, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal,
+    Source, SourceError,
 };
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -184,8 +185,7 @@ fn map(function: &dyn Function, file: &Arc<OwnedFd>, bytes: u64) {
     let file = Arc::clone(file);
     let target = DmaTarget::File { file, offset: 0 };
     let mapping = DmaMapping {
-        address: SYSTEM,
-        length: bytes,
+        range: AddressRange::new(SYSTEM, bytes),
         writable: true,
         target,
     };
@@ -365,7 +365,10 @@ fn memory_that_was_taken_away_is_not_reached() {
     driver.submit(&command);
     assert_eq!(driver.wait().status.get(), abi::OK);
     assert_eq!(seen(), [1, 2, 3, 4]);
-    driver.function.unmap(SYSTEM, 0x1000).unwrap();
+    driver
+        .function
+        .unmap(AddressRange::new(SYSTEM, 0x1000))
+        .unwrap();
     driver.memory.write(source, &[5; 4]);
     driver.submit(&command);
     assert_eq!(driver.wait().status.get(), abi::BAD_MEMORY);

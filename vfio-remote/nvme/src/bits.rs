@@ -11,6 +11,22 @@ pub const CQE_BYTES: u64 = 16;
 /// A namespace identifier that means all of them (6.1.2).
 pub const ALL_NAMESPACES: u32 = 0xffff_ffff;
 
+/// Offsets of registers in BAR 0 (3.1).
+pub mod register {
+    #![allow(missing_docs)]
+    pub const CAP: u64 = 0x00;
+    pub const VS: u64 = 0x08;
+    pub const INTMS: u64 = 0x0c;
+    pub const INTMC: u64 = 0x10;
+    pub const CC: u64 = 0x14;
+    pub const CSTS: u64 = 0x1c;
+    pub const AQA: u64 = 0x24;
+    pub const ASQ: u64 = 0x28;
+    pub const ACQ: u64 = 0x30;
+    /// The doorbells: a page, after that of the other registers.
+    pub const DOORBELLS: u64 = super::PAGE;
+}
+
 /// Submission queue entry (figure 105).
 #[repr(C)]
 #[derive(

@@ -1,11 +1,11 @@
 //! The controller in use, as its user reaches it.
 
+use crate::bits::register::DOORBELLS;
 use crate::controller::Controller;
 use crate::counters::{Counters, count};
 use crate::identify::Identity;
 use crate::registers::Effect;
 use crate::shared::{Notice, Shared};
-use crate::source::DOORBELLS;
 use farlane_pci::emulated::{Claim, EmulatedFunction, InterruptLines, Model};
 use farlane_pci::{Description, DmaSpace, Region};
 use std::io;

@@ -19,7 +19,7 @@
 #[cfg(not(target_endian = "little"))]
 compile_error!("NVMe structures are little-endian, and so has to be the host");
 
-mod bits;
+pub mod bits;
 mod cmds;
 mod config;
 mod controller;

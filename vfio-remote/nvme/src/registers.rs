@@ -2,21 +2,12 @@
 //! business; a read or write here never waits for it.
 
 use crate::bits::PAGE;
+use crate::bits::register::{ACQ, AQA, ASQ, CAP, CC, CSTS, INTMC, INTMS, VS};
 
 /// Largest queue, in entries (CAP.MQES).
 pub const MAX_QUEUE_ENTRIES: u32 = 4096;
 /// CAP.TO: 30 s, in units of 500 ms.
 const TIMEOUT: u64 = 60;
-
-const CAP: u64 = 0x00;
-const VS: u64 = 0x08;
-const INTMS: u64 = 0x0c;
-const INTMC: u64 = 0x10;
-const CC: u64 = 0x14;
-const CSTS: u64 = 0x1c;
-const AQA: u64 = 0x24;
-const ASQ: u64 = 0x28;
-const ACQ: u64 = 0x30;
 
 const CC_ENABLE: u32 = 1;
 const CC_SHUTDOWN: u32 = 0b11 << 14;

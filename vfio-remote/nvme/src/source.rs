@@ -1,6 +1,7 @@
 //! The controller as a thing that can be lent again and again.
 
 use crate::bits::PAGE;
+use crate::bits::register::DOORBELLS;
 use crate::config::{Doorbells, NvmeConfig, NvmeError};
 use crate::controller::Controller;
 use crate::counters::Counters;
@@ -18,9 +19,6 @@ use farlane_pci::{
 use farlane_sys::log_limit::LogLimit;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-
-/// Where the doorbells are in BAR 0 (NVMe 1.4, 3.1): a page, after that of the registers.
-pub const DOORBELLS: u64 = PAGE;
 
 /// Mass storage, non-volatile memory, NVM Express.
 const CLASS: ClassCode = ClassCode {

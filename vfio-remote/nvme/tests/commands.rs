@@ -130,7 +130,7 @@ fn forced_writes_are_accepted() {
     let buffer = rig.driver.memory().allocate(PAGE).unwrap();
     for nsid in [1, 2, 3] {
         let command = Command::blocks(io::WRITE, nsid, 4, 1).prp(buffer, 0);
-        let forced = command.dwords[2] | 1 << 30;
+        let forced = command.0.cdw12 | 1 << 30;
         assert_eq!(rig.io(command.dword(12, forced)), 0, "{nsid}");
     }
 }
@@ -152,7 +152,7 @@ fn zeroes_are_written_and_blocks_given_back() {
         // Not aligned to pages of the file.
         assert_eq!(rig.io(Command::blocks(io::WRITE_ZEROES, nsid, 3, 20)), 0);
         let deallocate = Command::blocks(io::WRITE_ZEROES, nsid, 100, 5);
-        let flags = deallocate.dwords[2] | 1 << 25 | 1 << 30;
+        let flags = deallocate.0.cdw12 | 1 << 25 | 1 << 30;
         assert_eq!(rig.io(deallocate.dword(12, flags)), 0);
         let data = rig.read(nsid, 0, 128).unwrap();
         assert!(data[..3 * 512] == patterns(0..3));
@@ -195,7 +195,7 @@ fn zeroes_beyond_the_end_of_a_file_that_has_become_shorter_are_an_error() {
     let length = u64::try_from(BLOCKS).unwrap() * 512;
     file.set_len(length - 4096).unwrap();
     let deallocate = Command::blocks(io::WRITE_ZEROES, 2, u64::try_from(BLOCKS).unwrap() - 16, 16);
-    let flags = deallocate.dwords[2] | 1 << 25;
+    let flags = deallocate.0.cdw12 | 1 << 25;
     assert_eq!(rig.io(deallocate.dword(12, flags)), 0x280);
 }
 
@@ -496,27 +496,23 @@ fn what_is_not_offered_is_refused() {
         assert_eq!(rig.io(Command::new(opcode, 1)), 1);
     }
     let mut fused = Command::blocks(io::READ, 1, 0, 1);
-    fused.flags = 1;
+    fused.0.flags = 1;
     assert_eq!(rig.io(fused), 2);
 }
 
 #[test]
 fn event_requests_are_held_limited_and_aborted() {
     let mut rig = rig(Doorbells::Trapped);
-    let request = |cid: u16| Command {
-        cid,
-        ..Command::new(admin::ASYNC_EVENT, 0)
-    };
+    let request = |cid: u16| Command::new(admin::ASYNC_EVENT, 0).id(cid);
     for cid in 0..4 {
         rig.driver.submit_admin(request(0x9000 + cid)).unwrap();
     }
     rig.driver.submit_admin(request(0x9009)).unwrap();
     assert_eq!(rig.driver.await_admin(Some(0x9009)).unwrap().code(), 0x105);
     // Aborted, and its abort command says so.
-    let abort = Command {
-        cid: 0x9100,
-        ..Command::new(admin::ABORT, 0).dword(10, 0x9002 << 16)
-    };
+    let abort = Command::new(admin::ABORT, 0)
+        .dword(10, 0x9002 << 16)
+        .id(0x9100);
     rig.driver.submit_admin(abort).unwrap();
     assert_eq!(rig.driver.await_admin(Some(0x9002)).unwrap().code(), 7);
     assert_eq!(rig.driver.await_admin(Some(0x9100)).unwrap().dword0, 0);

@@ -74,7 +74,7 @@ impl Rig {
     /// Begins a command; its answer has this identifier.
     fn submit(&mut self, tag: usize, command: Command) {
         let cid = u16::try_from(tag).unwrap();
-        assert!(self.queue.push(&Command { cid, ..command }));
+        assert!(self.queue.push(&command.id(cid)));
         self.driver.ring(&mut self.queue).unwrap();
     }
 
@@ -123,7 +123,7 @@ impl Rig {
 }
 
 fn with(command: Command, flags: u32) -> Command {
-    command.dword(12, command.dwords[2] | flags)
+    command.dword(12, command.0.cdw12 | flags)
 }
 
 /// The driver of a load.
@@ -163,7 +163,7 @@ impl Device for Host<'_> {
             Request::Flush => Command::new(io::FLUSH, 1),
         };
         let cid = u16::try_from(tag).unwrap();
-        assert!(self.queue.push(&Command { cid, ..command }));
+        assert!(self.queue.push(&command.id(cid)));
         self.driver.ring(self.queue).unwrap();
     }
 
@@ -417,7 +417,7 @@ fn what_could_not_be_written_back_fails_all_flushes_that_cover_it_and_all_later_
     assert_eq!(rig.status(rig.write()), 0);
     let flush = Command::new(io::FLUSH, 1);
     for cid in 0..FLUSHES {
-        assert!(rig.queue.push(&Command { cid, ..flush }));
+        assert!(rig.queue.push(&flush.id(cid)));
     }
     rig.driver.ring(&mut rig.queue).unwrap();
     for _ in 0..FLUSHES {

@@ -7,8 +7,8 @@ mod common;
 use common::*;
 use farlane_nvme::Doorbells;
 use farlane_pci::{
-    AccessError, DmaMapping, DmaTarget, InterruptKind, Region, RemoteMemory, Signal, Source as _,
-    SourceError,
+    AccessError, AddressRange, DmaMapping, DmaTarget, InterruptKind, Region, RemoteMemory, Signal,
+    Source as _, SourceError,
 };
 use farlane_vm_front_end::nvme::{
     Command, Driver, DriverError, InProcess, Memory, Register, Transport, admin, io,
@@ -80,7 +80,7 @@ fn disabling_in_the_middle_of_transfers_lets_the_controller_begin_anew() {
             let buffer = driver.memory().allocate(4 * PAGE).unwrap();
             for cid in 0..60 {
                 let command = Command::blocks(io::READ, 1, u64::from(cid), 8).prp(buffer, 0);
-                queue.push(&Command { cid, ..command });
+                queue.push(&command.id(cid));
             }
             driver.ring(&mut queue).unwrap();
             // By CC.EN, by a function-level reset, or without a wait for CSTS.RDY.
@@ -113,7 +113,7 @@ fn memory_is_not_touched_once_it_has_been_taken_away() {
         for cid in 0..60 {
             let address = 0x10_0000 + u64::from(cid % 60) * PAGE;
             let command = Command::blocks(io::READ, 1, 0, 8).prp(address, 0);
-            queue.push(&Command { cid, ..command });
+            queue.push(&command.id(cid));
         }
         driver.ring(&mut queue).unwrap();
         driver.transport().unmap(&second).unwrap();
@@ -216,7 +216,7 @@ fn a_queue_is_deleted_after_what_was_taken_from_it() {
         let mut queue = driver.create_queue(1, 64).unwrap();
         for cid in 0..60 {
             let command = Command::blocks(io::READ, 1, 0, 8).prp(buffer, 0);
-            queue.push(&Command { cid, ..command });
+            queue.push(&command.id(cid));
         }
         driver.ring(&mut queue).unwrap();
         driver
@@ -250,11 +250,7 @@ fn a_full_completion_queue_holds_commands_back_and_loses_nothing() {
         let buffer = driver.memory().allocate(PAGE).unwrap();
         for slot in 0..50_u16 {
             let command = Command::blocks(io::READ, 1, 0, 1).prp(buffer, 0);
-            let bytes = zerocopy::IntoBytes::as_bytes(&Command {
-                cid: slot,
-                ..command
-            })
-            .to_vec();
+            let bytes = zerocopy::IntoBytes::as_bytes(&command.id(slot)).to_vec();
             driver
                 .memory()
                 .write(sq + u64::from(slot) * 64, &bytes)
@@ -582,8 +578,7 @@ fn mappings_that_overlap_are_refused() {
     let mut driver = start(&source);
     let file = Arc::clone(driver.memory().file());
     let mapping = DmaMapping {
-        address: BASE + PAGE,
-        length: PAGE,
+        range: AddressRange::new(BASE + PAGE, PAGE),
         writable: true,
         target: DmaTarget::File { file, offset: 0 },
     };

@@ -20,10 +20,6 @@ const FAR_BYTES: u64 = 16 * PAGE;
 /// Where other memory is.
 const NEAR: u64 = 0x20_0000;
 
-fn with_id(cid: u16, command: Command) -> Command {
-    Command { cid, ..command }
-}
-
 /// Submits commands of an I/O queue.
 fn submit(driver: &mut Driver<InProcess>, queue: &mut Queue, commands: &[Command]) {
     for command in commands {
@@ -41,7 +37,7 @@ fn next(driver: &mut Driver<InProcess>, queue: &mut Queue) -> (u16, u16) {
 /// Begins to delete queue 1, without waiting.
 fn begin_deletion(driver: &mut Driver<InProcess>) {
     let delete = Command::new(admin::DELETE_SQ, 0).dword(10, 1);
-    driver.submit_admin(with_id(0x9000, delete)).unwrap();
+    driver.submit_admin(delete.id(0x9000)).unwrap();
 }
 
 fn delete_completions(driver: &mut Driver<InProcess>) -> u16 {
@@ -53,7 +49,7 @@ fn delete_completions(driver: &mut Driver<InProcess>) -> u16 {
 /// been given. Whatever is answered before has been.
 fn ask(driver: &mut Driver<InProcess>, cid: u16) -> u16 {
     let command = Command::new(admin::ABORT, 0).dword(10, 0xffff_003f);
-    driver.submit_admin(with_id(cid, command)).unwrap();
+    driver.submit_admin(command.id(cid)).unwrap();
     driver.await_admin(None).unwrap().cid
 }
 
@@ -74,11 +70,7 @@ fn a_queue_is_deleted_when_the_driver_has_its_completions() {
         .create_queue_at(1, 8, (&near, NEAR), (gate.memory(), FAR))
         .unwrap();
     gate.hold(FAR..FAR + PAGE);
-    submit(
-        &mut driver,
-        &mut queue,
-        &[with_id(5, Command::new(io::FLUSH, 1))],
-    );
+    submit(&mut driver, &mut queue, &[Command::new(io::FLUSH, 1).id(5)]);
     gate.await_held();
     begin_deletion(&mut driver);
     assert_eq!(ask(&mut driver, 0x9001), 0x9001);
@@ -107,10 +99,10 @@ fn commands_of_a_deleted_queue_are_not_those_of_the_next_one() {
     // admin commands the controller has looked at the queue.
     gate.hold(data..data + PAGE);
     let write = Command::blocks(io::WRITE, 1, 0, 1).prp(data, 0);
-    submit(&mut driver, &mut queue, &[with_id(5, write)]);
+    submit(&mut driver, &mut queue, &[write.id(5)]);
     gate.await_held();
     let flush = Command::new(io::FLUSH, 1);
-    submit(&mut driver, &mut queue, &[with_id(6, flush)]);
+    submit(&mut driver, &mut queue, &[flush.id(6)]);
     for cid in [0x9001, 0x9002] {
         assert_eq!(ask(&mut driver, cid), cid);
     }
@@ -125,7 +117,7 @@ fn commands_of_a_deleted_queue_are_not_those_of_the_next_one() {
     assert_eq!(delete_completions(&mut driver), 0);
     let mut second = create(&mut driver, NEAR + PAGE);
     for cid in [7, 8] {
-        submit(&mut driver, &mut second, &[with_id(cid, flush)]);
+        submit(&mut driver, &mut second, &[flush.id(cid)]);
         assert_eq!(next(&mut driver, &mut second), (cid, 0));
     }
     assert!(queue.pop().is_none() && second.pop().is_none());
@@ -187,7 +179,7 @@ impl Narrow {
     /// Submits so many commands more, which have consecutive identifiers.
     fn submit(&mut self, count: u16) {
         for _ in 0..count {
-            let command = with_id(self.submitted, Command::new(io::FLUSH, 1));
+            let command = Command::new(io::FLUSH, 1).id(self.submitted);
             let at = self.entries + u64::from(self.submitted % 4) * 64;
             self.driver.memory().write(at, command.as_bytes()).unwrap();
             self.submitted += 1;
@@ -258,7 +250,7 @@ fn a_command_whose_data_has_not_come_is_aborted() {
     let mut queue = driver.create_queue(1, 8).unwrap();
     gate.hold(FAR..FAR + PAGE);
     let write = Command::blocks(io::WRITE, 1, 0, 8).prp(FAR, 0);
-    submit(&mut driver, &mut queue, &[with_id(5, write)]);
+    submit(&mut driver, &mut queue, &[write.id(5)]);
     gate.await_held();
     assert!(!abort(&mut driver, 1, 6));
     assert!(abort(&mut driver, 1, 5));
@@ -303,7 +295,7 @@ fn copies_of_data_that_does_not_come_are_limited() {
         for cid in 0..60 {
             let opcode = if cid < 30 { io::WRITE } else { io::COMPARE };
             let command = Command::blocks(opcode, 1, 0, 256).prp(data, list);
-            assert!(queue.push(&with_id(cid, command)));
+            assert!(queue.push(&command.id(cid)));
         }
         driver.ring(&mut queue).unwrap();
         gate.await_held();
@@ -333,7 +325,7 @@ fn copies_of_data_that_does_not_come_are_limited() {
         .dword(10, (dwords & 0xffff) << 16 | 2)
         .dword(11, dwords >> 16);
     for cid in 0..40 {
-        driver.submit_admin(with_id(cid, log)).unwrap();
+        driver.submit_admin(log.id(cid)).unwrap();
     }
     gate.await_held();
     gate.release();
@@ -358,7 +350,7 @@ fn a_reset_ends_what_waits_for_memory() {
         let mut queue = driver.create_queue(1, 64).unwrap();
         gate.hold(FAR..FAR + PAGE);
         let write = Command::blocks(io::WRITE, 1, 0, 1).prp(FAR, 0);
-        let all: Vec<_> = (0..60).map(|cid| with_id(cid, write)).collect();
+        let all: Vec<_> = (0..60).map(|cid| write.id(cid)).collect();
         submit(&mut driver, &mut queue, &all);
         gate.await_held();
         for cid in [0x9001, 0x9002] {

@@ -1,6 +1,6 @@
 //! The memory that a function modelled in software reaches.
 
-use crate::{AccessError, DmaMapping, DmaTarget};
+use crate::{AccessError, AddressRange, DmaMapping, DmaTarget};
 use farlane_abi::width::{to_u64, to_usize};
 use farlane_sys::chain;
 use farlane_sys::sync::{read, write};
@@ -53,8 +53,7 @@ pub trait RemoteMemory: Send + Sync + std::fmt::Debug {
 
 #[derive(Clone, Debug)]
 struct RemoteRange {
-    address: u64,
-    length: u64,
+    range: AddressRange,
     writable: bool,
     memory: Arc<dyn RemoteMemory>,
 }
@@ -62,13 +61,9 @@ struct RemoteRange {
 impl RemoteRange {
     /// Bytes of it from `address` on, where it holds that.
     fn bytes_from(&self, address: u64) -> Option<u64> {
-        let offset = address.checked_sub(self.address)?;
-        self.length.checked_sub(offset).filter(|&rest| rest > 0)
-    }
-
-    fn overlaps(&self, address: u64, length: u64) -> bool {
-        self.address < address.saturating_add(length)
-            && address < self.address.saturating_add(self.length)
+        let offset = address.checked_sub(self.range.address)?;
+        let rest = self.range.length.checked_sub(offset);
+        rest.filter(|&rest| rest > 0)
     }
 }
 
@@ -107,40 +102,35 @@ impl DmaSpace {
     /// It overlaps another, or cannot be mapped.
     pub fn map(&self, mapping: &DmaMapping) -> Result<(), AccessError> {
         let DmaMapping {
-            address, length, ..
+            range, writable, ..
         } = *mapping;
-        let refuse = |why: String| AccessError::Map {
-            address,
-            length,
-            why,
-        };
+        let AddressRange { address, length } = range;
+        let refuse = |why: String| AccessError::Map { range, why };
         let mut remote = write(&self.remote);
-        if length == 0 || address.checked_add(length).is_none() {
+        if range.is_invalid() {
             return Err(refuse("The range is empty or wraps around".into()));
         }
-        if remote.iter().any(|r| r.overlaps(address, length)) {
+        if remote.iter().any(|r| r.range.overlaps(range)) {
             return Err(refuse("It overlaps another range".into()));
         }
         match &mapping.target {
             DmaTarget::File { file, offset } => self
                 .mapped
-                .map(address, length, file.as_fd(), *offset, mapping.writable)
+                .map(address, length, file.as_fd(), *offset, writable)
                 .map_err(|e| refuse(chain(&e)))?,
             DmaTarget::Device { file, offset } => self
                 .mapped
-                .map_device(address, length, file.as_fd(), *offset, mapping.writable)
+                .map_device(address, length, file.as_fd(), *offset, writable)
                 .map_err(|e| refuse(chain(&e)))?,
             DmaTarget::Remote(memory) => {
-                let taken = self.mapped.ranges().iter().any(|&(start, bytes, _)| {
-                    start < address + length && address < start.saturating_add(bytes)
-                });
-                if taken {
+                let mapped = self.mapped.ranges();
+                let mut mapped = mapped.iter().map(|&(a, l, _)| AddressRange::new(a, l));
+                if mapped.any(|other| other.overlaps(range)) {
                     return Err(refuse("It overlaps another range".into()));
                 }
                 remote.push(RemoteRange {
-                    address,
-                    length,
-                    writable: mapping.writable,
+                    range,
+                    writable,
                     memory: Arc::clone(memory),
                 });
             }
@@ -154,20 +144,19 @@ impl DmaSpace {
     ///
     /// # Errors
     /// There is no such range.
-    pub fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError> {
+    pub fn unmap(&self, range: AddressRange) -> Result<(), AccessError> {
         let mut remote = write(&self.remote);
         // Before the wait for views, so that a thread that keeps one between its turns drops it.
         self.generation.fetch_add(1, Ordering::Release);
         let before = remote.len();
-        remote.retain(|r| (r.address, r.length) != (address, length));
+        remote.retain(|r| r.range != range);
         let was_remote = remote.len() != before;
         drop(remote);
         if !was_remote {
             self.mapped
-                .unmap(address, length)
+                .unmap(range.address, range.length)
                 .map_err(|e| AccessError::Map {
-                    address,
-                    length,
+                    range,
                     why: chain(&e),
                 })?;
         }
@@ -201,13 +190,16 @@ impl DmaSpace {
         !self.closed.load(Ordering::Acquire) && !self.ended.load(Ordering::Acquire)
     }
 
-    /// Ranges there are: (address, length in bytes), in order.
+    /// Ranges there are, in order.
     #[must_use]
-    pub fn ranges(&self) -> Vec<(u64, u64)> {
+    pub fn ranges(&self) -> Vec<AddressRange> {
         let remote = read(&self.remote);
         let mapped = self.mapped.ranges();
-        let mut all: Vec<_> = mapped.iter().map(|&(a, l, _)| (a, l)).collect();
-        all.extend(remote.iter().map(|r| (r.address, r.length)));
+        let mut all: Vec<_> = mapped
+            .iter()
+            .map(|&(a, l, _)| AddressRange::new(a, l))
+            .collect();
+        all.extend(remote.iter().map(|r| r.range));
         all.sort_unstable();
         all
     }
@@ -311,7 +303,10 @@ impl DmaSpace {
             let run = to_usize(bytes.min(wanted));
             return Ok((run, Some(Arc::clone(&range.memory))));
         }
-        let next = remote.iter().map(|r| r.address).filter(|&a| a > address);
+        let next = remote
+            .iter()
+            .map(|r| r.range.address)
+            .filter(|&a| a > address);
         let until = next.min().map_or(u64::MAX, |start| start - address);
         let run = to_usize(until.min(wanted));
         Ok((run, None))
@@ -347,8 +342,7 @@ mod tests {
         ftruncate(&file, 0x2000).unwrap();
         let file = Arc::new(file);
         let mapping = |address, target| DmaMapping {
-            address,
-            length: 0x1000,
+            range: AddressRange::new(address, 0x1000),
             writable: true,
             target,
         };
@@ -397,7 +391,7 @@ mod tests {
         assert!(!space.is_mapped(0x1000, 1, false));
         assert_eq!(space.ranges().len(), 3);
         drop(view);
-        space.unmap(0x3000, 0x1000).unwrap();
+        space.unmap(AddressRange::new(0x3000, 0x1000)).unwrap();
         space.set_bus_master(true);
         space.write(0x1fff, &[1, 2]).unwrap();
         assert!(space.write(0x3000, &[0]).is_err());
@@ -416,9 +410,10 @@ mod tests {
         assert!(!space.is_mapped(0x1000, 0x1001, true));
         assert!(space.view().word(0x2000).is_err());
         let before = space.generation();
-        space.unmap(0x2000, 0x1000).unwrap();
+        space.unmap(AddressRange::new(0x2000, 0x1000)).unwrap();
         assert_ne!(before, space.generation());
-        assert_eq!(space.ranges(), [(0x1000, 0x1000), (0x3000, 0x1000)]);
+        let left = [0x1000, 0x3000].map(|address| AddressRange::new(address, 0x1000));
+        assert_eq!(space.ranges(), left);
         space.clear();
         assert!(space.ranges().is_empty());
     }

@@ -14,6 +14,7 @@ mod dma;
 pub mod emulated;
 mod interrupt;
 mod msi;
+mod range;
 pub mod registers;
 mod source;
 mod template;
@@ -24,6 +25,7 @@ pub use description::{
 };
 pub use dma::{DmaError, DmaSpace, DmaView, RemoteMemory};
 pub use interrupt::{EventSignal, InterruptKind, Signal};
+pub use range::AddressRange;
 pub use source::{
     AccessError, Attachment, Counter, DmaMapping, DmaTarget, Function, SharedArea, Source,
     SourceError,

@@ -1,6 +1,6 @@
 //! Where functions come from at the lender.
 
-use crate::{Area, Description, InterruptKind, Region, Signal};
+use crate::{AddressRange, Area, Description, InterruptKind, Region, Signal};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use thiserror::Error;
@@ -52,12 +52,10 @@ pub enum AccessError {
         vector: u16,
     },
     /// Memory that cannot be mapped for it.
-    #[error("{length:#x} bytes at {address:#x} cannot be mapped for DMA: {why}")]
+    #[error("{range} cannot be mapped for DMA: {why}")]
     Map {
-        /// Address as the function sees it.
-        address: u64,
-        /// Length in bytes.
-        length: u64,
+        /// What was to be mapped.
+        range: AddressRange,
         /// Reason.
         why: String,
     },
@@ -116,10 +114,8 @@ pub enum DmaTarget {
 /// A range of addresses that a function may reach, as it sees them (guest-physical).
 #[derive(Clone, Debug)]
 pub struct DmaMapping {
-    /// First address; a multiple of the page size.
-    pub address: u64,
-    /// Bytes; a multiple of the page size, not zero. `address + length` does not wrap.
-    pub length: u64,
+    /// The range: not empty, of whole pages; it does not wrap around.
+    pub range: AddressRange,
     /// Whether the function may write there.
     pub writable: bool,
     /// What lies there.
@@ -227,7 +223,7 @@ pub trait Function: Send + Sync {
     ///
     /// # Errors
     /// There is none such.
-    fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError>;
+    fn unmap(&self, range: AddressRange) -> Result<(), AccessError>;
 
     /// `length` bytes at `offset` of one of its regions, for another function of this host to
     /// reach. None where it has no such memory besides that of its [`Attachment`]. Whoever maps it

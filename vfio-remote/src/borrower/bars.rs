@@ -4,7 +4,7 @@ use super::deadline::Deadline;
 use super::peers::Peers;
 use super::session::Session;
 use crate::protocol::message::{Fence, PeerKey};
-use farlane_pci::{Region, RemoteMemory};
+use farlane_pci::{AddressRange, Region, RemoteMemory};
 use farlane_sys::sync::lock;
 use farlane_zero_copy::broker::{Origin, Publication};
 use std::io;
@@ -14,8 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 /// A stretch of a BAR that answers at a guest-physical address.
 #[derive(Clone, Debug)]
 pub(super) struct Decoded {
-    pub address: u64,
-    pub length: u64,
+    pub range: AddressRange,
     pub writable: bool,
     pub region: Region,
     /// Offset in the region.
@@ -25,7 +24,7 @@ pub(super) struct Decoded {
 
 impl Decoded {
     fn is_same(&self, other: &Self) -> bool {
-        let key = |d: &Self| (d.address, d.length, d.region, d.offset);
+        let key = |d: &Self| (d.range, d.region, d.offset);
         let file = |d: &Self| d.file.as_ref().map(|(file, at)| (Arc::as_ptr(file), *at));
         key(self) == key(other) && file(self) == file(other)
     }
@@ -149,8 +148,8 @@ impl Bars {
                 continue;
             }
             let publication = Publication {
-                address: new.address,
-                length: new.length,
+                address: new.range.address,
+                length: new.range.length,
                 writable: new.writable,
                 node: None,
                 file: new.file.clone(),
@@ -166,7 +165,7 @@ impl Bars {
                 session: Weak::clone(&lease.session),
                 fence: lease.fence,
                 region: new.region,
-                base: new.address.wrapping_sub(new.offset),
+                base: new.range.address.wrapping_sub(new.offset),
             };
             let owner = Some(self.number);
             let id = self
@@ -176,9 +175,9 @@ impl Bars {
                 log::info!(
                     "{}: {:#x} bytes of {:?} are at {:#x}",
                     self.device,
-                    new.length,
+                    new.range.length,
                     new.region,
-                    new.address
+                    new.range.address
                 );
             }
             published.push((new.clone(), id));

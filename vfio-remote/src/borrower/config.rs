@@ -6,7 +6,7 @@ use super::layout::{LayoutError, User};
 use super::session::SessionError;
 use crate::protocol::message::{Refusal, Request};
 use farlane_abi::width::to_usize;
-use farlane_pci::{ConfigSpace, Effects, Region};
+use farlane_pci::{AddressRange, ConfigSpace, Effects, Region};
 use farlane_sys::chain;
 use farlane_vfio_user::{AccessPause, Client};
 use std::sync::Arc;
@@ -72,7 +72,7 @@ impl Borrowed {
                 self.decode(region, &mut decoded);
             }
             let layout = self.layout();
-            decoded.retain(|d| !layout.has_ram(d.address, d.length));
+            decoded.retain(|d| !layout.has_ram(d.range));
         }
         bars.follow(&decoded, self.deadline());
         // What other devices have taken of the time is not this one's lender's.
@@ -91,8 +91,7 @@ impl Borrowed {
             return;
         };
         let stretch = |offset, length, file| Decoded {
-            address: address + offset,
-            length,
+            range: AddressRange::new(address + offset, length),
             writable: described.writable,
             region,
             offset,

@@ -12,7 +12,7 @@ use super::signals::{Signals, kind_of};
 use crate::protocol::Connector;
 use crate::protocol::message::{Fence, Refusal};
 use farlane_ntb::Ntb;
-use farlane_pci::{ConfigSpace, Interrupts, Region, SharedArea};
+use farlane_pci::{AddressRange, ConfigSpace, Interrupts, Region, SharedArea};
 use farlane_sys::chain;
 use farlane_vfio_user::{
     Client, Device, DeviceInfo, DmaMap, Errno, IrqAction, IrqInfo, IrqRequest, MapArea, RegionInfo,
@@ -501,7 +501,7 @@ impl Device for Borrowed {
 
     fn dma_unmap(&mut self, address: u64, size: u64) -> Result<(), Errno> {
         let mut layout = self.layout();
-        let removed = layout.remove(address, size, self.deadline());
+        let removed = layout.remove(AddressRange::new(address, size), self.deadline());
         drop(layout);
         self.notice_loss();
         removed.map_err(|e| self.memory_error("unmap", &e))

@@ -8,7 +8,7 @@ use super::unmapping::PendingUnmap;
 use crate::bridge;
 use crate::protocol::message::{Bridge, Fence, Request};
 use farlane_ntb::{Ntb, WindowSlice, WindowSpace};
-use farlane_pci::DmaSpace;
+use farlane_pci::{AddressRange, DmaSpace};
 use farlane_sys::chain;
 use farlane_vfio_user::{Client, DmaMap};
 use std::collections::{BTreeMap, VecDeque};
@@ -21,23 +21,16 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub(crate) enum LayoutError {
     /// The lender refuses memory of the VM.
-    #[error("The device does not reach {length:#x} bytes at {address:#x}: {why}")]
+    #[error("The device does not reach {range}: {why}")]
     Unreachable {
-        /// Guest-physical address.
-        address: u64,
-        /// Length in bytes.
-        length: u64,
+        /// What it does not reach.
+        range: AddressRange,
         /// What the ways to it say.
         why: String,
     },
     /// The device is still at what it has begun there.
-    #[error("The device is still at {length:#x} bytes at {address:#x}")]
-    Busy {
-        /// Guest-physical address.
-        address: u64,
-        /// Length in bytes.
-        length: u64,
-    },
+    #[error("The device is still at {0}")]
+    Busy(AddressRange),
     /// No time is left to ask the lender for all that is needed.
     #[error("The lender takes too long to be shown memory")]
     TimedOut,
@@ -77,8 +70,7 @@ pub(super) enum Backing {
 /// A stretch of addresses that the device is to reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stretch {
-    pub address: u64,
-    pub length: u64,
+    pub range: AddressRange,
     pub writable: bool,
     pub backing: Backing,
 }
@@ -86,17 +78,6 @@ pub(super) struct Stretch {
 impl Stretch {
     fn is_of_a_peer(&self) -> bool {
         matches!(self.backing, Backing::Peer(_))
-    }
-
-    /// Address and bytes.
-    pub fn range(&self) -> (u64, u64) {
-        (self.address, self.length)
-    }
-
-    /// Whether it has an address in common with a range.
-    pub fn overlaps(&self, (address, length): (u64, u64)) -> bool {
-        self.address < address.saturating_add(length)
-            && address < self.address.saturating_add(self.length)
     }
 }
 
@@ -248,7 +229,7 @@ impl Layout {
             writable: map.writable,
             file: map.file.map(|(file, offset)| (Arc::new(file), offset)),
         };
-        let whole = (address, range.size);
+        let whole = AddressRange::new(address, range.size);
         self.ranges.insert(address, range);
         // Without a user nothing is shown, and nothing is in the way.
         let is_shown = self.user.is_some();
@@ -262,9 +243,8 @@ impl Layout {
                 .and_then(|()| self.check_in_time(whole)),
             false => Ok(()),
         });
-        if let Err(
-            LayoutError::Unreachable { .. } | LayoutError::Busy { .. } | LayoutError::TimedOut,
-        ) = &settled
+        if let Err(LayoutError::Unreachable { .. } | LayoutError::Busy(_) | LayoutError::TimedOut) =
+            &settled
         {
             self.ranges.remove(&address);
             self.follow(false, deadline);
@@ -273,17 +253,12 @@ impl Layout {
     }
 
     /// The VM has no memory there any more. The device does not reach it when this has succeeded.
-    pub fn remove(
-        &mut self,
-        address: u64,
-        size: u64,
-        deadline: Deadline,
-    ) -> Result<(), LayoutError> {
-        self.ranges.remove(&address);
-        let is_leaving = self.is_leaving((address, size));
+    pub fn remove(&mut self, range: AddressRange, deadline: Deadline) -> Result<(), LayoutError> {
+        self.ranges.remove(&range.address);
+        let is_leaving = self.is_leaving(range);
         self.follow(is_leaving, deadline);
         self.check_doubt()?;
-        self.check_left((address, size))
+        self.check_left(range)
     }
 
     /// Whether the device reaches nothing but what it is shown, as far as this end knows.
@@ -314,15 +289,15 @@ impl Layout {
     pub fn set_user(&mut self, user: User, deadline: Deadline) -> Result<(), LayoutError> {
         self.user = Some(user);
         let wanted = self.wanted();
-        let mut ranges = wanted.values().map(Stretch::range);
+        let mut ranges = wanted.values().map(|stretch| stretch.range);
         if ranges.any(|range| self.is_leaving(range)) {
             self.chase(true, deadline);
         }
         self.settle(false, deadline)?;
         for stretch in &self.put_off {
-            self.check_left(stretch.range())?;
+            self.check_left(stretch.range)?;
         }
-        self.check_in_time((0, u64::MAX))?;
+        self.check_in_time(AddressRange::new(0, u64::MAX))?;
         if !deadline.has_time_to_ask() {
             return Err(LayoutError::TimedOut);
         }
@@ -331,9 +306,9 @@ impl Layout {
 
     /// Nothing of the VM's own memory in a range has been put off. Memory of other devices may come
     /// later.
-    fn check_in_time(&self, range: (u64, u64)) -> Result<(), LayoutError> {
+    fn check_in_time(&self, range: AddressRange) -> Result<(), LayoutError> {
         let mut own = self.put_off.iter().filter(|s| !s.is_of_a_peer());
-        match own.any(|stretch| stretch.overlaps(range)) {
+        match own.any(|stretch| stretch.range.overlaps(range)) {
             true => Err(LayoutError::TimedOut),
             false => Ok(()),
         }
@@ -400,12 +375,12 @@ impl Layout {
         }
     }
 
-    /// Whether the VM has memory of its own at one of `length` bytes at `address`.
-    pub fn has_ram(&self, address: u64, length: u64) -> bool {
-        let before = self.ranges.range(..address.saturating_add(length));
+    /// Whether the VM has memory of its own in a range.
+    pub fn has_ram(&self, range: AddressRange) -> bool {
+        let before = self.ranges.range(..range.end());
         before
             .filter(|(_, range)| range.file.is_some())
-            .any(|(&start, range)| start.saturating_add(range.size) > address)
+            .any(|(&start, ram)| AddressRange::new(start, ram.size).end() > range.address)
     }
 
     /// By how many stretches of each path other devices are reached.
@@ -424,25 +399,23 @@ impl Layout {
         let mut devices: BTreeMap<u64, u64> = BTreeMap::new();
         for (&id, target) in &self.targets {
             let publication = &target.publication;
-            let (address, length) = (publication.address, publication.length);
-            let before = devices.range(..address + length).next_back();
-            let is_taken = before.is_some_and(|(&start, &bytes)| start + bytes > address);
-            if is_taken || self.has_ram(address, length) {
+            let range = AddressRange::new(publication.address, publication.length);
+            let before = devices.range(..range.end()).next_back();
+            let is_taken = before.is_some_and(|(&start, &bytes)| start + bytes > range.address);
+            if is_taken || self.has_ram(range) {
                 continue;
             }
-            devices.insert(address, length);
+            devices.insert(range.address, range.length);
             let stretch = Stretch {
-                address,
-                length,
+                range,
                 writable: publication.writable,
                 backing: Backing::Peer(id),
             };
-            wanted.insert(address, stretch);
+            wanted.insert(range.address, stretch);
         }
         for (&address, range) in &self.ranges {
             let stretch = |address, length, backing| Stretch {
-                address,
-                length,
+                range: AddressRange::new(address, length),
                 writable: range.writable,
                 backing,
             };
@@ -499,14 +472,14 @@ impl Layout {
         let (later, first): (Vec<_>, Vec<_>) =
             wanted.into_values().partition(Stretch::is_of_a_peer);
         for stretch in first.into_iter().chain(later) {
-            let address = stretch.address;
+            let address = stretch.range.address;
             let Some(user) = self.user.clone() else {
                 return Ok(());
             };
             if self.pieces.contains_key(&address) {
                 continue;
             }
-            if self.is_leaving(stretch.range()) || !deadline.has_time_to_ask() {
+            if self.is_leaving(stretch.range) || !deadline.has_time_to_ask() {
                 self.put_off.push(stretch);
                 continue;
             }
@@ -553,8 +526,7 @@ impl Layout {
                 placed: Placement::Nowhere(why),
                 ..
             }) => Err(LayoutError::Unreachable {
-                address: stretch.address,
-                length: stretch.length,
+                range: stretch.range,
                 why: why.clone(),
             }),
             _ => Ok(()),

@@ -35,8 +35,8 @@ pub(super) fn ask(
 ) -> Result<Result<(), Refusal>, SessionError> {
     let request = Request::Map {
         fence: asked.user.fence,
-        address: stretch.address,
-        length: stretch.length,
+        address: stretch.range.address,
+        length: stretch.range.length,
         writable: stretch.writable,
         place,
         peer: peer.cloned(),
@@ -80,12 +80,7 @@ impl Layout {
         };
         Ok(placed.unwrap_or_else(|| {
             let why = reasons.join("; ");
-            log::warn!(
-                "{} does not reach {:#x} bytes at {:#x}: {why}",
-                self.name,
-                stretch.length,
-                stretch.address,
-            );
+            log::warn!("{} does not reach {}: {why}", self.name, stretch.range);
             (Placement::Nowhere(why), None)
         }))
     }
@@ -96,7 +91,7 @@ impl Layout {
         asked: &Requester<'_>,
         reasons: &mut Vec<String>,
     ) -> Result<Option<Placement>, SessionError> {
-        let range = self.ranges.get(&stretch.address);
+        let range = self.ranges.get(&stretch.range.address);
         let Some((file, offset)) = range.and_then(|range| range.file.as_ref()) else {
             return Ok(None);
         };
@@ -112,9 +107,8 @@ impl Layout {
         let found = self.by_messages(stretch, target, None, asked, reasons)?;
         if found.is_some() {
             log::warn!(
-                "{:#x} bytes at {:#x} are reached by messages, which is slow: {why}",
-                stretch.length,
-                stretch.address,
+                "{} are reached by messages, which is slow: {why}",
+                stretch.range
             );
         }
         Ok(found)
@@ -139,7 +133,8 @@ impl Layout {
             let Some(windows) = windows else {
                 continue;
             };
-            let slice = windows.allocate(file.as_fd(), offset, stretch.length, stretch.writable);
+            let slice =
+                windows.allocate(file.as_fd(), offset, stretch.range.length, stretch.writable);
             let slice = match slice {
                 Ok(slice) => slice,
                 Err(e) => {
@@ -163,7 +158,7 @@ impl Layout {
             if !matches!(answer, Ok(Ok(()))) {
                 free(windows, slice);
                 if is_readable {
-                    let _ = self.messages.unmap(stretch.address, stretch.length);
+                    let _ = self.messages.unmap(stretch.range);
                 }
             }
             match answer? {
@@ -177,11 +172,7 @@ impl Layout {
                 // No other way makes good that this one is wrong: whoever has set it up is to know.
                 Err(Refusal::Window(why)) => {
                     let why = format!("{name} does not show it: {why}");
-                    log::error!(
-                        "{:#x} bytes at {:#x}: {why}",
-                        stretch.length,
-                        stretch.address
-                    );
+                    log::error!("{}: {why}", stretch.range);
                     return Ok(Some(Placement::Nowhere(why)));
                 }
                 Err(refusal) => reasons.push(format!("{name}: {refusal}")),
@@ -198,8 +189,7 @@ impl Layout {
     ) -> Result<(), AccessError> {
         let file = Arc::clone(file);
         let mapping = DmaMapping {
-            address: stretch.address,
-            length: stretch.length,
+            range: stretch.range,
             writable: false,
             target: match is_device {
                 true => DmaTarget::Device { file, offset },
@@ -219,8 +209,7 @@ impl Layout {
         reasons: &mut Vec<String>,
     ) -> Result<Option<Placement>, SessionError> {
         let mapping = DmaMapping {
-            address: stretch.address,
-            length: stretch.length,
+            range: stretch.range,
             writable: stretch.writable,
             target,
         };
@@ -232,7 +221,7 @@ impl Layout {
         if let Ok(Ok(())) = answer {
             return Ok(Some(Placement::Messages));
         }
-        let _ = self.messages.unmap(stretch.address, stretch.length);
+        let _ = self.messages.unmap(stretch.range);
         if let Err(refusal) = answer? {
             reasons.push(format!("messages: {refusal}"));
         }

@@ -67,12 +67,11 @@ impl Layout {
             && !matches!(placed, Placement::Nowhere(_))
         {
             log::info!(
-                "{} reaches {}/{} ({:#x} bytes at {:#x}): {path}",
+                "{} reaches {}/{} ({}): {path}",
                 self.name,
                 peer.lender,
                 peer.device,
-                stretch.length,
-                stretch.address
+                stretch.range
             );
         }
         Ok(found)

@@ -9,6 +9,7 @@
 use super::deadline::Deadline;
 use super::layout::{Backing, Layout, LayoutError, Piece, Placement, Stretch, User};
 use super::placement::free;
+use farlane_pci::AddressRange;
 use farlane_sys::chain;
 use std::time::Duration;
 
@@ -47,24 +48,15 @@ impl Layout {
         again: bool,
         deadline: Deadline,
     ) -> bool {
-        let (address, length) = stretch.range();
-        let unmapped = user
-            .session
-            .unmap(user.fence, (address, length), again, deadline);
-        match unmapped {
+        let range = stretch.range;
+        match user.session.unmap(user.fence, range, again, deadline) {
             Ok(true) => true,
             Ok(false) => {
-                log::warn!(
-                    "{}: the device is still at {length:#x} bytes at {address:#x}",
-                    self.name
-                );
+                log::warn!("{}: the device is still at {range}", self.name);
                 false
             }
             Err(e) => {
-                let why = format!(
-                    "{length:#x} bytes at {address:#x} are not taken away from it: {}",
-                    chain(&e)
-                );
+                let why = format!("{range} are not taken away from it: {}", chain(&e));
                 self.given_up(user, &why);
                 true
             }
@@ -100,7 +92,7 @@ impl Layout {
         let Some(PendingUnmap { piece, user }) = self.leaving.iter().find(is_peers) else {
             return;
         };
-        let (address, length) = piece.stretch.range();
+        let AddressRange { address, length } = piece.stretch.range;
         let why = format!("it is still at {length:#x} bytes of another device at {address:#x}");
         let user = user.clone();
         user.session.abandon();
@@ -117,9 +109,9 @@ impl Layout {
     }
 
     /// Nothing of a range is leaving.
-    pub(super) fn check_left(&self, (address, length): (u64, u64)) -> Result<(), LayoutError> {
-        match self.is_leaving((address, length)) {
-            true => Err(LayoutError::Busy { address, length }),
+    pub(super) fn check_left(&self, range: AddressRange) -> Result<(), LayoutError> {
+        match self.is_leaving(range) {
+            true => Err(LayoutError::Busy(range)),
             false => Ok(()),
         }
     }
@@ -130,14 +122,14 @@ impl Layout {
     }
 
     /// Whether something of a range is leaving.
-    pub(super) fn is_leaving(&self, range: (u64, u64)) -> bool {
+    pub(super) fn is_leaving(&self, range: AddressRange) -> bool {
         let mut stretches = self.leaving.iter().map(|leaving| leaving.piece.stretch);
-        stretches.any(|stretch| stretch.overlaps(range))
+        stretches.any(|stretch| stretch.range.overlaps(range))
     }
 
     /// This end's part of the way to a stretch is not needed any more.
     fn release(&mut self, piece: Piece) {
-        let (address, length) = piece.stretch.range();
+        let range = piece.stretch.range;
         match piece.placed {
             Placement::Window {
                 way,
@@ -145,15 +137,15 @@ impl Layout {
                 is_readable,
             } => {
                 if is_readable {
-                    let _ = self.messages.unmap(address, length);
+                    let _ = self.messages.unmap(range);
                 }
                 if let Some(windows) = self.ways.get(way).and_then(|w| w.windows.as_ref()) {
                     free(windows, slice);
                 }
             }
             Placement::Messages => {
-                if let Err(e) = self.messages.unmap(address, length) {
-                    log::debug!("Memory at {address:#x} was not mapped: {}", chain(&e));
+                if let Err(e) = self.messages.unmap(range) {
+                    log::debug!("{range} were not mapped: {}", chain(&e));
                 }
             }
             Placement::There | Placement::Nowhere(_) => {}

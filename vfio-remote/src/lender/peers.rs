@@ -4,7 +4,7 @@
 use super::device::Device;
 use super::reach::DmaRange;
 use crate::protocol::message::{Fence, PeerKey, Refusal};
-use farlane_pci::{AccessError, DmaMapping, DmaTarget, Function, Region, SharedArea};
+use farlane_pci::{AccessError, AddressRange, DmaMapping, DmaTarget, Function, Region, SharedArea};
 use farlane_sys::chain;
 use farlane_sys::sync::lock;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -34,8 +34,7 @@ enum RangeState {
 
 /// A range that another device, the source, reaches in this one.
 pub(crate) struct PeerRange {
-    address: u64,
-    length: u64,
+    range: AddressRange,
     /// Held while the range is taken away, and while it is being mapped.
     reached: Mutex<RangeState>,
 }
@@ -50,8 +49,7 @@ impl PeerRange {
         forget: impl FnOnce(&Arc<Self>),
     ) -> Result<Arc<Self>, Refusal> {
         let used = Arc::new(Self {
-            address: mapping.address,
-            length: mapping.length,
+            range: mapping.range,
             reached: Mutex::new(RangeState::Unmapped),
         });
         let mut reached = used.reached();
@@ -77,7 +75,7 @@ impl PeerRange {
     pub fn end(&self) -> Result<(), AccessError> {
         let mut reached = self.reached();
         match &*reached {
-            RangeState::Mapped(function) => function.unmap(self.address, self.length)?,
+            RangeState::Mapped(function) => function.unmap(self.range)?,
             RangeState::Unmapped => {}
             RangeState::Stuck => return Err(std::io::Error::other("it was not taken away").into()),
         }
@@ -142,11 +140,11 @@ impl Device {
         let lent = lent.ok_or_else(|| Refusal::Invalid(format!("{name} has another key")))?;
         let described = self.offer.source.description().region(region);
         let described = described.filter(|d| {
-            let end = offset.checked_add(range.length);
+            let end = offset.checked_add(range.addresses.length);
             let is_inside = end.is_some_and(|end| end <= d.size);
             is_inside && region.bar().is_some() && (d.writable || !range.writable)
         });
-        let target = described.and_then(|_| lent.find(region, offset, range.length));
+        let target = described.and_then(|_| lent.find(region, offset, range.addresses.length));
         let target = target.ok_or_else(|| {
             Refusal::Invalid(format!(
                 "{name} has no memory for others at {offset:#x} of {region:?}"

@@ -5,7 +5,7 @@
 //! through one, words of it are compared: as the lender sees them through the window, and as the
 //! borrower reads them in the memory of its VM. Nothing is written.
 
-use farlane_pci::DmaSpace;
+use farlane_pci::{AddressRange, DmaSpace};
 use farlane_sys::chain;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io;
@@ -73,7 +73,7 @@ pub(super) fn asking(
 /// See [`Fault`].
 pub(super) fn compare(
     window: &DmaSpace,
-    (address, length): (u64, u64),
+    range: AddressRange,
     mut theirs: impl FnMut(&[u64]) -> io::Result<Vec<Word>>,
 ) -> Result<Verdict, Fault> {
     let see = |at: u64| {
@@ -82,7 +82,7 @@ pub(super) fn compare(
         read.map_err(|e| Fault::NotRead(chain(&e)))?;
         Ok::<_, Fault>(word)
     };
-    let mut open = choose(address, length, see)?;
+    let mut open = choose(range, see)?;
     let mut equal = 0;
     // Those that stood still while they were read, and differed.
     let mut wrong = Vec::new();
@@ -124,16 +124,12 @@ pub(super) fn compare(
 /// Addresses of words that are to be compared: half of them anywhere, half of them not zero as far
 /// as some are found.
 fn choose(
-    address: u64,
-    length: u64,
+    range: AddressRange,
     see: impl Fn(u64) -> Result<Word, Fault>,
 ) -> Result<Vec<u64>, Fault> {
     let mut numbers = Numbers::new()?;
-    let words = length / WORD_BYTES;
-    let mut any = || {
-        let number = (u128::from(numbers.next()) * u128::from(words)) >> 64;
-        address + u64::try_from(number).unwrap_or(0) * WORD_BYTES
-    };
+    let words = range.length / WORD_BYTES;
+    let mut any = || range.address + numbers.below(words) * WORD_BYTES;
     let mut chosen: Vec<u64> = (0..WORDS / 2).map(|_| any()).collect();
     for _ in 0..SAMPLES {
         let at = any();
@@ -158,6 +154,11 @@ impl Numbers {
         }
     }
 
+    /// Less than `limit`, which is not zero.
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit.max(1)
+    }
+
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -176,8 +177,7 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::sync::Arc;
 
-    const ADDRESS: u64 = 1 << 32;
-    const LENGTH: u64 = 1 << 20;
+    const RANGE: AddressRange = AddressRange::new(1 << 32, 1 << 20);
 
     struct Memory {
         file: Arc<OwnedFd>,
@@ -187,15 +187,14 @@ mod tests {
     impl Memory {
         fn new() -> Self {
             let file = Arc::new(memfd_create("t", MemfdFlags::CLOEXEC).unwrap());
-            ftruncate(&*file, LENGTH).unwrap();
+            ftruncate(&*file, RANGE.length).unwrap();
             let space = DmaSpace::new();
             let target = DmaTarget::File {
                 file: Arc::clone(&file),
                 offset: 0,
             };
             let mapping = DmaMapping {
-                address: ADDRESS,
-                length: LENGTH,
+                range: RANGE,
                 writable: true,
                 target,
             };
@@ -205,7 +204,7 @@ mod tests {
 
         /// Each word has its number, and a part that tells one memory from others.
         fn fill(&self, of: u32) {
-            let words = (0..u32::try_from(LENGTH / WORD_BYTES).unwrap())
+            let words = (0..u32::try_from(RANGE.length / WORD_BYTES).unwrap())
                 .flat_map(|n| [n.to_le_bytes(), of.to_le_bytes()].concat());
             let bytes: Vec<u8> = words.collect();
             rustix::io::pwrite(&*self.file, &bytes, 0).unwrap();
@@ -223,7 +222,7 @@ mod tests {
 
     fn verdict(window: &Memory, theirs: &Memory) -> Result<Verdict, Fault> {
         let read = |addresses: &[u64]| Ok(theirs.read(addresses));
-        compare(&window.space, (ADDRESS, LENGTH), read)
+        compare(&window.space, RANGE, read)
     }
 
     fn differs(verdict: &Result<Verdict, Fault>) -> bool {
@@ -247,7 +246,7 @@ mod tests {
     fn little_of_a_memory_that_is_in_use_suffices() {
         let (one, other) = (Memory::new(), Memory::new());
         // One page in sixteen: half of the words could all lie elsewhere.
-        for page in (0..LENGTH).step_by(0x10000) {
+        for page in (0..RANGE.length).step_by(0x10000) {
             rustix::io::pwrite(&*one.file, &[0xa5; 0x1000], page).unwrap();
         }
         assert_eq!(verdict(&one, &one).unwrap(), Verdict::Proved);
@@ -278,7 +277,7 @@ mod tests {
             }
             Ok(said)
         };
-        let verdict = compare(&memory.space, (ADDRESS, LENGTH), read);
+        let verdict = compare(&memory.space, RANGE, read);
         assert_eq!(verdict.unwrap(), Verdict::Proved);
     }
 
@@ -294,7 +293,7 @@ mod tests {
             of += 2;
             Ok(said)
         };
-        let verdict = compare(&memory.space, (ADDRESS, LENGTH), read);
+        let verdict = compare(&memory.space, RANGE, read);
         assert_eq!(verdict.unwrap(), Verdict::Empty);
     }
 
@@ -303,7 +302,7 @@ mod tests {
         let memory = Memory::new();
         memory.fill(1);
         let not_read = |read: &dyn Fn(&[u64]) -> io::Result<Vec<Word>>| {
-            let verdict = compare(&memory.space, (ADDRESS, LENGTH), read);
+            let verdict = compare(&memory.space, RANGE, read);
             matches!(verdict, Err(Fault::NotRead(_)))
         };
         assert!(not_read(&|_| Err(io::ErrorKind::TimedOut.into())));
@@ -324,16 +323,15 @@ mod tests {
             memory.fill(asked.get() * 2 + 1);
             Ok(said)
         };
-        let range = (ADDRESS, LENGTH);
         let later = Instant::now() + Duration::from_secs(3600);
         let verdict = compare(
             &memory.space,
-            range,
+            RANGE,
             asking(later, || asked.get() == 2, read),
         );
         assert!(matches!(verdict, Err(Fault::NotRead(_))));
         assert_eq!(asked.get(), 2);
-        let verdict = compare(&memory.space, range, asking(Instant::now(), || false, read));
+        let verdict = compare(&memory.space, RANGE, asking(Instant::now(), || false, read));
         assert!(matches!(verdict, Err(Fault::NotRead(_))));
         assert_eq!(asked.get(), 2);
     }

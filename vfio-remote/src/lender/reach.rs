@@ -13,7 +13,7 @@ use crate::protocol::message::{
     Fence, MAX_LISTED_MAPPINGS, MAX_LISTED_PEERS, MappingStatus, PeerKey, PeerName, PeerStatus,
     Place, Refusal, Reply,
 };
-use farlane_pci::{DmaMapping, DmaSpace, DmaTarget, Region, RemoteMemory};
+use farlane_pci::{AddressRange, DmaMapping, DmaSpace, DmaTarget, Region, RemoteMemory};
 use farlane_sys::chain;
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -121,23 +121,18 @@ struct MemoryPath {
 /// A range of addresses that a device is to reach.
 #[derive(Clone, Copy)]
 pub(super) struct DmaRange {
-    pub address: u64,
-    pub length: u64,
+    pub addresses: AddressRange,
     pub writable: bool,
 }
 
 impl DmaRange {
     fn refused(self, why: impl Display) -> Refusal {
-        let Self {
-            address, length, ..
-        } = self;
-        Refusal::Invalid(format!("{length:#x} bytes at {address:#x}: {why}"))
+        Refusal::Invalid(format!("{}: {why}", self.addresses))
     }
 
     pub fn mapping(self, target: DmaTarget) -> DmaMapping {
         DmaMapping {
-            address: self.address,
-            length: self.length,
+            range: self.addresses,
             writable: self.writable,
             target,
         }
@@ -145,7 +140,7 @@ impl DmaRange {
 
     fn reached(self, path: MemoryPath, peer: Option<PeerName>) -> ReachedRange {
         ReachedRange {
-            length: self.length,
+            length: self.addresses.length,
             writable: self.writable,
             way: path.way,
             hops: path.hops,
@@ -190,7 +185,7 @@ impl Worker {
         if let Some(attached) = &mut self.attached
             && let Some(held) = &mut attached.held
         {
-            held.mappings.insert(range.address, mapped);
+            held.mappings.insert(range.addresses.address, mapped);
             held.write_through();
             report(&attached.device, held);
         }
@@ -213,7 +208,7 @@ impl Worker {
             .ok_or_else(|| Refusal::NoDevice(self.borrower.name.clone()))?;
         let used = other.reach(key, (region, offset), &held.function, range)?;
         Ok(ReachedRange {
-            length: range.length,
+            length: range.addresses.length,
             writable: range.writable,
             way: "same lender".to_owned(),
             hops: Some(0),
@@ -241,13 +236,16 @@ impl Worker {
         };
         let mut path = self.path(fence, &place, range, true)?;
         // Before anything is read through the window: that there is memory, not registers.
-        let ends = [offset, offset.wrapping_add(range.length - WORD_BYTES)];
+        let ends = [
+            offset,
+            offset.wrapping_add(range.addresses.length - WORD_BYTES),
+        ];
         let there = device.words(region, &ends, until);
         there.map_err(|e| range.refused(chain(&e)))?;
         let reference = Reference::Lender {
             device: Arc::clone(&device),
             region,
-            shift: offset.wrapping_sub(range.address),
+            shift: offset.wrapping_sub(range.addresses.address),
         };
         let unproved = self.prove(fence, bridge, &path.target, range, reference, until)?;
         let (_, held) = self.held(fence)?;
@@ -371,7 +369,7 @@ impl Worker {
         }
         let window = window_of(target, range)?;
         let words = self.words(fence, &other, until);
-        match proof::compare(&window, (range.address, range.length), words) {
+        match proof::compare(&window, range.addresses, words) {
             Ok(Verdict::Proved) => Ok(None),
             Ok(Verdict::Empty) => Ok(Some(UnprovedWindow {
                 bridge,
@@ -442,9 +440,9 @@ impl Worker {
             let Some(unproved) = &mapped.unproved else {
                 continue;
             };
-            let length = mapped.length;
+            let range = AddressRange::new(address, mapped.length);
             let words = self.words(fence, &unproved.other, until);
-            match proof::compare(&unproved.window, (address, length), words) {
+            match proof::compare(&unproved.window, range, words) {
                 Ok(Verdict::Proved) => {
                     if let Some(mapped) = self.held_mut(fence)?.mappings.get_mut(&address) {
                         mapped.unproved = None;
@@ -452,7 +450,7 @@ impl Worker {
                 }
                 Ok(Verdict::Empty) => {}
                 Err(Fault::NotRead(why)) => {
-                    log::debug!("{length:#x} bytes at {address:#x}: {why}");
+                    log::debug!("{range}: {why}");
                 }
                 Err(Fault::Differs(why)) => {
                     refused = Some((unproved.bridge, why));
@@ -489,23 +487,20 @@ impl Worker {
 
 /// Whether a device may reach one more range.
 fn check_range(held: &HeldDevice, range: DmaRange, peer: Option<&PeerName>) -> Result<(), Refusal> {
-    let DmaRange {
-        address, length, ..
-    } = range;
-    if length == 0
+    let AddressRange { address, length } = range.addresses;
+    if range.addresses.is_invalid()
         || !address.is_multiple_of(PAGE_BYTES)
         || !length.is_multiple_of(PAGE_BYTES)
-        || address.checked_add(length).is_none()
     {
         return Err(range.refused("not whole pages"));
     }
     let unmapping = held.unmapping.as_ref();
-    if unmapping.is_some_and(|u| u.is_of((address, length))) {
+    if unmapping.is_some_and(|u| u.is_of(range.addresses)) {
         return Err(unmapping::another());
     }
     // Also where the function does not know of it any more: what takes it away may not have
     // ended.
-    let before = held.mappings.range(..address.saturating_add(length));
+    let before = held.mappings.range(..range.addresses.end());
     let mut others = before.map(|(&start, mapped)| start.saturating_add(mapped.length));
     if others.next_back().is_some_and(|end| end > address) {
         return Err(range.refused("it overlaps another range"));
@@ -565,7 +560,9 @@ fn find(
         offset,
         foreign: None,
     });
-    let offset = shown.locate(offset, range.length).map_err(|e| chain(&e))?;
+    let offset = shown
+        .locate(offset, range.addresses.length)
+        .map_err(|e| chain(&e))?;
     if range.writable && !shown.writable {
         return Err("the window cannot be written".to_owned());
     }

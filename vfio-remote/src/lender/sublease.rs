@@ -12,7 +12,7 @@ use super::names::{Borrower, Standing};
 use super::peers::PeerAccess;
 use super::session::Control;
 use crate::protocol::message::{Fence, MAX_WORDS, PeerKey, Refusal, ToBorrower};
-use farlane_pci::{Description, DmaMapping, DmaSpace, Region};
+use farlane_pci::{AddressRange, Description, DmaMapping, DmaSpace, Region};
 use farlane_sys::chain;
 use farlane_sys::sync::{held, lock};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError, Weak};
@@ -340,8 +340,7 @@ impl<'a> Readable<'a> {
         let areas = DmaSpace::new();
         for area in lent.areas.iter().filter(|area| area.region == region) {
             let mapped = areas.map(&DmaMapping {
-                address: area.area.offset,
-                length: area.area.size,
+                range: AddressRange::new(area.area.offset, area.area.size),
                 writable: false,
                 target: farlane_pci::DmaTarget::Device {
                     file: Arc::clone(&area.file),

@@ -9,7 +9,7 @@ use super::reach::report;
 use super::registers::device_error;
 use super::worker::{Answer, Worker};
 use crate::protocol::message::{Fence, Refusal, Reply};
-use farlane_pci::{AccessError, Function};
+use farlane_pci::{AccessError, AddressRange, Function};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -21,8 +21,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A range that a device is to reach no more.
 pub(super) struct Unmapping {
-    /// Address and bytes.
-    pub range: (u64, u64),
+    pub range: AddressRange,
     done: Receiver<Result<(), AccessError>>,
 }
 
@@ -31,16 +30,15 @@ impl Unmapping {
     pub fn begin(
         function: &Arc<dyn Function>,
         used: Option<PeerMapping>,
-        range: (u64, u64),
+        range: AddressRange,
     ) -> io::Result<Self> {
         let function = Arc::clone(function);
         let (tell, done) = channel();
-        let (address, length) = range;
         let unmap = move || {
             let unmapped = match &used {
                 // It may have gone already, with the other device's lease.
                 Some(used) => used.end(),
-                None => function.unmap(address, length),
+                None => function.unmap(range),
             };
             // Whoever hears of the result is the only one that has the function.
             drop((used, function));
@@ -53,9 +51,8 @@ impl Unmapping {
     }
 
     /// Whether it takes something of a range away.
-    pub fn is_of(&self, (address, length): (u64, u64)) -> bool {
-        let (own, bytes) = self.range;
-        own < address.saturating_add(length) && address < own.saturating_add(bytes)
+    pub fn is_of(&self, range: AddressRange) -> bool {
+        self.range.overlaps(range)
     }
 
     /// The result, if it is there in time.
@@ -74,14 +71,12 @@ impl Unmapping {
 }
 
 impl Worker {
-    pub(super) fn unmap(&mut self, fence: Fence, address: u64, length: u64) -> Answer {
+    pub(super) fn unmap(&mut self, fence: Fence, range: AddressRange) -> Answer {
         let held = self.held_mut(fence)?;
-        let unknown =
-            || Refusal::Invalid(format!("{length:#x} bytes at {address:#x} are not mapped"));
-        let mapped = held.mappings.get(&address);
-        let mapped = mapped.filter(|m| m.length == length).ok_or_else(unknown)?;
+        let mapped = held.mappings.get(&range.address);
+        let mapped = mapped.filter(|m| m.length == range.length);
+        let mapped = mapped.ok_or_else(|| Refusal::Invalid(format!("{range} are not mapped")))?;
         let used = mapped.used();
-        let range = (address, length);
         let unmapping = match held.unmapping.take() {
             Some(unmapping) if unmapping.range == range => unmapping,
             None => Unmapping::begin(&held.function, used.clone(), range)
@@ -102,7 +97,7 @@ impl Worker {
         if let Some(attached) = &mut self.attached
             && let Some(held) = &mut attached.held
         {
-            held.mappings.remove(&address);
+            held.mappings.remove(&range.address);
             held.written.flush();
             held.write_through();
             // What is reached no more is held for nobody.

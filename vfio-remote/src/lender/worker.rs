@@ -23,7 +23,7 @@ use crate::protocol::message::{
 };
 use farlane_abi::width::to_usize;
 use farlane_ntb::Ntb;
-use farlane_pci::{Attachment, Function};
+use farlane_pci::{AddressRange, Attachment, Function};
 use farlane_sys::chain;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -198,8 +198,7 @@ impl Worker {
                 peer,
             } => {
                 let range = DmaRange {
-                    address,
-                    length,
+                    addresses: AddressRange::new(address, length),
                     writable,
                 };
                 let mapped = self.map(fence, range, place, peer);
@@ -212,7 +211,7 @@ impl Worker {
                 fence,
                 address,
                 length,
-            } => self.unmap(fence, address, length),
+            } => self.unmap(fence, AddressRange::new(address, length)),
             Request::Read {
                 fence,
                 region,

@@ -1,8 +1,8 @@
 //! A lender with a small device, for tests: it copies its memory's bytes and interrupts.
 
 use farlane_pci::{
-    AccessError, Area, Attachment, ClassCode, Counter, Description, DmaMapping, DmaSpace, Function,
-    InterruptKind, Region, SharedArea, Signal, Source, SourceError, Template,
+    AccessError, AddressRange, Area, Attachment, ClassCode, Counter, Description, DmaMapping,
+    DmaSpace, Function, InterruptKind, Region, SharedArea, Signal, Source, SourceError, Template,
 };
 use farlane_vfio_remote::borrower::{
     BorrowCounters, Borrowed, BorrowerConfig, InterruptView, PeerWindow, Peers,
@@ -351,14 +351,14 @@ impl Function for Copying {
         self.memory.map(&mapping)
     }
 
-    fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError> {
+    fn unmap(&self, range: AddressRange) -> Result<(), AccessError> {
         if self.hooks.keeps_memory.load(Ordering::SeqCst) {
             return Err(std::io::Error::other("it keeps what it has").into());
         }
         if self.hooks.unmaps_late.load(Ordering::SeqCst) {
             self.hooks.stall();
         }
-        let unmapped = self.memory.unmap(address, length);
+        let unmapped = self.memory.unmap(range);
         if self.hooks.unmaps_for_long.load(Ordering::SeqCst) {
             self.hooks.stall();
         }

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use farlane_ntb::{IvshmemNtb, Ntb as _};
-use farlane_pci::{DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal, Source as _};
+use farlane_pci::{
+    AddressRange, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal, Source as _,
+};
 use farlane_vfio::VfioSource;
 use farlane_zero_copy::{Mapping, SharedMemory};
 
@@ -136,8 +138,7 @@ fn main() -> Result<()> {
     for round in 0..2 {
         let function = source.take(&source.attach()?)?;
         function.map(DmaMapping {
-            address: 0,
-            length: shown.size,
+            range: AddressRange::new(0, shown.size),
             writable: true,
             target: DmaTarget::File {
                 file: Arc::clone(&shown.file),

@@ -6,10 +6,12 @@ use crate::mappings::Mappings;
 use crate::source::{Counts, Shared};
 use farlane_abi::width::to_u64;
 use farlane_pci::registers::{self, COMMAND_IO, COMMAND_MASTER, COMMAND_MEMORY};
-use farlane_pci::{AccessError, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal};
+use farlane_pci::{
+    AccessError, AddressRange, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal,
+};
 use farlane_sys::sync::lock;
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Where the command register is.
@@ -108,6 +110,13 @@ impl VfioFunction {
                 length,
             })
         }
+    }
+
+    /// Counts a mapping that has come or gone.
+    fn count_change(&self, changes: &AtomicU64, mappings: &Mappings) {
+        changes.fetch_add(1, Ordering::Relaxed);
+        let bytes = &self.counts().mapped_bytes;
+        bytes.store(mappings.bytes(), Ordering::Relaxed);
     }
 
     fn count_access(&self, length: usize) {
@@ -215,36 +224,22 @@ impl Function for VfioFunction {
             mappings.clear(self.kernel());
             return Err(error.into());
         }
-        let counts = self.counts();
-        counts.maps.fetch_add(1, Ordering::Relaxed);
-        counts
-            .mapped_bytes
-            .store(mappings.bytes(), Ordering::Relaxed);
-        log::debug!(
-            "{}: {:#x} bytes at {:#x} mapped",
-            self.shared.description.name,
-            mapping.length,
-            mapping.address
-        );
+        self.count_change(&self.counts().maps, &mappings);
+        let name = &self.shared.description.name;
+        log::debug!("{name}: {} mapped", mapping.range);
         Ok(())
     }
 
-    fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError> {
+    fn unmap(&self, range: AddressRange) -> Result<(), AccessError> {
         let mut mappings = self.mappings();
         // What it accesses after the last range has gone would be a fault of the IOMMU.
-        if mappings.is_only(address, length) {
+        if mappings.is_only(range) {
             self.set_master(false)?;
         }
-        mappings.unmap(self.kernel(), address, length)?;
-        let counts = self.counts();
-        counts.unmaps.fetch_add(1, Ordering::Relaxed);
-        counts
-            .mapped_bytes
-            .store(mappings.bytes(), Ordering::Relaxed);
-        log::debug!(
-            "{}: {length:#x} bytes at {address:#x} unmapped",
-            self.shared.description.name
-        );
+        mappings.unmap(self.kernel(), range)?;
+        self.count_change(&self.counts().unmaps, &mappings);
+        let name = &self.shared.description.name;
+        log::debug!("{name}: {range} unmapped");
         Ok(())
     }
 

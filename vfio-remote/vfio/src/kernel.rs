@@ -5,7 +5,7 @@ use crate::OpenError;
 use crate::descriptor::duplicate_above_all;
 use crate::sysfs::BoundFunction;
 use farlane_abi::width::to_usize;
-use farlane_pci::{InterruptKind, Region};
+use farlane_pci::{AddressRange, InterruptKind, Region};
 use farlane_sys::PciAddress;
 use farlane_sys::sync::lock;
 use std::fmt::Debug;
@@ -81,18 +81,17 @@ pub(crate) trait Kernel: Send + Sync + Debug {
         start: u16,
         action: IrqAction<'_>,
     ) -> io::Result<Option<u16>>;
-    /// Has the device reach `length` bytes at `memory` under `address`.
+    /// Has the device reach the bytes at `memory` by these addresses.
     ///
     /// # Safety
     /// They stay mapped until `unmap_dma` has succeeded, and nobody makes references to them.
     unsafe fn map_dma(
         &self,
-        address: u64,
-        length: u64,
+        range: AddressRange,
         memory: *mut u8,
         writable: bool,
     ) -> io::Result<()>;
-    fn unmap_dma(&self, address: u64, length: u64) -> io::Result<()>;
+    fn unmap_dma(&self, range: AddressRange) -> io::Result<()>;
     fn reset(&self) -> io::Result<()>;
     /// The device's file, in which its regions are.
     fn file(&self) -> io::Result<OwnedFd>;
@@ -310,8 +309,7 @@ impl Kernel for VfioKernel {
     }
     unsafe fn map_dma(
         &self,
-        address: u64,
-        length: u64,
+        range: AddressRange,
         memory: *mut u8,
         writable: bool,
     ) -> io::Result<()> {
@@ -320,24 +318,24 @@ impl Kernel for VfioKernel {
             argsz: size_u32::<vfio_iommu_type1_dma_map>(),
             flags: VFIO_DMA_MAP_FLAG_READ | write,
             vaddr: u64::try_from(memory.addr()).map_err(io::Error::other)?,
-            iova: address,
-            size: length,
+            iova: range.address,
+            size: range.length,
         };
         // SAFETY: the request reads a `vfio_iommu_type1_dma_map`. What it has the device do to the
         // memory, the caller answers for.
         check(unsafe { ioctl_with_ref(&*self.container, MAP_DMA, &map) }).map(drop)
     }
 
-    fn unmap_dma(&self, address: u64, length: u64) -> io::Result<()> {
+    fn unmap_dma(&self, range: AddressRange) -> io::Result<()> {
         let mut unmap = vfio_iommu_type1_dma_unmap {
             argsz: size_u32::<vfio_iommu_type1_dma_unmap>(),
-            iova: address,
-            size: length,
+            iova: range.address,
+            size: range.length,
             ..Default::default()
         };
         // SAFETY: the request reads and writes a `vfio_iommu_type1_dma_unmap` without further data.
         check(unsafe { ioctl_with_mut_ref(&*self.container, UNMAP_DMA, &mut unmap) })?;
-        if unmap.size == length {
+        if unmap.size == range.length {
             Ok(())
         } else {
             let done = unmap.size;

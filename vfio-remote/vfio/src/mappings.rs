@@ -1,7 +1,7 @@
 //! Memory that a function reaches.
 
 use crate::kernel::Kernel;
-use farlane_pci::{AccessError, DmaMapping, DmaTarget};
+use farlane_pci::{AccessError, AddressRange, DmaMapping, DmaTarget};
 use farlane_sys::chain;
 use farlane_zero_copy::Mapping;
 use std::collections::BTreeMap;
@@ -28,12 +28,12 @@ impl Mappings {
     }
 
     /// Whether this range is mapped, and nothing else.
-    pub fn is_only(&self, address: u64, length: u64) -> bool {
-        self.entries.len() == 1 && self.has(address, length)
+    pub fn is_only(&self, range: AddressRange) -> bool {
+        self.entries.len() == 1 && self.has(range)
     }
 
-    fn has(&self, address: u64, length: u64) -> bool {
-        self.entries.get(&address).map(|e| e.length) == Some(length)
+    fn has(&self, range: AddressRange) -> bool {
+        self.entries.get(&range.address).map(|e| e.length) == Some(range.length)
     }
 
     /// What the function still reaches after [`clear`](Self::clear), and why.
@@ -46,14 +46,9 @@ impl Mappings {
     }
 
     pub fn map(&mut self, kernel: &dyn Kernel, mapping: &DmaMapping) -> Result<(), AccessError> {
-        let DmaMapping {
-            address, length, ..
-        } = *mapping;
-        let refuse = |why: String| AccessError::Map {
-            address,
-            length,
-            why,
-        };
+        let range = mapping.range;
+        let AddressRange { address, length } = range;
+        let refuse = |why: String| AccessError::Map { range, why };
         let refusal = kernel.limits().refusal(address, length, self.entries.len());
         if let Some(why) = self.stuck.clone().or(refusal) {
             return Err(refuse(why));
@@ -63,10 +58,8 @@ impl Mappings {
         if let Some((&other, entry)) = before
             && other + entry.length > address
         {
-            let bytes = entry.length;
-            return Err(refuse(format!(
-                "It overlaps {bytes:#x} bytes at {other:#x}"
-            )));
+            let other = AddressRange::new(other, entry.length);
+            return Err(refuse(format!("It overlaps {other}")));
         }
         let (DmaTarget::File { file, offset } | DmaTarget::Device { file, offset }) =
             &mapping.target
@@ -80,7 +73,7 @@ impl Mappings {
             .map_err(|e| refuse(chain(&e)))?;
         // SAFETY: `memory` lives in `entries` until the kernel has unmapped it, and is never
         // touched by this process.
-        let mapped = unsafe { kernel.map_dma(address, length, memory.base(), mapping.writable) };
+        let mapped = unsafe { kernel.map_dma(range, memory.base(), mapping.writable) };
         mapped.map_err(|e| {
             let hint = match e.raw_os_error() {
                 Some(libc::ENOMEM) => " (is RLIMIT_MEMLOCK too low?)",
@@ -97,21 +90,13 @@ impl Mappings {
         Ok(())
     }
 
-    pub fn unmap(
-        &mut self,
-        kernel: &dyn Kernel,
-        address: u64,
-        length: u64,
-    ) -> Result<(), AccessError> {
-        if !self.has(address, length) {
-            return Err(AccessError::Map {
-                address,
-                length,
-                why: "It was not mapped".into(),
-            });
+    pub fn unmap(&mut self, kernel: &dyn Kernel, range: AddressRange) -> Result<(), AccessError> {
+        if !self.has(range) {
+            let why = "It was not mapped".into();
+            return Err(AccessError::Map { range, why });
         }
-        kernel.unmap_dma(address, length)?;
-        self.entries.remove(&address);
+        kernel.unmap_dma(range)?;
+        self.entries.remove(&range.address);
         Ok(())
     }
 
@@ -121,11 +106,9 @@ impl Mappings {
         let mut count = 0;
         for (address, entry) in std::mem::take(&mut self.entries) {
             count += 1;
-            if let Err(e) = kernel.unmap_dma(address, entry.length) {
-                let why = format!(
-                    "{:#x} bytes at {address:#x} cannot be unmapped: {e}",
-                    entry.length
-                );
+            let range = AddressRange::new(address, entry.length);
+            if let Err(e) = kernel.unmap_dma(range) {
+                let why = format!("{range} cannot be unmapped: {e}");
                 log::error!("{why}");
                 self.stuck.get_or_insert(why);
                 // The device may still reach these pages: they must not become others.

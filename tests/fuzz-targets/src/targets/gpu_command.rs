@@ -6,7 +6,7 @@ use farlane_abi::gpu as abi;
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_gpu::GpuSource;
 use farlane_gpu::still::{Still, with};
-use farlane_pci::{DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal};
+use farlane_pci::{AddressRange, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal};
 use std::cell::{Cell, LazyCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -133,8 +133,7 @@ impl Driver<'_> {
                 .try_clone()
                 .expect("a descriptor");
             let mapping = DmaMapping {
-                address: SYSTEM + page * PAGE,
-                length: pages * PAGE,
+                range: AddressRange::new(SYSTEM + page * PAGE, pages * PAGE),
                 writable,
                 target: DmaTarget::File {
                     file: Arc::new(file.into()),
@@ -148,7 +147,7 @@ impl Driver<'_> {
     fn unmap(&mut self, function: &dyn Function) {
         if std::mem::replace(&mut self.mapped, false) {
             for (page, pages) in [(0, WRITABLE), (WRITABLE, READABLE)] {
-                let unmapped = function.unmap(SYSTEM + page * PAGE, pages * PAGE);
+                let unmapped = function.unmap(AddressRange::new(SYSTEM + page * PAGE, pages * PAGE));
                 unmapped.expect("mapped");
             }
         }

@@ -5,7 +5,7 @@ use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_abi::width::{to_u64, to_usize};
 use farlane_nvme::still::{Still, parse};
 use farlane_nvme::{Backing, NvmeConfig, NvmeSource};
-use farlane_pci::{DmaMapping, DmaTarget, Region, Source as _};
+use farlane_pci::{AddressRange, DmaMapping, DmaTarget, Region, Source as _};
 use std::cell::RefCell;
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
@@ -77,8 +77,7 @@ impl Machine {
         for (page, pages, writable) in [(0, WRITABLE, true), (WRITABLE, READABLE, false)] {
             let file = self.ram.file().try_clone().expect("a descriptor");
             let mapping = DmaMapping {
-                address: page * PAGE,
-                length: pages * PAGE,
+                range: AddressRange::new(page * PAGE, pages * PAGE),
                 writable,
                 target: DmaTarget::File {
                     file: Arc::new(file.into()),
@@ -94,9 +93,9 @@ impl Machine {
         self.settle();
         if std::mem::replace(&mut self.mapped, false) {
             let function = self.controller.function();
-            function.unmap(0, WRITABLE * PAGE).expect("mapped");
+            function.unmap(AddressRange::new(0, WRITABLE * PAGE)).expect("mapped");
             function
-                .unmap(WRITABLE * PAGE, READABLE * PAGE)
+                .unmap(AddressRange::new(WRITABLE * PAGE, READABLE * PAGE))
                 .expect("mapped");
         }
     }

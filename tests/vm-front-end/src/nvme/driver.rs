@@ -2,9 +2,9 @@
 
 use super::memory::PAGE;
 use super::queue::Bell;
-use super::transport::DOORBELLS;
 use super::wire::{admin, halves};
 use super::{Command, Completion, Memory, Queue, Register, Transport};
+use farlane_nvme::bits::register::DOORBELLS;
 use std::io;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -207,7 +207,7 @@ impl<T: Transport> Driver<T> {
     ) -> Result<Completion, DriverError> {
         let cid = self.next_cid;
         self.next_cid = (cid + 1) % 0x8000;
-        queue.push(&Command { cid, ..command });
+        queue.push(&command.id(cid));
         self.ring(queue)?;
         self.await_answer(queue, Some(cid))
     }
@@ -295,7 +295,7 @@ impl<T: Transport> Driver<T> {
             return Ok(completion);
         }
         Err(DriverError::Status {
-            opcode: command.opcode,
+            opcode: command.0.opcode,
             status: completion.code(),
         })
     }

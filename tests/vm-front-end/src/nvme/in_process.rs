@@ -1,9 +1,10 @@
 //! A controller in the same process.
 
-use super::transport::DOORBELLS;
 use super::{Memory, Transport};
+use farlane_nvme::bits::register::DOORBELLS;
 use farlane_pci::{
-    Attachment, DmaMapping, DmaTarget, Function, Region, RemoteMemory, Source, SourceError,
+    AddressRange, Attachment, DmaMapping, DmaTarget, Function, Region, RemoteMemory, Source,
+    SourceError,
 };
 use farlane_zero_copy::{Mapping, SharedMemory};
 use std::io;
@@ -81,8 +82,7 @@ impl Transport for InProcess {
             },
         };
         let mapping = DmaMapping {
-            address: memory.base(),
-            length: memory.len(),
+            range: AddressRange::new(memory.base(), memory.len()),
             writable: true,
             target,
         };
@@ -90,7 +90,9 @@ impl Transport for InProcess {
     }
 
     fn unmap(&mut self, memory: &Memory) -> io::Result<()> {
-        let unmapped = self.function.unmap(memory.base(), memory.len());
+        let unmapped = self
+            .function
+            .unmap(AddressRange::new(memory.base(), memory.len()));
         unmapped.map_err(io::Error::other)
     }
 

@@ -1,7 +1,7 @@
 //! A controller behind a vfio-user socket.
 
-use super::transport::DOORBELLS;
 use super::{Memory, Transport};
+use farlane_nvme::bits::register::DOORBELLS;
 use farlane_zero_copy::{Mapping, SharedMemory};
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};

@@ -1,6 +1,7 @@
 //! How a driver reaches its controller.
 
 use super::Memory;
+use farlane_nvme::bits::register;
 use farlane_zero_copy::SharedMemory;
 use std::io;
 
@@ -9,19 +10,16 @@ use std::io;
 #[repr(u64)]
 #[allow(missing_docs)]
 pub enum Register {
-    Cap = 0x00,
-    Vs = 0x08,
-    Intms = 0x0c,
-    Intmc = 0x10,
-    Cc = 0x14,
-    Csts = 0x1c,
-    Aqa = 0x24,
-    Asq = 0x28,
-    Acq = 0x30,
+    Cap = register::CAP,
+    Vs = register::VS,
+    Intms = register::INTMS,
+    Intmc = register::INTMC,
+    Cc = register::CC,
+    Csts = register::CSTS,
+    Aqa = register::AQA,
+    Asq = register::ASQ,
+    Acq = register::ACQ,
 }
-
-/// Offset of the doorbells in BAR 0.
-pub const DOORBELLS: u64 = 0x1000;
 
 /// BAR 0 of a controller, and its way to memory.
 pub trait Transport {

@@ -1,7 +1,7 @@
 //! Memory that is reached by messages, whose owner answers when the test lets it.
 
 use super::*;
-use farlane_pci::{DmaMapping, DmaTarget, RemoteMemory};
+use farlane_pci::{AddressRange, DmaMapping, DmaTarget, RemoteMemory};
 use farlane_sys::sync::{held, lock};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -36,8 +36,7 @@ impl Gate {
             changed: Condvar::new(),
         });
         let mapping = DmaMapping {
-            address: base,
-            length: bytes,
+            range: AddressRange::new(base, bytes),
             writable: true,
             target: DmaTarget::Remote(gate.clone()),
         };

@@ -9,7 +9,8 @@ mod interrupts;
 pub use interrupts::InterruptLines;
 
 use crate::{
-    AccessError, Description, DmaMapping, DmaSpace, Function, InterruptKind, Region, Signal,
+    AccessError, AddressRange, Description, DmaMapping, DmaSpace, Function, InterruptKind, Region,
+    Signal,
 };
 use farlane_sys::sync::lock;
 use std::io;
@@ -243,8 +244,8 @@ impl<M: Model> Function for EmulatedFunction<M> {
         self.model.dma().map(&mapping)
     }
 
-    fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError> {
-        self.model.dma().unmap(address, length)
+    fn unmap(&self, range: AddressRange) -> Result<(), AccessError> {
+        self.model.dma().unmap(range)
     }
 
     fn reset(&self) -> Result<(), AccessError> {

@@ -14,7 +14,7 @@ use crate::protocol::message::{
     VERSION,
 };
 use crate::protocol::{ConnectionError, Connector, Received, Receiver, Sender};
-use farlane_pci::{DmaSpace, Region};
+use farlane_pci::{AddressRange, DmaSpace, Region};
 use farlane_sys::chain;
 use farlane_sys::sync::lock;
 use renewal::Renewer;
@@ -234,15 +234,15 @@ impl Session {
     pub fn unmap(
         &self,
         fence: Fence,
-        (address, length): (u64, u64),
+        range: AddressRange,
         again: bool,
         deadline: Deadline,
     ) -> Result<bool, SessionError> {
         loop {
             let request = Request::Unmap {
                 fence,
-                address,
-                length,
+                address: range.address,
+                length: range.length,
             };
             match self.shared.ask(request, &[], deadline.answered_by()) {
                 Ok((Reply::Done, _)) => {

@@ -1,8 +1,8 @@
 use super::*;
 use crate::kernel::{IrqAction, RegionInfo};
 use farlane_pci::{
-    AccessError, ClassCode, DmaMapping, DmaTarget, InterruptKind, Region, RemoteMemory, Signal,
-    Template,
+    AccessError, AddressRange, ClassCode, DmaMapping, DmaTarget, InterruptKind, Region,
+    RemoteMemory, Signal, Template,
 };
 use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
@@ -185,8 +185,7 @@ impl Kernel for Fake {
 
     unsafe fn map_dma(
         &self,
-        address: u64,
-        length: u64,
+        range: AddressRange,
         _memory: *mut u8,
         writable: bool,
     ) -> io::Result<()> {
@@ -194,18 +193,18 @@ impl Kernel for Fake {
         if device.refuse_map {
             return Err(io::Error::from_raw_os_error(libc::ENOMEM));
         }
-        device.maps.insert(address, (length, writable));
+        device.maps.insert(range.address, (range.length, writable));
         Ok(())
     }
 
-    fn unmap_dma(&self, address: u64, length: u64) -> io::Result<()> {
+    fn unmap_dma(&self, range: AddressRange) -> io::Result<()> {
         let mut device = self.device();
         device.log.push("unmap");
         if device.refuse_unmap {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        let gone = device.maps.remove(&address);
-        assert_eq!(gone.map(|(l, _)| l), Some(length));
+        let gone = device.maps.remove(&range.address);
+        assert_eq!(gone.map(|(l, _)| l), Some(range.length));
         Ok(())
     }
 
@@ -253,8 +252,7 @@ fn memory(bytes: u64) -> Arc<OwnedFd> {
 
 fn mapping(address: u64, length: u64, file: &Arc<OwnedFd>) -> DmaMapping {
     DmaMapping {
-        address,
-        length,
+        range: AddressRange::new(address, length),
         writable: true,
         target: DmaTarget::File {
             file: Arc::clone(file),
@@ -335,15 +333,17 @@ fn it_masters_the_bus_only_while_memory_is_mapped() {
     // Nor can a borrower switch it, or the registers off.
     function.write(Region::Config, 4, &[0, 0]).unwrap();
     assert_eq!(fake.device().config[4], 0x07);
-    function.unmap(0, 0x8000).unwrap();
+    function.unmap(AddressRange::new(0, 0x8000)).unwrap();
     assert!(fake.device().is_master());
-    function.unmap(0x10_0000_0000, 0x10000).unwrap();
+    function
+        .unmap(AddressRange::new(0x10_0000_0000, 0x10000))
+        .unwrap();
     assert!(!fake.device().is_master());
     function
         .write(Region::Config, 2, &[0, 0, 0x06, 0x04])
         .unwrap();
     assert_eq!(fake.device().config[4..6], [0x03, 0x04]);
-    function.unmap(0, 0x8000).unwrap_err();
+    function.unmap(AddressRange::new(0, 0x8000)).unwrap_err();
 }
 
 #[test]
@@ -360,12 +360,12 @@ fn it_does_not_master_the_bus_while_that_is_forbidden() {
         .write(Region::Config, 4, &0x0407_u16.to_le_bytes())
         .unwrap();
     function.reset().unwrap();
-    function.unmap(0, 0x8000).unwrap();
+    function.unmap(AddressRange::new(0, 0x8000)).unwrap();
     function.map(mapping(0, 0x8000, &file)).unwrap();
     assert!(!fake.device().is_master());
     function.set_bus_master(true).unwrap();
     assert!(fake.device().is_master());
-    function.unmap(0, 0x8000).unwrap();
+    function.unmap(AddressRange::new(0, 0x8000)).unwrap();
     function.set_bus_master(true).unwrap();
     assert!(!fake.device().is_master());
     // For good.
@@ -410,7 +410,7 @@ fn what_cannot_be_mapped_is_refused_with_a_reason() {
     function.map(mapping(0x8000, 0x1000, &file)).unwrap();
     function.map(mapping(0x3000, 0x1000, &file)).unwrap();
     assert!(refusal(mapping(0, 0x1000, &file)).contains("no more are possible"));
-    function.unmap(0x3000, 0x1000).unwrap();
+    function.unmap(AddressRange::new(0x3000, 0x1000)).unwrap();
     fake.device().refuse_map = true;
     assert!(refusal(mapping(0x3000, 0x1000, &file)).contains("RLIMIT_MEMLOCK"));
     assert_eq!(fake.device().maps.len(), 2);
@@ -434,7 +434,7 @@ fn another_function_reaches_the_memory_behind_a_bar() {
     };
     function.map(peer).unwrap();
     assert_eq!(fake.device().maps.len(), 1);
-    function.unmap(0x8000, 0x2000).unwrap();
+    function.unmap(AddressRange::new(0x8000, 0x2000)).unwrap();
     assert!(fake.device().maps.is_empty());
 }
 
@@ -471,10 +471,12 @@ fn it_masters_the_bus_no_more_before_its_last_memory_goes() {
     function.map(mapping(0, 0x8000, &file)).unwrap();
     function.map(mapping(0x8000, 0x8000, &file)).unwrap();
     fake.device().log.clear();
-    function.unmap(0, 0x8000).unwrap();
-    function.unmap(0x8000, 0x4000).unwrap_err();
+    function.unmap(AddressRange::new(0, 0x8000)).unwrap();
+    function
+        .unmap(AddressRange::new(0x8000, 0x4000))
+        .unwrap_err();
     assert_eq!(fake.device().log, ["unmap"]);
-    function.unmap(0x8000, 0x8000).unwrap();
+    function.unmap(AddressRange::new(0x8000, 0x8000)).unwrap();
     assert_eq!(fake.device().log, ["unmap", "master off", "unmap"]);
 }
 
@@ -486,7 +488,9 @@ fn a_function_that_cannot_be_kept_from_memory_is_not_lent_again() {
     function.map(mapping(0x8000, 0x8000, &file)).unwrap();
     fake.device().refuse_unmap = true;
     // It stays mapped, and is tried again at the end.
-    function.unmap(0x8000, 0x8000).unwrap_err();
+    function
+        .unmap(AddressRange::new(0x8000, 0x8000))
+        .unwrap_err();
     assert_eq!(counter(&source, "dma_mapped_bytes"), 0x8000);
     assert_eq!(source.quarantine(), None);
     drop(function);
