@@ -1,5 +1,6 @@
 //! A client that checks nothing of what it sends and everything of what it receives.
 
+use farlane_abi::width::size_u32;
 use farlane_vfio_user::wire::{self, Command, HEADER_BYTES, Header};
 use rustix::io::Errno;
 use rustix::net::{
@@ -285,7 +286,7 @@ impl RawClient {
     /// See [`ClientError`].
     pub fn device_info(&mut self) -> Result<wire::DeviceInfo, ClientError> {
         let ask = wire::DeviceInfo {
-            argsz: size(&wire::DeviceInfo::default()),
+            argsz: size_u32::<wire::DeviceInfo>(),
             ..Default::default()
         };
         let reply = self.call(Command::DeviceGetInfo, ask.as_bytes(), &[])?;
@@ -316,7 +317,7 @@ impl RawClient {
         file: Option<(BorrowedFd<'_>, u64)>,
     ) -> Result<(), ClientError> {
         let map = wire::DmaMap {
-            argsz: size(&wire::DmaMap::default()),
+            argsz: size_u32::<wire::DmaMap>(),
             flags: wire::DMA_READ | wire::DMA_WRITE,
             offset: file.map_or(0, |(_, offset)| offset),
             address,
@@ -333,7 +334,7 @@ impl RawClient {
     /// See [`ClientError`].
     pub fn unmap(&mut self, flags: u32, address: u64, length: u64) -> Result<(), ClientError> {
         let unmap = wire::DmaUnmap {
-            argsz: size(&wire::DmaUnmap::default()),
+            argsz: size_u32::<wire::DmaUnmap>(),
             flags,
             address,
             size: length,
@@ -393,21 +394,16 @@ impl RawClient {
         data: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), ClientError> {
-        let mut set = wire::IrqSet {
-            argsz: 0,
+        let body_bytes = u32::try_from(data.len()).map_err(std::io::Error::other)?;
+        let set = wire::IrqSet {
+            argsz: size_u32::<wire::IrqSet>() + body_bytes,
             flags,
             index,
             start,
             count,
         };
-        set.argsz = size(&set) + u32::try_from(data.len()).unwrap_or(0);
         let body = [set.as_bytes(), data].concat();
         self.call(Command::DeviceSetIrqs, &body, fds)?;
         Ok(())
     }
-}
-
-/// Bytes of a structure, as `argsz` has them.
-fn size<T: IntoBytes + Immutable>(value: &T) -> u32 {
-    u32::try_from(value.as_bytes().len()).unwrap_or(u32::MAX)
 }

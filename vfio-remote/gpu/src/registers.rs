@@ -2,7 +2,7 @@
 
 use crate::queue::Place;
 use farlane_abi::gpu as abi;
-use farlane_abi::width::to_usize;
+use farlane_abi::width::{halves, to_usize};
 
 /// What a write has changed besides the registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,16 +38,15 @@ impl Registers {
     }
 
     fn dword(&self, offset: u32) -> u32 {
-        let low = |value: u64| u32::try_from(value & 0xffff_ffff).unwrap_or(0);
         match offset {
             abi::REG_IDENTITY => abi::IDENTITY,
             abi::REG_VERSION => abi::VERSION,
-            abi::REG_MEMORY_LOW => low(self.memory_bytes),
-            abi::REG_MEMORY_HIGH => low(self.memory_bytes >> 32),
+            abi::REG_MEMORY_LOW => halves(self.memory_bytes)[0],
+            abi::REG_MEMORY_HIGH => halves(self.memory_bytes)[1],
             abi::REG_CONTROL if self.enabled => abi::CONTROL_ENABLE,
             abi::REG_STATUS => self.status,
-            abi::REG_QUEUE_LOW => low(self.queue),
-            abi::REG_QUEUE_HIGH => low(self.queue >> 32),
+            abi::REG_QUEUE_LOW => halves(self.queue)[0],
+            abi::REG_QUEUE_HIGH => halves(self.queue)[1],
             abi::REG_ENTRIES => self.entries,
             _ => 0,
         }

@@ -5,7 +5,7 @@ use crate::counters::count;
 use crate::execute::{Engine, SLICE_BYTES, Stop};
 use crate::memory::{Span, VideoMemory};
 use crate::queue::Results;
-use aho_corasick::AhoCorasick;
+use aho_corasick::{AhoCorasick, PatternID};
 use farlane_abi::gpu as abi;
 use farlane_abi::width::to_u64;
 use farlane_abi::zerocopy::IntoBytes as _;
@@ -21,8 +21,6 @@ pub struct Patterns {
     /// How many there are.
     count: usize,
     automaton: AhoCorasick,
-    lengths: Vec<usize>,
-    longest: usize,
 }
 
 impl Patterns {
@@ -31,7 +29,6 @@ impl Patterns {
         let (head, mut rest) = raw
             .split_at_checked(patterns * 4)
             .ok_or(CommandError::Patterns)?;
-        let mut lengths = Vec::with_capacity(patterns);
         let mut all = Vec::with_capacity(patterns);
         for length in head.chunks_exact(4) {
             let length = length
@@ -45,13 +42,11 @@ impl Patterns {
                 .split_at_checked(length)
                 .ok_or(CommandError::Patterns)?;
             all.push(pattern);
-            lengths.push(length);
             rest = after;
         }
         if !rest.is_empty() {
             return Err(CommandError::Patterns);
         }
-        let longest = lengths.iter().copied().max().unwrap_or(0);
         let automaton = AhoCorasick::new(all).map_err(|e| {
             log::debug!("{e}");
             CommandError::Patterns
@@ -60,8 +55,6 @@ impl Patterns {
             raw,
             count: patterns,
             automaton,
-            lengths,
-            longest,
         })
     }
 }
@@ -74,7 +67,7 @@ struct Found<'m> {
 }
 
 impl Found<'_> {
-    fn add(&mut self, end: usize, pattern: usize, length: usize) {
+    fn add(&mut self, start: usize, pattern: PatternID) {
         self.results.result += 1;
         let at = self.results.written * FOUND_BYTES;
         let slot = usize::try_from(at)
@@ -83,8 +76,8 @@ impl Found<'_> {
             .map(|at| self.target.part(at, size_of::<abi::Found>()));
         if let Some(slot) = slot {
             let found = abi::Found {
-                offset: to_u64(end - length).into(),
-                pattern: u32::try_from(pattern).unwrap_or(u32::MAX).into(),
+                offset: to_u64(start).into(),
+                pattern: u32::from_ne_bytes(pattern.to_ne_bytes()).into(),
                 reserved: 0.into(),
             };
             self.memory.write(slot, found.as_bytes());
@@ -111,7 +104,7 @@ pub fn search(engine: &mut Engine<'_>, what: &Search) -> Result<Results, Stop> {
     scratch.clear();
     for (at, part) in what.range.parts(SLICE_BYTES) {
         engine.turn()?;
-        let kept = scratch.len().min(patterns.longest - 1);
+        let kept = scratch.len().min(patterns.automaton.max_pattern_len() - 1);
         scratch.drain(..scratch.len() - kept);
         scratch.resize(kept + part.len(), 0);
         engine.memory.read(part, &mut scratch[kept..]);
@@ -124,9 +117,7 @@ pub fn search(engine: &mut Engine<'_>, what: &Search) -> Result<Results, Stop> {
                 // It ended in the slice before.
                 continue;
             }
-            let pattern = occurrence.pattern().as_usize();
-            let length = patterns.lengths.get(pattern).copied().unwrap_or(0);
-            found.add(at + occurrence.end() - kept, pattern, length);
+            found.add(at + occurrence.start() - kept, occurrence.pattern());
             if found.results.result.is_multiple_of(SLICE_FOUND) {
                 engine.turn()?;
             }

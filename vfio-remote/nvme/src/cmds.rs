@@ -43,6 +43,18 @@ pub enum Select {
     Capabilities,
 }
 
+impl Select {
+    /// From dword 10.
+    fn parse(dword: u32) -> Result<Self, Status> {
+        match dword >> 8 & 7 {
+            0 => Ok(Self::Current),
+            1 | 2 => Ok(Self::Default),
+            3 => Ok(Self::Capabilities),
+            _ => Err(Status::INVALID_FIELD),
+        }
+    }
+}
+
 /// An admin command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdminCommand {
@@ -239,11 +251,7 @@ impl AdminCommand {
                 nsid: sqe.nsid,
                 page: byte(sqe.cdw10),
                 retain_event: sqe.cdw10 & 1 << 15 != 0,
-                length: (quad(
-                    u32::from(high(sqe.cdw10)) | u32::from(low(sqe.cdw11)) << 16,
-                    0,
-                ) + 1)
-                    * 4,
+                length: (u64::from(high(sqe.cdw10)) | u64::from(low(sqe.cdw11)) << 16) * 4 + 4,
                 offset: quad(sqe.cdw12, sqe.cdw13),
                 data: prps(sqe)?,
             },
@@ -266,12 +274,7 @@ impl AdminCommand {
             admin::GET_FEATURES => Self::GetFeatures {
                 nsid: sqe.nsid,
                 feature: byte(sqe.cdw10),
-                select: match sqe.cdw10 >> 8 & 7 {
-                    0 => Select::Current,
-                    1 | 2 => Select::Default,
-                    3 => Select::Capabilities,
-                    _ => return Err(Status::INVALID_FIELD),
-                },
+                select: Select::parse(sqe.cdw10)?,
                 index: sqe.cdw11,
                 data: prps(sqe)?,
             },

@@ -2,6 +2,7 @@
 //! 4.3 and 4.4).
 
 use crate::bits::{PAGE, Status};
+use farlane_abi::width::to_usize;
 use farlane_pci::{DmaSpace, DmaView};
 
 /// Most descriptors of one scatter gather list that are followed.
@@ -169,7 +170,7 @@ fn walk_prp<M: GuestMemory>(
         }
         let slots = (PAGE - list % PAGE) / 8;
         let wanted = rest.div_ceil(PAGE).min(slots);
-        let bytes = usize::try_from(wanted * 8).unwrap_or(0);
+        let bytes = to_usize(wanted * 8);
         let entries = buffer.get_mut(..bytes).ok_or(Unreachable)?;
         memory.read(list, entries)?;
         let mut last = 0;
@@ -295,7 +296,7 @@ fn walk_sgl<M: GuestMemory>(
         let mut at = segment.address;
         while left > 0 && walk.rest > 0 {
             let count = left.min(DESCRIPTORS_AT_ONCE);
-            let bytes = usize::try_from(count * 16).unwrap_or(0);
+            let bytes = to_usize(u64::from(count) * 16);
             let part = descriptors.get_mut(..bytes).ok_or(Unreachable)?;
             memory.read(at, part)?;
             at = at.wrapping_add(u64::from(count) * 16);

@@ -174,7 +174,8 @@ impl Features {
                 let now = match self.timestamp.filter(|_| select == Select::Current) {
                     // Set by the host; it has not stopped since (figure 330, synch, origin).
                     Some((base, since)) => {
-                        let passed = u64::try_from(since.elapsed().as_millis()).unwrap_or(0);
+                        let passed = since.elapsed();
+                        let passed = passed.as_secs() * 1000 + u64::from(passed.subsec_millis());
                         base.wrapping_add(passed) & TIMESTAMP_MASK | 1 << 49
                     }
                     None => 0,

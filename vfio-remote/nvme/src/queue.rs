@@ -1,6 +1,6 @@
 //! Ring mechanics of submission and completion queues (NVMe 1.4, 4.1).
 
-use crate::bits::{CQE_BYTES, Cqe, SQE_BYTES};
+use crate::bits::{CQE_BYTES, Cqe, SQE_BYTES, low};
 use crate::controller::Permit;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -104,7 +104,7 @@ impl SubmissionQueue {
 
     /// Head.
     pub fn head(&self) -> u16 {
-        u16::try_from(self.head).unwrap_or(0)
+        low(self.head)
     }
 
     /// Address of the entry at the head.

@@ -3,6 +3,7 @@
 
 use crate::bits::PAGE;
 use crate::bits::register::{ACQ, AQA, ASQ, CAP, CC, CSTS, INTMC, INTMS, VS};
+use farlane_abi::width::{halves, to_usize};
 
 /// Largest queue, in entries (CAP.MQES).
 pub const MAX_QUEUE_ENTRIES: u32 = 4096;
@@ -69,14 +70,7 @@ impl Registers {
     }
 
     fn dword(&self, offset: u64) -> u32 {
-        let half = |value: u64| {
-            let shifted = if offset.is_multiple_of(8) {
-                value
-            } else {
-                value >> 32
-            };
-            u32::try_from(shifted & 0xffff_ffff).unwrap_or(0)
-        };
+        let half = |value: u64| halves(value)[to_usize(offset / 4 % 2)];
         match offset {
             CAP | 0x04 => half(Self::capabilities()),
             VS => 0x0001_0400,
@@ -93,7 +87,7 @@ impl Registers {
     /// Reads any bytes of the register page; what is reserved reads as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..).zip(data) {
-            let lane = usize::try_from(at % 4).unwrap_or(0);
+            let lane = to_usize(at % 4);
             *byte = self.dword(at & !3).to_le_bytes()[lane];
         }
     }

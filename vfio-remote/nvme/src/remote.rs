@@ -3,8 +3,9 @@
 
 use crate::bits::{Cqe, Sqe, Status};
 use crate::bounce::Bounce;
-use crate::data::{DataBuffer, DataPointer, Unreachable, WalkError, gather, scatter};
+use crate::data::{DataBuffer, DataPointer, Segment, Unreachable, WalkError, gather, scatter};
 use crate::shared::{Notice, Shared};
+use farlane_abi::width::{to_u64, to_usize};
 use farlane_block::engine::Slot;
 use farlane_sys::warn_limited;
 use std::sync::Arc;
@@ -204,85 +205,106 @@ fn status(error: WalkError) -> Status {
     }
 }
 
+/// Where the data of a command lies: `length` bytes of it.
+fn segments(
+    shared: &Shared,
+    pointer: DataPointer,
+    buffer: DataBuffer,
+    length: usize,
+) -> Result<Vec<Segment>, Status> {
+    let mut segments = Vec::new();
+    pointer
+        .walk(buffer, to_u64(length), &*shared.dma, &mut segments)
+        .map_err(status)
+        .map(|()| segments)
+}
+
 fn perform(shared: &Shared, job: Job) -> Done {
-    let memory = &*shared.dma;
-    let segments = |pointer: DataPointer, buffer: DataBuffer, length: usize| {
-        let mut segments = Vec::new();
-        let length = u64::try_from(length).map_err(|_| Status::INVALID_FIELD)?;
-        pointer
-            .walk(buffer, length, memory, &mut segments)
-            .map_err(status)
-            .map(|()| segments)
-    };
     match job {
-        Job::Fetch { sq, address, count } => {
-            let count = usize::try_from(count).unwrap_or(0);
-            let mut entries = vec![Sqe::default(); count];
-            let read = memory.read(address, entries.as_mut_slice().as_mut_bytes());
-            let entries = match read {
-                Ok(()) => Ok(entries),
-                Err(e) => {
-                    warn_limited!(
-                        shared.identity.limit,
-                        "Submission queue {sq} cannot be read: {e}"
-                    );
-                    Err(Unreachable)
-                }
-            };
-            Done::Fetched { sq, entries }
-        }
+        Job::Fetch { sq, address, count } => Done::Fetched {
+            sq,
+            entries: fetch(shared, sq, address, count),
+        },
         Job::Post {
             cq,
             address,
             cqe,
             vector,
-        } => {
-            // The phase must not be seen before the rest: the last four bytes go last.
-            let (first, last) = cqe.as_bytes().split_at(12);
-            let written = memory
-                .write(address, first)
-                .and_then(|()| memory.write(address.wrapping_add(12), last));
-            if let (Ok(()), Some(vector)) = (&written, vector)
-                && !shared.interrupts.by_pin()
-            {
-                shared.interrupts.raise(vector);
-            }
-            let result = written.map_err(|e| {
-                warn_limited!(
-                    shared.identity.limit,
-                    "Completion queue {cq} cannot be written: {e}"
-                );
-                Unreachable
-            });
-            let sq = cqe.sq_id;
-            Done::Posted { cq, sq, result }
-        }
+        } => Done::Posted {
+            cq,
+            sq: cqe.sq_id,
+            result: post(shared, cq, address, &cqe, vector),
+        },
         Job::Gather {
             slot,
             pointer,
             length,
-        } => {
-            let located = usize::try_from(length)
-                .map_err(|_| Status::INVALID_FIELD)
-                .and_then(|bytes| Ok((bytes, segments(pointer, DataBuffer::Source, bytes)?)));
-            let data = located.and_then(|(bytes, segments)| {
-                let mut data = Bounce::new(bytes);
-                gather(memory, &segments, &mut data)
-                    .map(|()| data)
-                    .map_err(|Unreachable| Status::DATA_TRANSFER_ERROR)
-            });
-            Done::Gathered { slot, data }
-        }
+        } => Done::Gathered {
+            slot,
+            data: gather_data(shared, pointer, length),
+        },
         Job::Scatter {
             slot,
             pointer,
             data,
-        } => {
-            let segments = segments(pointer, DataBuffer::Destination, data.len());
-            let result = segments.and_then(|segments| {
-                scatter(memory, &segments, &data).map_err(|Unreachable| Status::DATA_TRANSFER_ERROR)
-            });
-            Done::Scattered { slot, result }
-        }
+        } => Done::Scattered {
+            slot,
+            result: scatter_data(shared, pointer, &data),
+        },
     }
+}
+
+fn fetch(shared: &Shared, sq: u16, address: u64, count: u32) -> Result<Vec<Sqe>, Unreachable> {
+    let mut entries = vec![Sqe::default(); to_usize(count.into())];
+    let read = shared
+        .dma
+        .read(address, entries.as_mut_slice().as_mut_bytes());
+    read.map(|()| entries).map_err(|e| {
+        warn_limited!(
+            shared.identity.limit,
+            "Submission queue {sq} cannot be read: {e}"
+        );
+        Unreachable
+    })
+}
+
+fn post(
+    shared: &Shared,
+    cq: u16,
+    address: u64,
+    cqe: &Cqe,
+    vector: Option<u16>,
+) -> Result<(), Unreachable> {
+    // The phase must not be seen before the rest: the last four bytes go last.
+    let (first, last) = cqe.as_bytes().split_at(12);
+    let memory = &*shared.dma;
+    let written = memory
+        .write(address, first)
+        .and_then(|()| memory.write(address.wrapping_add(12), last));
+    if let (Ok(()), Some(vector)) = (&written, vector)
+        && !shared.interrupts.by_pin()
+    {
+        shared.interrupts.raise(vector);
+    }
+    written.map_err(|e| {
+        warn_limited!(
+            shared.identity.limit,
+            "Completion queue {cq} cannot be written: {e}"
+        );
+        Unreachable
+    })
+}
+
+fn gather_data(shared: &Shared, pointer: DataPointer, length: u32) -> Result<Bounce, Status> {
+    let length = to_usize(length.into());
+    let segments = segments(shared, pointer, DataBuffer::Source, length)?;
+    let mut data = Bounce::new(length);
+    gather(&*shared.dma, &segments, &mut data)
+        .map(|()| data)
+        .map_err(|Unreachable| Status::DATA_TRANSFER_ERROR)
+}
+
+fn scatter_data(shared: &Shared, pointer: DataPointer, data: &Bounce) -> Result<(), Status> {
+    let segments = segments(shared, pointer, DataBuffer::Destination, data.len())?;
+    scatter(&*shared.dma, &segments, data).map_err(|Unreachable| Status::DATA_TRANSFER_ERROR)
 }

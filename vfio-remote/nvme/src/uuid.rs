@@ -2,6 +2,7 @@
 //! 7.9 and 7.10).
 
 use crate::config::Host;
+use farlane_abi::width::to_u64;
 use ring::digest::{Context, SHA256};
 use std::fmt;
 
@@ -41,8 +42,7 @@ impl Names {
         let mut context = Context::new(&SHA256);
         // Each with its length: no two lists of names are the same bytes.
         let mut add = |part: &[u8]| {
-            let length = u64::try_from(part.len()).unwrap_or(u64::MAX);
-            context.update(&length.to_le_bytes());
+            context.update(&to_u64(part.len()).to_le_bytes());
             context.update(part);
         };
         add(DOMAIN.as_bytes());

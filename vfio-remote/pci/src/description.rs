@@ -52,11 +52,16 @@ impl Region {
         Self::ALL.get(usize::try_from(index).ok()?).copied()
     }
 
-    /// Its VFIO number.
+    /// Its VFIO number: the order of declaration.
     #[must_use]
-    pub fn index(self) -> usize {
-        // The order of `ALL` is that of the declaration.
-        Self::ALL.iter().position(|&r| r == self).unwrap_or(0)
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// Its VFIO number, as an index.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
     }
 
     /// Which base address register it is behind.

@@ -156,7 +156,7 @@ impl Bars {
                 origin: Some(Origin {
                     lender: lease.lender.clone(),
                     device: self.device.clone(),
-                    region: u8::try_from(new.region.index()).unwrap_or(u8::MAX),
+                    region: new.region.number(),
                     offset: new.offset,
                     key: lease.key.0,
                 }),

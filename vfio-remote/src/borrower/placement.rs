@@ -128,7 +128,7 @@ impl Layout {
         asked: &Requester<'_>,
         reasons: &mut Vec<String>,
     ) -> Result<Option<Placement>, SessionError> {
-        for (number, way) in self.ways.iter().enumerate() {
+        for (number, way) in (0_u16..).zip(&self.ways) {
             let Way { name, windows, .. } = way;
             let Some(windows) = windows else {
                 continue;
@@ -143,7 +143,7 @@ impl Layout {
                 }
             };
             let place = Place::Window {
-                bridge: u16::try_from(number).unwrap_or(u16::MAX),
+                bridge: number,
                 window: slice.window,
                 offset: slice.offset,
             };
@@ -164,7 +164,7 @@ impl Layout {
             match answer? {
                 Ok(()) => {
                     return Ok(Some(Placement::Window {
-                        way: number,
+                        way: number.into(),
                         slice,
                         is_readable,
                     }));

@@ -17,9 +17,10 @@ pub(crate) struct Fences {
 impl Fences {
     pub fn new() -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let micros = now.map_or(0, |since| since.as_micros());
+        let micros =
+            |since: Duration| since.as_secs() * 1_000_000 + u64::from(since.subsec_micros());
         Self {
-            last: u64::try_from(micros).unwrap_or(0),
+            last: now.map_or(0, micros),
         }
     }
 

@@ -4,7 +4,7 @@ use super::posted::PostedWrites;
 use super::proof::Word;
 use crate::protocol::Sender;
 use crate::protocol::message::{Fence, MAX_DATA_BYTES, ToBorrower};
-use farlane_abi::width::to_u64;
+use farlane_abi::width::{size_u32, to_u64};
 use farlane_pci::RemoteMemory;
 use farlane_sys::sync::{held, lock};
 use std::collections::{BTreeSet, HashMap};
@@ -194,8 +194,8 @@ impl LeaseMemory {
         let message = |id, number: usize| ToBorrower::MemoryRead {
             id,
             fence: self.fence,
-            address: addresses.get(number).copied().unwrap_or(0),
-            length: u32::try_from(size_of::<Word>()).unwrap_or(0),
+            address: addresses[number],
+            length: size_u32::<Word>(),
         };
         let take = |number: usize, bytes| {
             let word = Word::try_from(bytes).map_err(|_| io::ErrorKind::InvalidData)?;

@@ -12,7 +12,9 @@ use super::names::Borrower;
 use super::queue::WorkQueue;
 use super::sublease::Sublease;
 use super::worker::Worker;
-use crate::protocol::message::{Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION};
+use crate::protocol::message::{
+    Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION, millis,
+};
 use crate::protocol::{ConnectionError, Peer, Received, Receiver, Sender};
 use farlane_pci::{Function, InterruptKind, Signal};
 use farlane_sys::sync::lock;
@@ -258,7 +260,7 @@ impl Control {
         let grace = at.saturating_duration_since(Instant::now());
         let message = ToBorrower::Revoking {
             fence,
-            grace_ms: u32::try_from(grace.as_millis()).unwrap_or(u32::MAX),
+            grace_ms: millis(grace),
         };
         if let Err(e) = self.sender.send(&message, &[]) {
             log::debug!("A borrower cannot be asked to return: {e}");

@@ -19,11 +19,11 @@ use crate::bridge;
 use crate::protocol::Received;
 use crate::protocol::message::{
     Attached, Bridge, Fence, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES, MappableArea,
-    PeerKey, PeerName, Refusal, Reply, Request, ToBorrower, ToLender,
+    PeerKey, PeerName, Refusal, Reply, Request, ToBorrower, ToLender, millis,
 };
 use farlane_abi::width::to_usize;
 use farlane_ntb::Ntb;
-use farlane_pci::{AddressRange, Attachment, Function};
+use farlane_pci::{AccessError, AddressRange, Attachment, Function};
 use farlane_sys::chain;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -184,11 +184,7 @@ impl Worker {
                 let (device, sublease) = self.sublease(fence)?;
                 Ok(Reply::Data(device.words(sublease, region, &offsets)?))
             }
-            Request::Return { fence } => {
-                self.held(fence)?;
-                self.end_lease(None);
-                Ok(Reply::Done)
-            }
+            Request::Return { fence } => self.give_back(fence),
             Request::Map {
                 fence,
                 address,
@@ -197,15 +193,12 @@ impl Worker {
                 place,
                 peer,
             } => {
+                let addresses = AddressRange::new(address, length);
                 let range = DmaRange {
-                    addresses: AddressRange::new(address, length),
+                    addresses,
                     writable,
                 };
-                let mapped = self.map(fence, range, place, peer);
-                if mapped.is_err() {
-                    self.let_go_of_the_unused(fence);
-                }
-                mapped
+                self.map(fence, range, place, peer)
             }
             Request::Unmap {
                 fence,
@@ -223,10 +216,9 @@ impl Worker {
                 region,
                 offset,
                 data,
-            } => {
-                self.write(fence, region, offset, &data)?;
-                Ok(Reply::Done)
-            }
+            } => self
+                .write(fence, region, offset, &data)
+                .map(|()| Reply::Done),
             Request::SetInterrupts {
                 fence,
                 kind,
@@ -234,26 +226,35 @@ impl Worker {
                 vectors,
             } => self.set_interrupts(fence, kind, first, &vectors, descriptors),
             Request::MaskIntx { fence, masked } => {
-                let (_, held) = self.held(fence)?;
-                held.function.mask_intx(masked).map_err(device_error)?;
-                Ok(Reply::Done)
+                self.have_function(fence, |function| function.mask_intx(masked))
             }
             Request::SetBusMaster { fence, may } => {
                 if may {
                     self.look_before_mastering(fence)?;
                 }
-                let (_, held) = self.held(fence)?;
-                held.function.set_bus_master(may).map_err(device_error)?;
-                Ok(Reply::Done)
+                self.have_function(fence, |function| function.set_bus_master(may))
             }
-            Request::Reset { fence } => {
-                let (_, held) = self.held(fence)?;
-                held.function.reset().map_err(device_error)?;
-                Ok(Reply::Done)
-            }
+            Request::Reset { fence } => self.have_function(fence, |function| function.reset()),
             // The thread that receives answers it.
             Request::Renew { fence } => Err(Refusal::Ended(fence)),
         }
+    }
+
+    /// Has the function in use do something.
+    fn have_function(
+        &self,
+        fence: Fence,
+        act: impl FnOnce(&dyn Function) -> Result<(), AccessError>,
+    ) -> Answer {
+        let (_, held) = self.held(fence)?;
+        act(&*held.function).map_err(device_error)?;
+        Ok(Reply::Done)
+    }
+
+    fn give_back(&mut self, fence: Fence) -> Answer {
+        self.held(fence)?;
+        self.end_lease(None);
+        Ok(Reply::Done)
     }
 
     fn find(&self, name: &str) -> Result<Arc<Device>, Refusal> {
@@ -346,7 +347,7 @@ impl Worker {
         self.sublease = Some((Arc::clone(device), sublease));
         Ok(Reply::Sublet {
             fence,
-            term_ms: u32::try_from(term.as_millis()).unwrap_or(u32::MAX),
+            term_ms: millis(term),
         })
     }
 
@@ -365,15 +366,11 @@ impl Worker {
         let mut ways = Vec::new();
         let mut bridges = Vec::new();
         if carries {
-            attachment = device
-                .offer
-                .source
-                .attach()
-                .map_err(|e| Refusal::Device(chain(&e)))?;
-            let (ours, theirs) = socket_pair().map_err(|e| Refusal::Device(chain(&e)))?;
+            attachment = device.offer.source.attach().map_err(failed)?;
+            let (ours, theirs) = socket_pair().map_err(failed)?;
             ways.push(Way {
                 name: "shm".to_owned(),
-                ntb: bridge::shm(ours).map_err(|e| Refusal::Device(chain(&e)))?,
+                ntb: bridge::shm(ours).map_err(failed)?,
                 hops: 0,
                 shows: None,
             });
@@ -381,11 +378,9 @@ impl Worker {
             out.push(Arc::new(theirs));
         }
         let liveness = self.control.sender.keep_open();
-        attachment.liveness = Some(Arc::new(liveness.map_err(|e| Refusal::Device(chain(&e)))?));
-        for (name, bridge) in &self.lender.bridges {
-            if !self.borrower.is_among(&bridge.borrowers) {
-                continue;
-            }
+        attachment.liveness = Some(Arc::new(liveness.map_err(failed)?));
+        let named = self.lender.bridges.iter();
+        for (name, bridge) in named.filter(|(_, b)| self.borrower.is_among(&b.borrowers)) {
             ways.push(Way {
                 name: name.clone(),
                 ntb: Arc::clone(&bridge.ntb),
@@ -443,7 +438,7 @@ impl Worker {
             Err(e) => {
                 device.give_back(fence, || ());
                 log::error!("{}: {}", device.offer.name, chain(&e));
-                return Err(Refusal::Device(chain(&e)));
+                return Err(failed(e));
             }
         };
         log::info!(
@@ -472,7 +467,7 @@ impl Worker {
         self.control.set_lease(Some(tenure));
         Ok(Reply::Taken {
             fence,
-            term_ms: u32::try_from(self.lender.term.as_millis()).unwrap_or(u32::MAX),
+            term_ms: millis(self.lender.term),
             key,
         })
     }
@@ -556,6 +551,11 @@ impl Worker {
             _ => Err(Refusal::Ended(fence)),
         }
     }
+}
+
+/// What a borrower is told where the device, or the system, has failed.
+fn failed(error: impl std::error::Error + 'static) -> Refusal {
+    Refusal::Device(chain(&error))
 }
 
 fn socket_pair() -> Result<(OwnedFd, OwnedFd), std::io::Error> {

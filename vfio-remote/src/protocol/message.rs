@@ -7,10 +7,17 @@
 use farlane_pci::{Area, Description, InterruptKind, Region};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::time::Duration;
 use thiserror::Error;
 
 /// Version of the protocol; both ends must have the same.
 pub const VERSION: u32 = 7;
+
+/// A time as messages have it; the longest that they can say for a longer one.
+pub(crate) fn millis(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
+
 /// Largest number of bytes that one message reads or writes.
 pub const MAX_DATA_BYTES: usize = 32 << 10;
 /// Largest message in bytes, see [`MAX_DATA_BYTES`].

@@ -62,8 +62,7 @@ impl Capabilities {
         };
         let transfer = proposed.max_data_xfer_size.unwrap_or(1 << 20);
         let max_transfer = u32::try_from(transfer)
-            .unwrap_or(u32::MAX)
-            .min(MAX_TRANSFER_BYTES);
+            .map_or(MAX_TRANSFER_BYTES, |bytes| bytes.min(MAX_TRANSFER_BYTES));
         if max_transfer == 0 {
             return Err(CapabilitiesError::Transfer(transfer));
         }

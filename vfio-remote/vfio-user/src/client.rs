@@ -216,13 +216,9 @@ impl Client {
         *answer = if header.flags & wire::FLAG_ERROR == 0 {
             Answer::Body(body.to_vec())
         } else {
-            let raw = i32::try_from(header.error).unwrap_or(0);
-            let known = (1..4096).contains(&raw);
-            Answer::Refused(if known {
-                Errno::from_raw_os_error(raw)
-            } else {
-                Errno::IO
-            })
+            let raw = i32::try_from(header.error).ok();
+            let known = raw.filter(|raw| (1..4096).contains(raw));
+            Answer::Refused(known.map_or(Errno::IO, Errno::from_raw_os_error))
         };
         drop(pending);
         self.0.changed.notify_all();

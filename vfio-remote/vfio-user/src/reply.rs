@@ -2,6 +2,7 @@
 
 use crate::wire::{self, Command, HEADER_BYTES, Header};
 use crate::{IoFd, IoFdKind, MAX_AREAS, PAGE_BYTES, RegionInfo};
+use farlane_abi::width::size_u32;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -62,15 +63,17 @@ impl Reply {
 
     /// Fills in the header of the reply to `command`. An error has no body.
     pub(crate) fn finish(&mut self, command: &Header, result: Result<(), Errno>) {
-        if result.is_err() {
+        // Replies are not longer than what the client has asked for, some megabytes.
+        let size =
+            result.and_then(|()| u32::try_from(self.bytes.len()).map_err(|_| Errno::MSGSIZE));
+        if size.is_err() {
             self.start();
         }
-        let error = result.err();
+        let error = size.err();
         let header = Header {
             id: command.id,
             command: command.command,
-            // Replies are not longer than what the client has asked for, some megabytes.
-            size: u32::try_from(self.bytes.len()).unwrap_or(u32::MAX),
+            size: size.unwrap_or(size_u32::<Header>()),
             flags: wire::TYPE_REPLY | error.map_or(0, |_| wire::FLAG_ERROR),
             error: error.map_or(0, |error| error.raw_os_error().unsigned_abs()),
         };

@@ -8,7 +8,7 @@ use crate::reply::{self, Reply};
 use crate::request::{IrqData, IrqsRequest, MapRequest, Request, Writes, parse};
 use crate::wire::{self, Header};
 use crate::{Device, DmaMap, IrqInfo, IrqRequest, MAX_IRQ_TYPES, MAX_REGIONS, RegionInfo};
-use farlane_abi::width::{to_u64, to_usize};
+use farlane_abi::width::{size_u32, to_u64, to_usize};
 use farlane_sys::eventfd;
 use farlane_zero_copy::memory_file::{self, MemoryFileError, Source};
 use rustix::io::Errno;
@@ -103,17 +103,19 @@ impl<'a, D: Device> Session<'a, D> {
         }
     }
 
+    fn count(&self, request: &Request<'_>) {
+        let (what, count) = match request {
+            Request::RegionRead { .. } => (Count::Reads, 1),
+            Request::RegionWrite { .. } => (Count::Writes, 1),
+            Request::RegionWriteMulti(writes) => (Count::Writes, to_u64(writes.count())),
+            _ => (Count::Other, 1),
+        };
+        self.client.counters().add(what, count);
+    }
+
     fn carry_out(&mut self, request: Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
         self.device.begin_request();
-        let counters = self.client.counters();
-        match &request {
-            Request::RegionRead { .. } => counters.add(Count::Reads, 1),
-            Request::RegionWrite { .. } => counters.add(Count::Writes, 1),
-            Request::RegionWriteMulti(writes) => {
-                counters.add(Count::Writes, to_u64(writes.count()));
-            }
-            _ => counters.add(Count::Other, 1),
-        }
+        self.count(&request);
         if let Request::Version {
             major,
             minor,
@@ -132,23 +134,16 @@ impl<'a, D: Device> Session<'a, D> {
             Request::Version { .. } => Err(Errno::INVAL),
             Request::DmaMap(map) => agreed.map(device, map),
             Request::DmaUnmap { address, size } => {
-                for (address, size) in agreed.mappings.within(address, size)? {
-                    agreed.unmap(device, address, size)?;
-                }
+                agreed.unmap(device, agreed.mappings.within(address, size)?)?;
                 push_unmap(reply, 0, address, size);
                 Ok(())
             }
             Request::DmaUnmapAll => {
-                for (address, size) in agreed.mappings.all() {
-                    agreed.unmap(device, address, size)?;
-                }
+                agreed.unmap(device, agreed.mappings.all())?;
                 push_unmap(reply, wire::UNMAP_ALL, 0, 0);
                 Ok(())
             }
-            Request::DeviceInfo => {
-                push_device_info(reply, device, agreed);
-                Ok(())
-            }
+            Request::DeviceInfo => push_device_info(reply, device, agreed),
             Request::RegionInfo { index, room } => agreed.region_info(device, index, room, reply),
             Request::RegionIoFds { index, room } => agreed.io_fds(device, index, room, reply),
             Request::IrqInfo { index } => agreed.irq_info(index, reply),
@@ -164,11 +159,7 @@ impl<'a, D: Device> Session<'a, D> {
                 data,
             } => {
                 let count = agreed.write(device, region, offset, data)?;
-                reply.push(&wire::RegionAccess {
-                    offset,
-                    region,
-                    count,
-                });
+                push_access(reply, region, offset, count);
                 Ok(())
             }
             Request::RegionWriteMulti(writes) => agreed.write_multi(device, writes, reply),
@@ -291,9 +282,12 @@ impl Negotiated {
         Ok(())
     }
 
-    fn unmap(&mut self, device: &mut impl Device, address: u64, size: u64) -> Result<(), Errno> {
-        device.dma_unmap(address, size)?;
-        self.mappings.remove(address);
+    /// Takes ranges away, (address, bytes), up to the first that the device does not let go of.
+    fn unmap(&mut self, device: &mut impl Device, ranges: Vec<(u64, u64)>) -> Result<(), Errno> {
+        for (address, size) in ranges {
+            device.dma_unmap(address, size)?;
+            self.mappings.remove(address);
+        }
         Ok(())
     }
 
@@ -357,7 +351,7 @@ impl Negotiated {
         let (_, irq) = self.irq(index)?;
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         reply.push(&wire::IrqInfo {
-            argsz: u32::try_from(size_of::<wire::IrqInfo>()).map_err(|_| Errno::INVAL)?,
+            argsz: size_u32::<wire::IrqInfo>(),
             flags: flag(irq.eventfd, wire::IRQ_EVENTFD)
                 | flag(irq.maskable, wire::IRQ_MASKABLE)
                 | flag(irq.automasked, wire::IRQ_AUTOMASKED)
@@ -429,11 +423,7 @@ impl Negotiated {
         if !self.check_access(region, offset, count)?.readable {
             return Err(Errno::INVAL);
         }
-        reply.push(&wire::RegionAccess {
-            offset,
-            region,
-            count,
-        });
+        push_access(reply, region, offset, count);
         let data = reply.reserve(usize::try_from(count).map_err(|_| Errno::INVAL)?);
         if data.is_empty() {
             return Ok(());
@@ -504,26 +494,39 @@ fn adopt(fds: Vec<OwnedFd>, count: usize) -> Result<Vec<Option<OwnedFd>>, Errno>
     adopted.collect()
 }
 
+fn push_access(reply: &mut Reply, region: u32, offset: u64, count: u32) {
+    reply.push(&wire::RegionAccess {
+        offset,
+        region,
+        count,
+    });
+}
+
 fn push_unmap(reply: &mut Reply, flags: u32, address: u64, size: u64) {
     reply.push(&wire::DmaUnmap {
-        argsz: u32::try_from(size_of::<wire::DmaUnmap>()).unwrap_or(0),
+        argsz: size_u32::<wire::DmaUnmap>(),
         flags,
         address,
         size,
     });
 }
 
-fn push_device_info(reply: &mut Reply, device: &impl Device, agreed: &Negotiated) {
+fn push_device_info(
+    reply: &mut Reply,
+    device: &impl Device,
+    agreed: &Negotiated,
+) -> Result<(), Errno> {
     let reset = if device.info().resettable {
         wire::DEVICE_RESET
     } else {
         0
     };
-    let count = |length: usize| u32::try_from(length).unwrap_or(0);
+    let count = |length: usize| u32::try_from(length).map_err(|_| Errno::IO);
     reply.push(&wire::DeviceInfo {
-        argsz: count(size_of::<wire::DeviceInfo>()),
+        argsz: size_u32::<wire::DeviceInfo>(),
         flags: wire::DEVICE_PCI | reset,
-        num_regions: count(agreed.regions.len()),
-        num_irqs: count(agreed.irqs.len()),
+        num_regions: count(agreed.regions.len())?,
+        num_irqs: count(agreed.irqs.len())?,
     });
+    Ok(())
 }

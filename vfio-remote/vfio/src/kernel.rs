@@ -4,7 +4,7 @@ use crate::IommuLimits;
 use crate::OpenError;
 use crate::descriptor::duplicate_above_all;
 use crate::sysfs::BoundFunction;
-use farlane_abi::width::to_usize;
+use farlane_abi::width::{size_u32, to_usize};
 use farlane_pci::{AddressRange, InterruptKind, Region};
 use farlane_sys::PciAddress;
 use farlane_sys::sync::lock;
@@ -131,10 +131,6 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-fn size_u32<T>() -> u32 {
-    u32::try_from(size_of::<T>()).unwrap_or(u32::MAX)
-}
-
 fn irq_index(kind: InterruptKind) -> u32 {
     match kind {
         InterruptKind::Intx => VFIO_PCI_INTX_IRQ_INDEX,
@@ -226,7 +222,8 @@ impl VfioKernel {
         );
         // SAFETY: the request reads a `vfio_irq_set` of `argsz` bytes, which `set` has.
         let result = check(unsafe { ioctl_with_ptr(&self.device, SET_IRQS, set.as_ptr()) })?;
-        Ok((result > 0).then(|| u16::try_from(result).unwrap_or(u16::MAX)))
+        let fewer = (result > 0).then(|| u16::try_from(result));
+        fewer.transpose().map_err(io::Error::other)
     }
 }
 

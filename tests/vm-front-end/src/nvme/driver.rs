@@ -2,8 +2,9 @@
 
 use super::memory::PAGE;
 use super::queue::Bell;
-use super::wire::{admin, halves};
+use super::wire::admin;
 use super::{Command, Completion, Memory, Queue, Register, Transport};
+use farlane_abi::width::halves;
 use farlane_nvme::bits::register::DOORBELLS;
 use std::io;
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
 //! Commands, put together from the layout of the controller's crate (NVMe 1.4, figure 105).
 
+use farlane_abi::width::halves;
 use farlane_nvme::bits::Sqe;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -76,13 +77,6 @@ impl Command {
         } = value;
         self
     }
-}
-
-/// Low and high half.
-pub(crate) fn halves(value: u64) -> [u32; 2] {
-    let bytes = value.to_le_bytes();
-    let half = |at: usize| bytes[at..at + 4].try_into().map_or(0, u32::from_le_bytes);
-    [half(0), half(4)]
 }
 
 #[cfg(test)]

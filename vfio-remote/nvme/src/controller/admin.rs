@@ -88,15 +88,7 @@ impl Controller {
             }
             AdminCommand::SetFeatures { save: true, .. } => Err(Status::FEATURE_NOT_SAVEABLE),
             AdminCommand::SetFeatures { feature, data, .. } => {
-                let length = Features::data_length(feature);
-                if length == 0 {
-                    return self.set_feature(command, &[]);
-                }
-                match self.read_data(&data, length) {
-                    Ok(bytes) => self.set_feature(command, &bytes),
-                    Err(WalkError::Status(status)) => Err(status),
-                    Err(WalkError::Unreachable) => Ok(Answer::Gather(command, data, length)),
-                }
+                self.set_feature_of(command, feature, data)
             }
             AdminCommand::GetFeatures {
                 nsid,
@@ -108,21 +100,42 @@ impl Controller {
                 Value::Number(value) => Ok(Answer::Done(value)),
                 Value::Data(bytes) => self.write_data(data, bytes),
             },
-            AdminCommand::AsyncEvent => {
-                let answer = self.events.request(cid)?;
-                // Held requests are not in flight: they must not keep others out of the queue.
-                if let Some(sq) = self.queues.sq_mut(0) {
-                    sq.ended();
-                }
-                if let Some((cid, dword)) = answer {
-                    self.complete_event(cid, dword);
-                }
-                Ok(Answer::Held)
-            }
+            AdminCommand::AsyncEvent => self.hold_event_request(cid),
             AdminCommand::DoorbellBuffer { doorbells, events } => {
                 self.set_shadow(doorbells, events)?;
                 Ok(Answer::Done(0))
             }
+        }
+    }
+
+    /// Asynchronous Event Request (5.2).
+    fn hold_event_request(&mut self, cid: u16) -> Result<Answer, Status> {
+        let answer = self.events.request(cid)?;
+        // Held requests are not in flight: they must not keep others out of the queue.
+        if let Some(sq) = self.queues.sq_mut(0) {
+            sq.ended();
+        }
+        if let Some((cid, dword)) = answer {
+            self.complete_event(cid, dword);
+        }
+        Ok(Answer::Held)
+    }
+
+    /// Set Features (5.21), with attribute data where the feature has some.
+    fn set_feature_of(
+        &mut self,
+        command: AdminCommand,
+        feature: u8,
+        data: DataPointer,
+    ) -> Result<Answer, Status> {
+        let length = Features::data_length(feature);
+        if length == 0 {
+            return self.set_feature(command, &[]);
+        }
+        match self.read_data(&data, length) {
+            Ok(bytes) => self.set_feature(command, &bytes),
+            Err(WalkError::Status(status)) => Err(status),
+            Err(WalkError::Unreachable) => Ok(Answer::Gather(command, data, length)),
         }
     }
 
