@@ -437,7 +437,7 @@ mod tests {
         let error = space.allocate(other.as_fd(), 0, 0x1000, true).unwrap_err();
         assert!(matches!(error, NtbError::NotShown { windows: 1, .. }));
         assert!(matches!(
-            host.set_translation(0, other.as_fd(), 0, 0x1000, true),
+            host.set_translation(0, crate::FileRange::first_page(&other)),
             Err(NtbError::Fixed { window: 0 })
         ));
         assert!(machine.limits().windows.is_empty());

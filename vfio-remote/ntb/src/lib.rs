@@ -36,7 +36,7 @@ mod window_space;
 pub use error::NtbError;
 pub use file::FileId;
 pub use ivshmem::{IvshmemConfig, IvshmemNtb, Place};
-pub use ntb::{Limits, LinkState, Ntb, PeerWindow, Translation, WindowLimits};
+pub use ntb::{FileRange, Limits, LinkState, Ntb, PeerWindow, Translation, WindowLimits};
 pub use pci::{InboundWindow, OutboundWindow, PciNtb};
 pub use shm::ShmNtb;
 pub use window_space::{WindowSlice, WindowSpace, WindowUse};

@@ -4,6 +4,8 @@ use crate::file::check_range;
 use crate::{FileId, NtbError};
 use farlane_abi::width::to_usize;
 use std::fmt::Debug;
+#[cfg(test)]
+use std::os::fd::AsFd;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -113,6 +115,32 @@ impl Translation {
     }
 }
 
+/// Bytes of a file that a window is to show.
+#[derive(Clone, Copy, Debug)]
+pub struct FileRange<'f> {
+    /// The file.
+    pub file: BorrowedFd<'f>,
+    /// The first byte's offset in it.
+    pub offset: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// Whether the other end may write them.
+    pub writable: bool,
+}
+
+#[cfg(test)]
+impl<'f> FileRange<'f> {
+    /// The first page of a file, to be written too.
+    pub fn first_page(file: &'f impl AsFd) -> Self {
+        Self {
+            file: file.as_fd(),
+            offset: 0,
+            length: 0x1000,
+            writable: true,
+        }
+    }
+}
+
 /// Memory of the other end, as this end sees it: a stretch of a file that can be mapped.
 #[derive(Clone, Debug)]
 pub struct PeerWindow {
@@ -164,21 +192,13 @@ pub trait Ntb: Send + Sync + Debug {
     /// Clears the event, then tells the state.
     fn clear_link_event(&self) -> LinkState;
 
-    /// Has `window` show `length` bytes of `file` from `offset` on. The other end sees them when
-    /// this returns.
+    /// Has `window` show bytes of a file. The other end sees them when this returns.
     ///
     /// # Errors
     /// The window, the range or the file is refused; the window has a translation; the link is
     /// down.
-    fn set_translation(
-        &self,
-        window: u32,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        length: u64,
-        writable: bool,
-    ) -> Result<(), NtbError> {
-        let _ = (file, offset, length, writable);
+    fn set_translation(&self, window: u32, shown: FileRange<'_>) -> Result<(), NtbError> {
+        let _ = shown;
         self.limits().window(window)?;
         Err(NtbError::Fixed { window })
     }

@@ -1,7 +1,7 @@
 //! Who gets which window.
 
 use crate::file::Examined;
-use crate::{LinkState, Ntb, NtbError, Translation};
+use crate::{FileRange, LinkState, Ntb, NtbError, Translation};
 use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
 use std::os::fd::BorrowedFd;
@@ -117,17 +117,22 @@ impl WindowSpace {
                 return Ok(slice);
             }
         }
-        self.allocate_window(&mut slots, file, &examined, (offset, length), writable)
+        let wanted = FileRange {
+            file,
+            offset,
+            length,
+            writable,
+        };
+        self.allocate_window(&mut slots, &examined, wanted)
     }
 
     fn allocate_window(
         &self,
         slots: &mut [Slot],
-        file: BorrowedFd<'_>,
         examined: &Examined,
-        (offset, length): (u64, u64),
-        writable: bool,
+        wanted: FileRange<'_>,
     ) -> Result<WindowSlice, NtbError> {
+        let FileRange { offset, length, .. } = wanted;
         let windows = self.ntb.limits().window_count();
         let mut refusal = if slots.iter().all(|s| s.fixed) {
             NtbError::NotShown {
@@ -158,19 +163,12 @@ impl WindowSpace {
                 let Some((from, bytes)) = shown else {
                     continue;
                 };
-                if slot.translation.is_some() {
-                    // It could not be cleared when its last user went.
-                    self.ntb.clear_translation(window)?;
-                    slot.translation = None;
-                }
-                self.ntb
-                    .set_translation(window, file, from, bytes, writable)?;
-                slot.translation = Some(Translation {
-                    file: examined.id,
+                let shown = FileRange {
                     offset: from,
                     length: bytes,
-                    writable,
-                });
+                    ..wanted
+                };
+                self.show(window, slot, examined, shown)?;
                 let slice = WindowSlice {
                     window,
                     offset: offset - from,
@@ -181,6 +179,28 @@ impl WindowSpace {
             }
         }
         Err(refusal)
+    }
+
+    fn show(
+        &self,
+        window: u32,
+        slot: &mut Slot,
+        examined: &Examined,
+        shown: FileRange<'_>,
+    ) -> Result<(), NtbError> {
+        if slot.translation.is_some() {
+            // It could not be cleared when its last user went.
+            self.ntb.clear_translation(window)?;
+            slot.translation = None;
+        }
+        self.ntb.set_translation(window, shown)?;
+        slot.translation = Some(Translation {
+            file: examined.id,
+            offset: shown.offset,
+            length: shown.length,
+            writable: shown.writable,
+        });
+        Ok(())
     }
 
     /// All of the file that `window` can show, if it can show all of it, and the range is there.

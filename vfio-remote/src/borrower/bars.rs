@@ -2,7 +2,7 @@
 
 use super::deadline::Deadline;
 use super::peers::Peers;
-use super::session::Session;
+use super::session::{RegisterAddress, Session};
 use crate::protocol::message::{Fence, PeerKey};
 use farlane_pci::{AddressRange, Region, RemoteMemory};
 use farlane_sys::sync::lock;
@@ -45,20 +45,26 @@ impl LenderMemory {
         let session = self.session.upgrade().filter(|s| !s.is_lost());
         session.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
+
+    fn register(&self, address: u64) -> RegisterAddress {
+        RegisterAddress {
+            fence: self.fence,
+            region: self.region,
+            offset: address.wrapping_sub(self.base),
+        }
+    }
 }
 
 impl RemoteMemory for LenderMemory {
     fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
-        let offset = address.wrapping_sub(self.base);
         let session = self.session()?;
-        let read = session.read(self.fence, self.region, offset, data, Deadline::begin());
+        let read = session.read(self.register(address), data, Deadline::begin());
         read.map_err(io::Error::other)
     }
 
     fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
-        let offset = address.wrapping_sub(self.base);
         let session = self.session()?;
-        let written = session.write(self.fence, self.region, offset, data, Deadline::begin());
+        let written = session.write(self.register(address), data, Deadline::begin());
         written.map_err(io::Error::other)
     }
 }

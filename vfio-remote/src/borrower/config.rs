@@ -3,7 +3,7 @@
 use super::bars::Decoded;
 use super::device::{Borrowed, Presence, RETRY};
 use super::layout::{LayoutError, User};
-use super::session::SessionError;
+use super::session::{RegisterAddress, SessionError};
 use crate::protocol::message::{Refusal, Request};
 use farlane_abi::width::to_usize;
 use farlane_pci::{AddressRange, ConfigSpace, Effects, Region};
@@ -157,7 +157,12 @@ impl Borrowed {
         }
         for (at, bytes) in forward {
             self.with_device("write configuration space", |session, fence, deadline| {
-                session.post(fence, Region::Config, at, &bytes, deadline)
+                let at = RegisterAddress {
+                    fence,
+                    region: Region::Config,
+                    offset: at,
+                };
+                session.post(at, &bytes, deadline)
             });
         }
         if reset {

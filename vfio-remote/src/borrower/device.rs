@@ -7,7 +7,7 @@ use super::fair_mutex::FairMutex;
 use super::layout::{Layout, LayoutError};
 use super::peers::Peers;
 use super::resolve::{PeerPath, PeerWindow};
-use super::session::{Session, SessionError};
+use super::session::{RegisterAddress, Session, SessionError};
 use super::signals::{Signals, kind_of};
 use crate::protocol::Connector;
 use crate::protocol::message::{Fence, Refusal};
@@ -315,7 +315,14 @@ impl Borrowed {
     /// Reads from the device in use; without one, or when it fails, what a missing device reads as.
     pub(super) fn device_read(&mut self, region: Region, offset: u64, data: &mut [u8]) {
         let result = match self.held() {
-            Some((session, fence)) => session.read(fence, region, offset, data, self.deadline()),
+            Some((session, fence)) => {
+                let at = RegisterAddress {
+                    fence,
+                    region,
+                    offset,
+                };
+                session.read(at, data, self.deadline())
+            }
             None => Err(SessionError::Lost),
         };
         self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
@@ -457,7 +464,12 @@ impl Device for Borrowed {
             self.take_at_first_access();
             self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
             self.with_device("write", |session, fence, deadline| {
-                session.post(fence, region, offset, data, deadline)
+                let at = RegisterAddress {
+                    fence,
+                    region,
+                    offset,
+                };
+                session.post(at, data, deadline)
             });
         }
         Ok(())

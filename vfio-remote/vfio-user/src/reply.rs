@@ -1,7 +1,7 @@
 //! From what the device says to the bytes and descriptors of a reply.
 
 use crate::wire::{self, Command, HEADER_BYTES, Header};
-use crate::{IoFd, IoFdKind, MAX_AREAS, PAGE_BYTES, RegionInfo};
+use crate::{IoFd, IoFdKind, MAX_AREAS, MapArea, PAGE_BYTES, RegionInfo};
 use farlane_abi::width::size_u32;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -134,13 +134,24 @@ pub fn region_info(
     if areas.is_empty() {
         return Ok(());
     }
+    let count = u32::try_from(areas.len()).map_err(|_| DeviceError::Count(index))?;
+    push_sparse_mmap(reply, areas, count);
+    let files = if one_file { &areas[..1] } else { areas };
+    reply
+        .fds
+        .extend(files.iter().map(|area| Arc::clone(&area.file)));
+    Ok(())
+}
+
+/// The capability that says which areas can be mapped.
+fn push_sparse_mmap(reply: &mut Reply, areas: &[MapArea], nr_areas: u32) {
     reply.push(&wire::SparseMmap {
         header: wire::CapHeader {
             id: wire::CAP_SPARSE_MMAP,
             version: 1,
             next: 0,
         },
-        nr_areas: u32::try_from(areas.len()).map_err(|_| DeviceError::Count(index))?,
+        nr_areas,
         reserved: 0,
     });
     for area in areas {
@@ -149,11 +160,6 @@ pub fn region_info(
             size: area.size,
         });
     }
-    let files = if one_file { &areas[..1] } else { areas };
-    reply
-        .fds
-        .extend(files.iter().map(|area| Arc::clone(&area.file)));
-    Ok(())
 }
 
 fn check_areas(index: u32, info: &RegionInfo) -> Result<(), DeviceError> {

@@ -6,6 +6,7 @@ use farlane_abi::width::to_usize;
 use farlane_pci::registers::{BarType, COMMAND, DEVICE, INTERRUPT_LINE, ROM, VENDOR, bar, word};
 use farlane_pci::{BAR_COUNT, Description, InterruptKind, Interrupts, Region, RegionDescription};
 use farlane_sys::PciAddress;
+use std::io;
 
 /// Describes the function at `address`, which has been reset.
 pub(crate) fn describe(
@@ -21,14 +22,8 @@ pub(crate) fn describe(
     if !matches!(size, 256 | 4096) {
         return Err(odd(format!("its configuration space has {size} bytes")));
     }
-    let mut config = vec![0; to_usize(size)];
-    for (offset, bytes) in (0..).step_by(4).zip(config.chunks_mut(4)) {
-        kernel
-            .read(Region::Config, offset, bytes)
-            .map_err(OpenError::failed(format!(
-                "read configuration space of {address}"
-            )))?;
-    }
+    let what = format!("read configuration space of {address}");
+    let mut config = read_config(kernel, to_usize(size)).map_err(OpenError::failed(what))?;
     let regions: Vec<_> = Region::ALL
         .into_iter()
         .map(|region| {
@@ -68,6 +63,15 @@ pub(crate) fn describe(
         return Err(odd(format!("its regions have {sizes:#x?} bytes")));
     }
     Ok(description)
+}
+
+/// Configuration space, a dword at a time.
+fn read_config(kernel: &dyn Kernel, size: usize) -> io::Result<Vec<u8>> {
+    let mut config = vec![0; size];
+    for (offset, bytes) in (0..).step_by(4).zip(config.chunks_mut(4)) {
+        kernel.read(Region::Config, offset, bytes)?;
+    }
+    Ok(config)
 }
 
 /// What is the lender's own: addresses, the state of the command register, the interrupt line.

@@ -1,6 +1,6 @@
 //! Packets of the socket between the two ends, and the descriptors beside them.
 
-use crate::NtbError;
+use crate::{FileRange, NtbError};
 use farlane_sys::socket;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -198,20 +198,18 @@ pub(super) fn send_set(
     socket: BorrowedFd<'_>,
     sequence: u64,
     window: u32,
-    (offset, length): (u64, u64),
-    writable: bool,
-    file: BorrowedFd<'_>,
+    shown: FileRange<'_>,
 ) -> Result<(), NtbError> {
     let packet = Packet {
         kind: SET,
         first: window,
-        second: writable.into(),
+        second: shown.writable.into(),
         reserved: 0,
         sequence,
-        offset,
-        length,
+        offset: shown.offset,
+        length: shown.length,
     };
-    send(socket, &packet, &[file])
+    send(socket, &packet, &[shown.file])
 }
 
 pub(super) fn send_clear(

@@ -8,7 +8,7 @@ mod message;
 
 use crate::control::{ALL_DOORBELLS, AREA_BYTES, Area, OwnDoorbells, Ringer, SCRATCHPADS};
 use crate::file::Examined;
-use crate::{Limits, LinkState, Ntb, NtbError, PeerWindow, WindowLimits, event};
+use crate::{FileRange, Limits, LinkState, Ntb, NtbError, PeerWindow, WindowLimits, event};
 use farlane_abi::width::to_usize;
 use farlane_sys::sync::{held, lock};
 use farlane_zero_copy::memory_file::{self, Source};
@@ -381,24 +381,17 @@ impl Ntb for ShmNtb {
         self.link()
     }
 
-    fn set_translation(
-        &self,
-        window: u32,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        length: u64,
-        writable: bool,
-    ) -> Result<(), NtbError> {
-        self.shared.limits.check(window, offset, length)?;
-        Examined::new(file)?.check_range(offset, length)?;
+    fn set_translation(&self, window: u32, shown: FileRange<'_>) -> Result<(), NtbError> {
+        self.shared
+            .limits
+            .check(window, shown.offset, shown.length)?;
+        Examined::new(shown.file)?.check_range(shown.offset, shown.length)?;
         let at = to_usize(window.into());
         if self.shared.state().shown.get(at) == Some(&true) {
             return Err(NtbError::Taken { window });
         }
         self.shared.request(
-            |socket, sequence| {
-                message::send_set(socket, sequence, window, (offset, length), writable, file)
-            },
+            |socket, sequence| message::send_set(socket, sequence, window, shown),
             |state| state.shown[at] = true,
         )
     }

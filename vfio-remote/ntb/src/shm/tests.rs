@@ -48,6 +48,16 @@ struct Hostile {
 }
 
 impl Hostile {
+    /// Waits for the other end to end the connection.
+    fn await_end(&self, ntb: &ShmNtb) {
+        assert!(is_readable(self.socket.as_fd(), true));
+        assert!(matches!(
+            message::receive(self.socket.as_fd()),
+            Ok(Incoming::End)
+        ));
+        assert_eq!(ntb.link(), LinkState::Down);
+    }
+
     fn new() -> (Arc<ShmNtb>, Self) {
         let (ours, socket) = sockets();
         let ntb = ShmNtb::new(ours, 2, PAGES).unwrap();
@@ -83,8 +93,13 @@ impl Hostile {
 
     /// Shows `file`, and says whether that was refused.
     fn set(&self, window: u32, file: &OwnedFd, range: (u64, u64), writable: bool) -> bool {
-        let fd = file.as_fd();
-        message::send_set(self.socket.as_fd(), 1, window, range, writable, fd).unwrap();
+        let shown = FileRange {
+            file: file.as_fd(),
+            offset: range.0,
+            length: range.1,
+            writable,
+        };
+        message::send_set(self.socket.as_fd(), 1, window, shown).unwrap();
         match self.receive() {
             Message::Reply { outcome, .. } => outcome.is_err(),
             other => panic!("{other:?}"),
@@ -219,13 +234,7 @@ fn a_window_is_only_what_the_limits_and_the_file_allow() {
 fn a_control_page_that_can_shrink_is_not_mapped() {
     let (ntb, hostile) = Hostile::new();
     hostile.say_hello();
-    // The end of the connection.
-    assert!(is_readable(hostile.socket.as_fd(), true));
-    assert!(matches!(
-        message::receive(hostile.socket.as_fd()),
-        Ok(Incoming::End)
-    ));
-    assert_eq!(ntb.link(), LinkState::Down);
+    hostile.await_end(&ntb);
 }
 
 #[test]
@@ -233,12 +242,7 @@ fn a_doorbell_that_is_no_eventfd_ends_the_link() {
     let (ntb, mut hostile) = Hostile::new();
     hostile.doorbell = std::fs::File::open("/dev/null").unwrap().into();
     hostile.hello();
-    assert!(is_readable(hostile.socket.as_fd(), true));
-    assert!(matches!(
-        message::receive(hostile.socket.as_fd()),
-        Ok(Incoming::End)
-    ));
-    assert_eq!(ntb.link(), LinkState::Down);
+    hostile.await_end(&ntb);
 }
 
 #[test]
@@ -264,7 +268,7 @@ fn a_refusal_of_the_other_end_is_reported() {
     let file = memory(0x1000);
     let call = std::thread::spawn({
         let ntb = Arc::clone(&ntb);
-        move || ntb.set_translation(1, file.as_fd(), 0, 0x1000, true)
+        move || ntb.set_translation(1, FileRange::first_page(&file))
     });
     let Message::Set { sequence, .. } = hostile.receive() else {
         panic!("not a translation");

@@ -52,23 +52,16 @@ impl Ntb for Hardware {
         self.link()
     }
 
-    fn set_translation(
-        &self,
-        window: u32,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        length: u64,
-        writable: bool,
-    ) -> Result<(), NtbError> {
-        self.limits.check(window, offset, length)?;
-        Examined::new(file)?.check_range(offset, length)?;
+    fn set_translation(&self, window: u32, shown: FileRange<'_>) -> Result<(), NtbError> {
+        self.limits.check(window, shown.offset, shown.length)?;
+        Examined::new(shown.file)?.check_range(shown.offset, shown.length)?;
         let slot = &mut self.set.lock().unwrap()[usize::try_from(window).unwrap()];
         assert!(slot.is_none(), "window {window} is set twice");
         *slot = Some(Translation {
-            file: crate::FileId::of(file)?,
-            offset,
-            length,
-            writable,
+            file: crate::FileId::of(shown.file)?,
+            offset: shown.offset,
+            length: shown.length,
+            writable: shown.writable,
         });
         Ok(())
     }

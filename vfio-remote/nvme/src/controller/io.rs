@@ -14,6 +14,7 @@ use crate::identify::MAX_TRANSFER_SHIFT;
 use crate::namespace::Storage;
 use crate::ring::Durable;
 use crate::vectors::transfer_now;
+use farlane_abi::width::to_usize;
 use farlane_block::engine::clear::Goal;
 use farlane_block::engine::{Clear, Deallocate, Extent, Memory, Operation, Range, Work};
 use farlane_pci::DmaView;
@@ -133,20 +134,14 @@ impl Controller {
         }
         self.requests.note_moved(extent.bytes);
         let durable = self.durable(transfer.force_unit_access);
+        let mut locate = |buffer| {
+            let align = namespace.memory_align();
+            self.locate(&transfer.data, buffer, extent.bytes, align)
+        };
         let located = match direction {
             Direction::Compare => Located::Bounce,
-            Direction::Read | Direction::Write => {
-                let buffer = match direction {
-                    Direction::Read => DataBuffer::Destination,
-                    Direction::Write | Direction::Compare => DataBuffer::Source,
-                };
-                self.locate(
-                    &transfer.data,
-                    buffer,
-                    extent.bytes,
-                    namespace.memory_align(),
-                )
-            }
+            Direction::Read => locate(DataBuffer::Destination),
+            Direction::Write => locate(DataBuffer::Source),
         };
         match (located, &namespace.storage) {
             (Located::Refused(status), _) => Err(status),
@@ -171,25 +166,7 @@ impl Controller {
                 self.requests.give_list(slices.into_list());
                 result.map(|()| Plan::Done)
             }
-            (Located::Bounce, _) => {
-                let length = u32::try_from(extent.bytes).map_err(|_| Status::INVALID_FIELD)?;
-                let namespace = index;
-                let then = match direction {
-                    Direction::Read => {
-                        let bytes = usize::try_from(length).map_err(|_| Status::INVALID_FIELD)?;
-                        let read = own(namespace, Work::Read, extent, Bounce::new(bytes));
-                        let phase = Phase::Running(Task::Read(Some(transfer.data)), read);
-                        return Ok(Plan::Begin(phase, extent.bytes));
-                    }
-                    Direction::Write => Gathered::Write {
-                        namespace,
-                        extent,
-                        durable,
-                    },
-                    Direction::Compare => Gathered::Compare { namespace, extent },
-                };
-                Ok(Plan::Gather(then, transfer.data, length))
-            }
+            (Located::Bounce, _) => bounced(direction, index, extent, durable, transfer.data),
         }
     }
 
@@ -290,6 +267,32 @@ impl Controller {
         gather(&*view, &segments, &mut data)?;
         Ok(data)
     }
+}
+
+/// A transfer through memory of the controller's own.
+fn bounced(
+    direction: Direction,
+    namespace: usize,
+    extent: Extent,
+    durable: Durable,
+    data: DataPointer,
+) -> Result<Plan, Status> {
+    let then = match direction {
+        Direction::Read => {
+            let buffer = Bounce::new(to_usize(extent.bytes));
+            let read = own(namespace, Work::Read, extent, buffer);
+            let phase = Phase::Running(Task::Read(Some(data)), read);
+            return Ok(Plan::Begin(phase, extent.bytes));
+        }
+        Direction::Write => Gathered::Write {
+            namespace,
+            extent,
+            durable,
+        },
+        Direction::Compare => Gathered::Compare { namespace, extent },
+    };
+    let length = u32::try_from(extent.bytes).map_err(|_| Status::INVALID_FIELD)?;
+    Ok(Plan::Gather(then, data, length))
 }
 
 /// Zeroes ranges of a namespace, or gives them back.

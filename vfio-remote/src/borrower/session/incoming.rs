@@ -56,6 +56,23 @@ fn receive(
     receiver: &mut Receiver,
     queue: &SyncSender<Access>,
 ) -> ConnectionError {
+    loop {
+        let taken = match receiver.receive::<ToBorrower>(None) {
+            Ok(Some(received)) => take(shared, received, queue),
+            Ok(None) => Ok(()),
+            Err(e) => Err(e),
+        };
+        if let Err(e) = taken {
+            return e;
+        }
+    }
+}
+
+fn take(
+    shared: &Shared,
+    received: Received<ToBorrower>,
+    queue: &SyncSender<Access>,
+) -> Result<(), ConnectionError> {
     let reach = |id, fence, address, kind| {
         let _ = queue.send(Access {
             id,
@@ -64,59 +81,53 @@ fn receive(
             kind,
         });
     };
-    loop {
-        let Received {
-            message,
-            descriptors,
-        } = match receiver.receive::<ToBorrower>(None) {
-            Ok(Some(received)) => received,
-            Ok(None) => continue,
-            Err(e) => return e,
-        };
-        match message {
-            ToBorrower::Reply { id, result } => shared.answered(id, result, descriptors),
-            ToBorrower::Interrupt {
-                fence,
-                kind,
-                vector,
-            } => {
-                shared.with_current(fence, |signals| signals.raise_from_lender(kind, vector));
+    let descriptors = received.descriptors;
+    match received.message {
+        ToBorrower::Reply { id, result } => shared.answered(id, result, descriptors),
+        ToBorrower::Interrupt {
+            fence,
+            kind,
+            vector,
+        } => {
+            shared.with_current(fence, |signals| signals.raise_from_lender(kind, vector));
+        }
+        ToBorrower::Revoking { fence, grace_ms } => {
+            let is_meant = shared.with_current(fence, |signals| signals.request_unplug());
+            if is_meant {
+                log::info!("The lender wants the device back within {grace_ms} ms");
             }
-            ToBorrower::Revoking { fence, grace_ms } => {
-                let is_meant = shared.with_current(fence, |signals| signals.request_unplug());
-                if is_meant {
-                    log::info!("The lender wants the device back within {grace_ms} ms");
-                }
+        }
+        ToBorrower::Ended { fence } => {
+            if shared.stopped(Some(fence)) {
+                log::warn!("The lender has ended lease {fence}");
+                shared.lose_and_notify();
             }
-            ToBorrower::Ended { fence } => {
-                if shared.stopped(Some(fence)) {
-                    log::warn!("The lender has ended lease {fence}");
-                    shared.lose_and_notify();
-                }
+        }
+        ToBorrower::Stopping { fence } => {
+            log::debug!("The device of lease {fence} has not stopped yet");
+            shared.set_stopping(fence);
+        }
+        ToBorrower::MemoryRead {
+            id,
+            fence,
+            address,
+            length,
+        } => {
+            let length = to_usize(length.into());
+            if length > MAX_DATA_BYTES {
+                return Err(ConnectionError::Unexpected("a read that is too long"));
             }
-            ToBorrower::Stopping { fence } => {
-                log::debug!("The device of lease {fence} has not stopped yet");
-                shared.set_stopping(fence);
-            }
-            ToBorrower::MemoryRead {
-                id,
-                fence,
-                address,
-                length,
-            } => {
-                let length = to_usize(length.into());
-                if length > MAX_DATA_BYTES {
-                    return ConnectionError::Unexpected("a read that is too long");
-                }
-                reach(id, fence, address, AccessKind::Read(length));
-            }
-            ToBorrower::MemoryWrite {
-                id,
-                fence,
-                address,
-                data,
-            } => reach(id, fence, address, AccessKind::Write(data)),
-            ToBorrower::Welcome { .. } => return ConnectionError::Unexpected("a second welcome"),
+            reach(id, fence, address, AccessKind::Read(length));
+        }
+        ToBorrower::MemoryWrite {
+            id,
+            fence,
+            address,
+            data,
+        } => reach(id, fence, address, AccessKind::Write(data)),
+        ToBorrower::Welcome { .. } => {
+            return Err(ConnectionError::Unexpected("a second welcome"));
         }
     }
+    Ok(())
 }

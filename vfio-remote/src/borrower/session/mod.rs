@@ -39,6 +39,22 @@ const MAX_POSTED: u32 = 64;
 /// Precedes the name of a lender that has not proved it: nobody can prove such a name.
 const UNPROVED: &str = "unproved:";
 
+/// A register of the device that is held under a lease.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RegisterAddress {
+    pub fence: Fence,
+    pub region: Region,
+    /// Offset in the region, in bytes.
+    pub offset: u64,
+}
+
+impl RegisterAddress {
+    /// Where the parts of an access begin that are as long as a message allows.
+    fn offsets(self) -> impl Iterator<Item = u64> {
+        (self.offset..).step_by(MAX_DATA_BYTES)
+    }
+}
+
 /// Why something could not be done at the lender.
 #[derive(Debug, Error)]
 pub enum SessionError {
@@ -295,13 +311,12 @@ impl Session {
     /// Reads registers.
     pub fn read(
         &self,
-        fence: Fence,
-        region: Region,
-        offset: u64,
+        at: RegisterAddress,
         data: &mut [u8],
         deadline: Deadline,
     ) -> Result<(), SessionError> {
-        for (offset, part) in offsets(offset).zip(data.chunks_mut(MAX_DATA_BYTES)) {
+        let RegisterAddress { fence, region, .. } = at;
+        for (offset, part) in at.offsets().zip(data.chunks_mut(MAX_DATA_BYTES)) {
             let request = Request::Read {
                 fence,
                 region,
@@ -321,13 +336,12 @@ impl Session {
     /// Writes registers, and waits until it is done.
     pub fn write(
         &self,
-        fence: Fence,
-        region: Region,
-        offset: u64,
+        at: RegisterAddress,
         data: &[u8],
         deadline: Deadline,
     ) -> Result<(), SessionError> {
-        for (offset, part) in offsets(offset).zip(data.chunks(MAX_DATA_BYTES)) {
+        let RegisterAddress { fence, region, .. } = at;
+        for (offset, part) in at.offsets().zip(data.chunks(MAX_DATA_BYTES)) {
             let request = Request::Write {
                 fence,
                 region,
@@ -343,17 +357,16 @@ impl Session {
     /// reads on, and hears renewals.
     pub fn post(
         &self,
-        fence: Fence,
-        region: Region,
-        offset: u64,
+        at: RegisterAddress,
         data: &[u8],
         deadline: Deadline,
     ) -> Result<(), SessionError> {
         if self.posted.fetch_add(1, Ordering::Relaxed) >= MAX_POSTED {
             self.posted.store(0, Ordering::Relaxed);
-            return self.write(fence, region, offset, data, deadline);
+            return self.write(at, data, deadline);
         }
-        for (offset, part) in offsets(offset).zip(data.chunks(MAX_DATA_BYTES)) {
+        let RegisterAddress { fence, region, .. } = at;
+        for (offset, part) in at.offsets().zip(data.chunks(MAX_DATA_BYTES)) {
             let message = ToLender::Post {
                 fence,
                 region,
@@ -374,11 +387,6 @@ impl Session {
     pub fn is_lost(&self) -> bool {
         self.shared.is_lost()
     }
-}
-
-/// Where the parts of an access begin that are as long as a message allows.
-fn offsets(first: u64) -> impl Iterator<Item = u64> {
-    (first..).step_by(MAX_DATA_BYTES)
 }
 
 #[cfg(test)]
