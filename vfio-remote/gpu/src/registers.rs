@@ -2,7 +2,8 @@
 
 use crate::queue::Place;
 use farlane_abi::gpu as abi;
-use farlane_abi::width::{halves, to_usize};
+use farlane_abi::width::halves;
+use farlane_pci::emulated::read_dwords;
 
 /// What a write has changed besides the registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,11 +55,9 @@ impl Registers {
 
     /// Reads bytes; what is no register reads as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
-        for (at, byte) in (offset..).zip(data) {
-            let lane = to_usize(at % 4);
-            let dword = u32::try_from(at & !3).map_or(0, |at| self.dword(at));
-            *byte = dword.to_le_bytes()[lane];
-        }
+        read_dwords(offset, data, |at| {
+            u32::try_from(at).map_or(0, |at| self.dword(at))
+        });
     }
 
     /// Writes one aligned register. Accesses of other sizes, and those to what is read-only, do

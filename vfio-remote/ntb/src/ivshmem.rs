@@ -14,13 +14,13 @@ use crate::pci::fixed_limits;
 use crate::sysfs::{self, SysfsFunction, open};
 use crate::{FileId, Limits, LinkState, Ntb, NtbError, PeerWindow, Translation, event};
 use farlane_sys::PciAddress;
+use farlane_sys::thread::OwnedThread;
 use farlane_zero_copy::{Mapping, SharedMemory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 /// Vendor and device of `ivshmem-plain` (QEMU, "Device Specification for Inter-VM shared memory").
 const IVSHMEM: (u16, u16) = (0x1af4, 0x1110);
@@ -196,7 +196,7 @@ impl Ntb for IvshmemNtb {
     }
 
     fn clear_link_event(&self) -> LinkState {
-        event::drain(self.link_event.as_fd());
+        let _ = event::drain(self.link_event.as_fd());
         self.link()
     }
 
@@ -214,7 +214,7 @@ impl Ntb for IvshmemNtb {
 
     fn doorbells(&self) -> Result<u64, NtbError> {
         let shared = &self.control("doorbells")?.shared;
-        event::drain(shared.doorbell_event.as_fd());
+        let _ = event::drain(shared.doorbell_event.as_fd());
         // The next ring raises the event again.
         shared.raised.store(false, Ordering::Release);
         Ok(shared.doorbells.pending())
@@ -261,7 +261,7 @@ impl Ntb for IvshmemNtb {
 struct Control {
     shared: Arc<Watched>,
     ringer: Ringer,
-    thread: Option<JoinHandle<()>>,
+    _thread: OwnedThread,
 }
 
 #[derive(Debug)]
@@ -301,17 +301,13 @@ impl Control {
             link_event,
             stop: event::create()?,
         });
-        let thread = std::thread::Builder::new()
-            .name("ntb".into())
-            .spawn({
-                let shared = Arc::clone(&shared);
-                move || shared.watch()
-            })
-            .map_err(NtbError::io("start a thread"))?;
+        let serving = Arc::clone(&shared);
+        let thread = OwnedThread::spawn("ntb", move || serving.watch());
+        let thread = thread.map_err(NtbError::io("start a thread"))?;
         Ok(Self {
             shared,
             ringer: Ringer::default(),
-            thread: Some(thread),
+            _thread: thread,
         })
     }
 
@@ -327,11 +323,6 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         event::signal(self.shared.stop.as_fd());
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("The thread of a bridge panicked");
-        }
     }
 }
 

@@ -4,6 +4,7 @@
 use crate::bits::PAGE;
 use crate::bits::register::{ACQ, AQA, ASQ, CAP, CC, CSTS, INTMC, INTMS, VS};
 use farlane_abi::width::{halves, to_usize};
+use farlane_pci::emulated::read_dwords;
 
 /// Largest queue, in entries (CAP.MQES).
 pub const MAX_QUEUE_ENTRIES: u32 = 4096;
@@ -86,10 +87,7 @@ impl Registers {
 
     /// Reads any bytes of the register page; what is reserved reads as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
-        for (at, byte) in (offset..).zip(data) {
-            let lane = to_usize(at % 4);
-            *byte = self.dword(at & !3).to_le_bytes()[lane];
-        }
+        read_dwords(offset, data, |at| self.dword(at));
     }
 
     /// Writes one or two aligned dwords. Accesses of other sizes, and those to what is read-only,

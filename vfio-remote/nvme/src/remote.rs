@@ -7,11 +7,11 @@ use crate::data::{DataBuffer, DataPointer, Segment, Unreachable, WalkError, gath
 use crate::shared::{Notice, Shared};
 use farlane_abi::width::{to_u64, to_usize};
 use farlane_block::engine::Slot;
+use farlane_sys::thread::OwnedThread;
 use farlane_sys::warn_limited;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
 use zerocopy::IntoBytes as _;
 
 /// An access to remote memory.
@@ -121,8 +121,9 @@ pub enum Done {
 #[derive(Debug)]
 pub struct Remote {
     jobs: Option<Sender<Job>>,
+    // Before what it answers to: it does what is queued.
+    _thread: OwnedThread,
     done: Receiver<Done>,
-    thread: Option<JoinHandle<()>>,
     under_way: usize,
     /// Nobody waits for what is to be done.
     dropping: Arc<AtomicBool>,
@@ -135,25 +136,23 @@ impl Remote {
         let (reply, done) = channel();
         let dropping = Arc::new(AtomicBool::new(false));
         let is_dropping = Arc::clone(&dropping);
-        let thread = std::thread::Builder::new()
-            .name("nvme-remote".into())
-            .spawn(move || {
-                for job in received {
-                    let finished = if is_dropping.load(Ordering::SeqCst) {
-                        job.dropped()
-                    } else {
-                        perform(&shared, job)
-                    };
-                    if reply.send(finished).is_err() {
-                        return;
-                    }
-                    shared.notify(Notice::Remote);
+        let thread = OwnedThread::spawn("nvme-remote", move || {
+            for job in received {
+                let finished = if is_dropping.load(Ordering::SeqCst) {
+                    job.dropped()
+                } else {
+                    perform(&shared, job)
+                };
+                if reply.send(finished).is_err() {
+                    return;
                 }
-            })?;
+                shared.notify(Notice::Remote);
+            }
+        })?;
         Ok(Self {
             jobs: Some(jobs),
             done,
-            thread: Some(thread),
+            _thread: thread,
             under_way: 0,
             dropping,
         })
@@ -190,11 +189,6 @@ impl Remote {
 impl Drop for Remote {
     fn drop(&mut self) {
         self.jobs = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("The thread for remote memory has panicked");
-        }
     }
 }
 

@@ -8,7 +8,6 @@ use farlane_pci::emulated::InterruptLines;
 use farlane_pci::{DmaSpace, Interrupts};
 use farlane_sys::sync::{held, lock};
 use farlane_worker::wake::Sleep;
-use rustix::event::EventfdFlags;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -63,7 +62,6 @@ impl Shared {
             msi: 0,
             msix: identity.io_queues + 1,
         };
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
             registers: Mutex::default(),
             settled: Condvar::new(),
@@ -74,7 +72,7 @@ impl Shared {
             identity,
             counters,
             notices: AtomicU32::new(0),
-            sleep: Sleep::new(rustix::event::eventfd(0, flags)?),
+            sleep: Sleep::new(farlane_sys::eventfd::new()?),
         })
     }
 

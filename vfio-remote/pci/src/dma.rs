@@ -5,6 +5,7 @@ use farlane_abi::width::{to_u64, to_usize};
 use farlane_sys::chain;
 use farlane_sys::sync::{read, write};
 use farlane_zero_copy::{AddressSpace, AddressSpaceError, View};
+use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
@@ -33,6 +34,12 @@ pub enum DmaError {
         #[source]
         source: std::io::Error,
     },
+}
+
+impl DmaError {
+    fn remote(address: u64) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Remote { address, source }
+    }
 }
 
 /// Memory that is reached by messages. Calls block until its owner has answered, for a bounded
@@ -235,22 +242,13 @@ impl DmaSpace {
     /// # Errors
     /// See [`DmaError`].
     pub fn read(&self, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
-        let mut at = address;
-        let mut rest = data;
-        while !rest.is_empty() {
-            let (run, remote) = self.run(at, rest.len(), false)?;
-            let (part, after) = rest.split_at_mut(run);
+        self.each_run(address, data.len(), false, |at, part, remote| {
+            let part = &mut data[part];
             match remote {
-                Some(memory) => memory.read(at, part).map_err(|source| DmaError::Remote {
-                    address: at,
-                    source,
-                })?,
-                None => self.view().read(at, part)?,
+                Some(memory) => memory.read(at, part).map_err(DmaError::remote(at)),
+                None => Ok(self.view().read(at, part)?),
             }
-            at = at.wrapping_add(to_u64(run));
-            rest = after;
-        }
-        Ok(())
+        })
     }
 
     /// Writes memory of any kind.
@@ -258,20 +256,30 @@ impl DmaSpace {
     /// # Errors
     /// See [`DmaError`]. A part may have been written then.
     pub fn write(&self, address: u64, data: &[u8]) -> Result<(), DmaError> {
-        let mut at = address;
-        let mut rest = data;
-        while !rest.is_empty() {
-            let (run, remote) = self.run(at, rest.len(), true)?;
-            let (part, after) = rest.split_at(run);
+        self.each_run(address, data.len(), true, |at, part, remote| {
+            let part = &data[part];
             match remote {
-                Some(memory) => memory.write(at, part).map_err(|source| DmaError::Remote {
-                    address: at,
-                    source,
-                })?,
-                None => self.view().write(at, part)?,
+                Some(memory) => memory.write(at, part).map_err(DmaError::remote(at)),
+                None => Ok(self.view().write(at, part)?),
             }
-            at = at.wrapping_add(to_u64(run));
-            rest = after;
+        })
+    }
+
+    /// Accesses `length` bytes at `address`, a run of one kind at a time: its address, which of the
+    /// bytes it has, and the remote memory if they are remote.
+    fn each_run(
+        &self,
+        address: u64,
+        length: usize,
+        writable: bool,
+        mut access: impl FnMut(u64, Range<usize>, Option<Arc<dyn RemoteMemory>>) -> Result<(), DmaError>,
+    ) -> Result<(), DmaError> {
+        let mut done = 0;
+        while done < length {
+            let at = address.wrapping_add(to_u64(done));
+            let (run, remote) = self.run(at, length - done, writable)?;
+            access(at, done..done + run, remote)?;
+            done += run;
         }
         Ok(())
     }

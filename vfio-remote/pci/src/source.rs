@@ -64,6 +64,18 @@ pub enum AccessError {
     Io(#[from] std::io::Error),
 }
 
+impl AccessError {
+    /// [`Region`](Self::Region), for these bytes of a region.
+    #[must_use]
+    pub fn region(region: Region, offset: u64, length: usize) -> Self {
+        Self::Region {
+            region,
+            offset,
+            length,
+        }
+    }
+}
+
 /// Memory of a function that a borrower may map before it uses the function, and that no other
 /// borrower ever sees.
 #[derive(Clone, Debug)]

@@ -47,11 +47,7 @@ impl LenderMemory {
     }
 
     fn register(&self, address: u64) -> RegisterAddress {
-        RegisterAddress {
-            fence: self.fence,
-            region: self.region,
-            offset: address.wrapping_sub(self.base),
-        }
+        RegisterAddress::new(self.fence, self.region, address.wrapping_sub(self.base))
     }
 }
 

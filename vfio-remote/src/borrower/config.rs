@@ -157,11 +157,7 @@ impl Borrowed {
         }
         for (at, bytes) in forward {
             self.with_device("write configuration space", |session, fence, deadline| {
-                let at = RegisterAddress {
-                    fence,
-                    region: Region::Config,
-                    offset: at,
-                };
+                let at = RegisterAddress::new(fence, Region::Config, at);
                 session.post(at, &bytes, deadline)
             });
         }

@@ -316,11 +316,7 @@ impl Borrowed {
     pub(super) fn device_read(&mut self, region: Region, offset: u64, data: &mut [u8]) {
         let result = match self.held() {
             Some((session, fence)) => {
-                let at = RegisterAddress {
-                    fence,
-                    region,
-                    offset,
-                };
+                let at = RegisterAddress::new(fence, region, offset);
                 session.read(at, data, self.deadline())
             }
             None => Err(SessionError::Lost),
@@ -464,12 +460,7 @@ impl Device for Borrowed {
             self.take_at_first_access();
             self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
             self.with_device("write", |session, fence, deadline| {
-                let at = RegisterAddress {
-                    fence,
-                    region,
-                    offset,
-                };
-                session.post(at, data, deadline)
+                session.post(RegisterAddress::new(fence, region, offset), data, deadline)
             });
         }
         Ok(())

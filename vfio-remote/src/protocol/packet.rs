@@ -2,8 +2,9 @@
 
 use super::connection::ConnectionError;
 use super::message::{MAX_DESCRIPTORS, MAX_FRAME_BYTES};
+use farlane_sys::eventfd;
 use farlane_sys::socket;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, send, shutdown, sockopt};
 use std::io::IoSlice;
@@ -34,8 +35,7 @@ impl PacketSocket {
         let peer = farlane_zero_copy::peer_user(socket.as_fd())?;
         Ok(Self {
             socket,
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|e| ConnectionError::Io(e.into()))?,
+            wake: eventfd::new().map_err(|e| ConnectionError::Io(e.into()))?,
             ended: AtomicBool::new(false),
             peer,
         })
@@ -92,7 +92,7 @@ impl PacketSocket {
 
     /// Has the receiver, or the next one, return.
     pub fn nudge(&self) {
-        farlane_sys::eventfd::signal(self.wake.as_fd());
+        eventfd::signal(self.wake.as_fd());
     }
 
     /// The next frame into `buffer`, whose length is its; nothing when the time is over, or there
@@ -111,7 +111,7 @@ impl PacketSocket {
                 return Ok(None);
             }
             if fds[1].revents().is_empty() {
-                let _ = farlane_sys::eventfd::drain(self.wake.as_fd());
+                let _ = eventfd::drain(self.wake.as_fd());
                 return Ok(None);
             }
             if self.ended.load(Ordering::Acquire) {

@@ -7,9 +7,10 @@
 use super::connection::{ConnectionError, time_left};
 use super::message::MAX_FRAME_BYTES;
 use farlane_abi::width::to_usize;
+use farlane_sys::eventfd;
 use farlane_sys::socket;
 use farlane_sys::sync::lock;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{PollFd, PollFlags};
 use rustls::Connection;
 use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
@@ -137,8 +138,7 @@ impl StreamSocket {
             read_plain(tls, &mut arrived)?;
         }
         socket.set_nonblocking(true)?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| ConnectionError::Io(e.into()))?;
+        let wake = eventfd::new().map_err(|e| ConnectionError::Io(e.into()))?;
         Ok(Self {
             socket,
             state: Mutex::new(State {
@@ -225,7 +225,7 @@ impl StreamSocket {
         }
         self.flush(&mut state)?;
         if !state.wire.is_empty() {
-            farlane_sys::eventfd::signal(self.wake.as_fd());
+            eventfd::signal(self.wake.as_fd());
         }
         Ok(())
     }
@@ -310,7 +310,7 @@ impl StreamSocket {
     /// Has the receiver, or the next one, return.
     pub fn nudge(&self) {
         self.nudged.store(true, Ordering::Release);
-        farlane_sys::eventfd::signal(self.wake.as_fd());
+        eventfd::signal(self.wake.as_fd());
     }
 
     /// The next frame into `buffer`; false when the time is over, or there was a nudge.
@@ -370,7 +370,7 @@ impl StreamSocket {
             if socket::wait(&mut fds, until).map_err(io::Error::from)? == 0 {
                 return Ok(false);
             }
-            let _ = farlane_sys::eventfd::drain(self.wake.as_fd());
+            let _ = eventfd::drain(self.wake.as_fd());
             let mut state = self.state();
             let more = self.fill(&mut state)?;
             if more {
@@ -390,7 +390,7 @@ impl StreamSocket {
     /// see [`linger`](Self::linger).
     pub fn stop(&self) {
         self.ended.store(true, Ordering::Release);
-        farlane_sys::eventfd::signal(self.wake.as_fd());
+        eventfd::signal(self.wake.as_fd());
     }
 
     /// Tells the peer that nothing more comes, as far as it takes that.

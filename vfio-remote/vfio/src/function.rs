@@ -104,11 +104,7 @@ impl VfioFunction {
         if length > 0 && allowed && description.contains(region, offset, length) {
             Ok(())
         } else {
-            Err(AccessError::Region {
-                region,
-                offset,
-                length,
-            })
+            Err(AccessError::region(region, offset, length))
         }
     }
 

@@ -5,15 +5,16 @@
 
 use crate::kernel::{IrqAction, Kernel};
 use farlane_pci::{AccessError, InterruptKind, Signal};
+use farlane_sys::eventfd;
 use farlane_sys::sync::lock;
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use farlane_sys::thread::OwnedThread;
+use rustix::event::epoll;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::JoinHandle;
 
 /// Tells the thread to end.
 const STOP: u64 = u64::MAX;
@@ -50,7 +51,7 @@ struct Shared {
 pub(crate) struct InterruptRouter {
     kernel: Arc<dyn Kernel>,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    _thread: OwnedThread,
 }
 
 fn code(kind: InterruptKind) -> u64 {
@@ -63,10 +64,6 @@ fn code(kind: InterruptKind) -> u64 {
 
 fn key((kind, vector): Key) -> u64 {
     code(kind) << 16 | u64::from(vector)
-}
-
-fn new_event() -> io::Result<OwnedFd> {
-    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
 impl State {
@@ -176,7 +173,7 @@ impl InterruptRouter {
     /// Starts a thread, which counts in `raised`.
     pub fn start(kernel: Arc<dyn Kernel>, raised: Arc<AtomicU64>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let stop = new_event()?;
+        let stop = eventfd::new()?;
         epoll::add(
             &epoll,
             &stop,
@@ -189,14 +186,14 @@ impl InterruptRouter {
             state: Mutex::default(),
             raised,
         });
-        let thread = std::thread::Builder::new().name("vfio-irq".into()).spawn({
+        let thread = OwnedThread::spawn("vfio-irq", {
             let shared = Arc::clone(&shared);
             move || shared.forward()
         })?;
         Ok(Self {
             kernel,
             shared,
-            thread: Some(thread),
+            _thread: thread,
         })
     }
 
@@ -217,7 +214,7 @@ impl InterruptRouter {
                     known.signal = signal;
                     return Ok(());
                 }
-                let event = Arc::new(new_event()?);
+                let event = Arc::new(eventfd::new().map_err(io::Error::from)?);
                 epoll::add(
                     &self.shared.epoll,
                     &*event,
@@ -319,10 +316,5 @@ impl Drop for InterruptRouter {
             log::error!("Cannot disable {kind:?}: {e}");
         }
         while rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {}
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("The thread of interrupts panicked");
-        }
     }
 }

@@ -2,12 +2,12 @@
 
 use crate::source::Shared;
 use farlane_sys::eventfd;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, poll};
+use farlane_sys::thread::OwnedThread;
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 /// Is told that a function must not be used any more.
 pub(crate) type Tell = Arc<dyn Fn() + Send + Sync>;
@@ -16,28 +16,21 @@ pub(crate) type Tell = Arc<dyn Fn() + Send + Sync>;
 #[derive(Debug)]
 pub(crate) struct Watch {
     stop: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
-}
-
-fn event() -> io::Result<OwnedFd> {
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    Ok(rustix::event::eventfd(0, flags)?)
+    _thread: OwnedThread,
 }
 
 impl Watch {
     pub fn start(shared: Arc<Shared>, tell: Tell) -> io::Result<Self> {
-        let stop = Arc::new(event()?);
-        let (error, request) = (event()?, event()?);
+        let stop = Arc::new(eventfd::new()?);
+        let (error, request) = (eventfd::new()?, eventfd::new()?);
         shared.kernel.watch(error.as_fd(), request.as_fd())?;
-        let thread = std::thread::Builder::new()
-            .name("vfio-watch".into())
-            .spawn({
-                let stop = Arc::clone(&stop);
-                move || wait(&shared, [&*stop, &error, &request], &*tell)
-            })?;
+        let thread = OwnedThread::spawn("vfio-watch", {
+            let stop = Arc::clone(&stop);
+            move || wait(&shared, [&*stop, &error, &request], &*tell)
+        })?;
         Ok(Self {
             stop,
-            thread: Some(thread),
+            _thread: thread,
         })
     }
 }
@@ -45,11 +38,6 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         eventfd::signal(self.stop.as_fd());
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("The thread that watches a function panicked");
-        }
     }
 }
 

@@ -3,8 +3,9 @@
 mod aio;
 
 use aio::Signaller;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use rustix::io::ReadWriteFlags;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -87,6 +88,14 @@ pub fn install() -> bool {
 #[must_use]
 pub fn never_blocks() -> bool {
     matches!(SIGNALLER.get(), Some(Some(_)))
+}
+
+/// An eventfd of this process, which never blocks.
+///
+/// # Errors
+/// Out of descriptors.
+pub fn new() -> Result<OwnedFd, Errno> {
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
 }
 
 /// Adds one to an eventfd. Does not block even where the eventfd would, which is its owner's

@@ -8,6 +8,7 @@
 //! * [`PciAddress`]: where a PCI function is.
 //! * [`socket`]: messages with descriptors beside them.
 //! * [`sync`]: locks without poison.
+//! * [`thread`]: threads that whoever has started them waits for.
 
 mod chain;
 pub mod closing;
@@ -17,6 +18,7 @@ mod mmap;
 mod pci_address;
 pub mod socket;
 pub mod sync;
+pub mod thread;
 
 pub use chain::chain;
 pub use mmap::Mmap;

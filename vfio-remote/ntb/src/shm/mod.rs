@@ -11,6 +11,7 @@ use crate::file::Examined;
 use crate::{FileRange, Limits, LinkState, Ntb, NtbError, PeerWindow, WindowLimits, event};
 use farlane_abi::width::to_usize;
 use farlane_sys::sync::{held, lock};
+use farlane_sys::thread::OwnedThread;
 use farlane_zero_copy::memory_file::{self, Source};
 use farlane_zero_copy::{Mapping, SharedMemory};
 use message::{Incoming, Message, Refusal};
@@ -21,7 +22,6 @@ use rustix::fs::{
 use rustix::net::{AddressFamily, Shutdown, SocketType, shutdown, sockopt};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How long the other end may take to answer.
@@ -71,7 +71,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct ShmNtb {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    _thread: OwnedThread,
 }
 
 impl ShmNtb {
@@ -132,16 +132,12 @@ impl ShmNtb {
             }),
             changed: Condvar::new(),
         });
-        let thread = std::thread::Builder::new()
-            .name("ntb".into())
-            .spawn({
-                let shared = Arc::clone(&shared);
-                move || shared.serve()
-            })
-            .map_err(NtbError::io("start a thread"))?;
+        let serving = Arc::clone(&shared);
+        let thread = OwnedThread::spawn("ntb", move || serving.serve());
+        let thread = thread.map_err(NtbError::io("start a thread"))?;
         Ok(Arc::new(Self {
             shared,
-            thread: Some(thread),
+            _thread: thread,
         }))
     }
 }
@@ -149,11 +145,6 @@ impl ShmNtb {
 impl Drop for ShmNtb {
     fn drop(&mut self) {
         self.shared.end("this end has gone");
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("The thread of a bridge panicked");
-        }
     }
 }
 
@@ -377,7 +368,7 @@ impl Ntb for ShmNtb {
     }
 
     fn clear_link_event(&self) -> LinkState {
-        event::drain(self.shared.link_event.as_fd());
+        let _ = event::drain(self.shared.link_event.as_fd());
         self.link()
     }
 
@@ -419,7 +410,7 @@ impl Ntb for ShmNtb {
     }
 
     fn doorbells(&self) -> Result<u64, NtbError> {
-        event::drain(self.shared.doorbell_event.as_fd());
+        let _ = event::drain(self.shared.doorbell_event.as_fd());
         Ok(self.shared.doorbells.pending())
     }
 

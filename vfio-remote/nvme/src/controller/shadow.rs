@@ -2,7 +2,7 @@
 
 use super::Controller;
 use crate::bits::{PAGE, Status};
-use crate::queue::CompletionQueue;
+use crate::queue::{CompletionQueue, SubmissionQueue};
 use farlane_pci::DmaView;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -74,10 +74,7 @@ impl Controller {
         if let Some(word) = Shadow::tail(&self.view(), shadow.doorbells, queue) {
             return word.load(Ordering::Acquire);
         }
-        match self.queues.sq(queue) {
-            Some(sq) => sq.tail(),
-            _ => 0,
-        }
+        self.queues.sq(queue).map_or(0, SubmissionQueue::tail)
     }
 
     /// A queue's head as the driver has it, likewise.
@@ -88,10 +85,7 @@ impl Controller {
         if let Some(word) = Shadow::head(&self.view(), shadow.doorbells, queue) {
             return word.load(Ordering::Acquire);
         }
-        match self.queues.cq(queue) {
-            Some(cq) => cq.head(),
-            _ => 0,
-        }
+        self.queues.cq(queue).map_or(0, CompletionQueue::head)
     }
 
     /// Tells the driver to ring when it passes `index` with a tail.

@@ -12,11 +12,12 @@ use crate::{
     AccessError, AddressRange, Description, DmaMapping, DmaSpace, Function, InterruptKind, Region,
     Signal,
 };
+use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
+use farlane_sys::thread::OwnedThread;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 
 /// Where the MSI-X table lies in BAR 0. What lies before it is the model's.
 pub const MSIX_TABLE: u32 = 0x2000;
@@ -29,6 +30,13 @@ pub const BAR0_BYTES: u64 = 0x4000;
 const MSIX_ENTRY_BYTES: usize = 16;
 /// Its byte with the mask bit (PCI 3.0, 6.8.2.9).
 const MSIX_VECTOR_CONTROL: usize = 12;
+
+/// Reads registers of 32 bits: `dword` has the one at a multiple of 4.
+pub fn read_dwords(offset: u64, data: &mut [u8], dword: impl Fn(u64) -> u32) {
+    for (at, byte) in (offset..).zip(data) {
+        *byte = dword(at & !3).to_le_bytes()[to_usize(at % 4)];
+    }
+}
 
 /// The state of a function in use, which its users and its worker share.
 pub trait Model: Send + Sync + 'static {
@@ -71,7 +79,7 @@ pub trait Model: Send + Sync + 'static {
 #[derive(Debug)]
 pub struct EmulatedFunction<M: Model> {
     model: Arc<M>,
-    worker: Option<JoinHandle<()>>,
+    worker: Option<OwnedThread>,
     /// The MSI-X table, which nobody looks at: who virtualises interrupts keeps his own.
     table: Mutex<Vec<u8>>,
     /// Its configuration space is that after a reset. What of it whoever uses the function does
@@ -103,9 +111,7 @@ impl<M: Model> EmulatedFunction<M> {
         work: impl FnOnce(&Arc<M>) + Send + 'static,
     ) -> io::Result<Self> {
         let end = End(Arc::clone(&model));
-        let worker = std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || work(&end.0))?;
+        let worker = OwnedThread::spawn(name, move || work(&end.0))?;
         let mut function = Self::without_worker(model, description, claim);
         function.worker = Some(worker);
         Ok(function)
@@ -130,11 +136,7 @@ impl<M: Model> EmulatedFunction<M> {
     /// What a region has at an offset.
     fn at(&self, region: Region, offset: u64, length: usize) -> Result<Place, AccessError> {
         if !self.description.contains(region, offset, length) {
-            return Err(AccessError::Region {
-                region,
-                offset,
-                length,
-            });
+            return Err(AccessError::region(region, offset, length));
         }
         let [table, pending] = [MSIX_TABLE, MSIX_PENDING].map(u64::from);
         Ok(match region {
@@ -170,14 +172,8 @@ impl<M: Model> Function for EmulatedFunction<M> {
             Place::Table(at) => copy_from(&lock(&self.table), at, data),
             Place::Pending(at) => copy_from(&self.model.interrupts().pending_bits(), at, data),
             Place::Model => {
-                let length = data.len();
-                self.model
-                    .read(region, offset, data)
-                    .ok_or(AccessError::Region {
-                        region,
-                        offset,
-                        length,
-                    })?;
+                let refusal = AccessError::region(region, offset, data.len());
+                self.model.read(region, offset, data).ok_or(refusal)?;
             }
         }
         Ok(())
@@ -197,13 +193,8 @@ impl<M: Model> Function for EmulatedFunction<M> {
                 }
             }
             Place::Model => {
-                self.model
-                    .write(region, offset, data)
-                    .ok_or(AccessError::Region {
-                        region,
-                        offset,
-                        length: data.len(),
-                    })?;
+                let refusal = AccessError::region(region, offset, data.len());
+                self.model.write(region, offset, data).ok_or(refusal)?;
             }
         }
         Ok(())
@@ -256,11 +247,7 @@ impl<M: Model> Function for EmulatedFunction<M> {
 impl<M: Model> Drop for EmulatedFunction<M> {
     fn drop(&mut self) {
         self.model.stop();
-        if let Some(worker) = self.worker.take()
-            && worker.join().is_err()
-        {
-            log::error!("The worker of {} has panicked", self.description.name);
-        }
+        drop(self.worker.take());
         self.model.dma().clear();
         self.model.clear();
     }

@@ -49,6 +49,14 @@ pub(crate) struct RegisterAddress {
 }
 
 impl RegisterAddress {
+    pub fn new(fence: Fence, region: Region, offset: u64) -> Self {
+        Self {
+            fence,
+            region,
+            offset,
+        }
+    }
+
     /// Where the parts of an access begin that are as long as a message allows.
     fn offsets(self) -> impl Iterator<Item = u64> {
         (self.offset..).step_by(MAX_DATA_BYTES)

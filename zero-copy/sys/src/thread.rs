@@ -1,0 +1,30 @@
+//! Threads that whoever has started them waits for.
+
+use std::io;
+use std::thread::{Builder, JoinHandle};
+
+/// A thread. Dropping this waits for its end: whatever tells it to end comes before.
+#[derive(Debug)]
+pub struct OwnedThread(Option<JoinHandle<()>>);
+
+impl OwnedThread {
+    /// Starts a thread that does `work`.
+    ///
+    /// # Errors
+    /// The system refuses one.
+    pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<Self> {
+        let thread = Builder::new().name(name.to_owned()).spawn(work)?;
+        Ok(Self(Some(thread)))
+    }
+}
+
+impl Drop for OwnedThread {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            let name = thread.thread().name().unwrap_or_default().to_owned();
+            if thread.join().is_err() {
+                log::error!("The thread {name} has panicked");
+            }
+        }
+    }
+}
