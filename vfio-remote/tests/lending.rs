@@ -21,7 +21,7 @@ use common::{
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower;
 use farlane_vfio_remote::protocol::message::{
-    Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION,
+    Fence, Place, Refusal, Reply, Request, ToBorrower, ToLender, VERSION,
 };
 use farlane_vfio_remote::protocol::{Acceptor, Connector, Received, Receiver, Sender};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -228,6 +228,18 @@ fn a_revoked_device_is_asked_for_and_then_taken() {
 }
 
 /// A borrower that says what it likes.
+/// Has a device reach a page of its VM's memory by messages.
+fn map_page(fence: Fence, address: u64) -> Request {
+    Request::Map {
+        fence,
+        address,
+        length: 0x1000,
+        writable: true,
+        place: Place::Messages,
+        peer: None,
+    }
+}
+
 struct Raw {
     sender: Sender,
     receiver: Receiver,
@@ -264,12 +276,18 @@ impl Raw {
         }
     }
 
-    fn ask(&mut self, request: Request) -> Result<Reply, Refusal> {
+    /// Sends a request without waiting for its answer; its number.
+    fn send(&mut self, request: Request) -> u32 {
         self.next += 1;
         let id = self.next;
         self.sender
             .send(&ToLender::Request { id, request }, &[])
             .unwrap();
+        id
+    }
+
+    fn ask(&mut self, request: Request) -> Result<Reply, Refusal> {
+        let id = self.send(request);
         loop {
             let received: Received<ToBorrower> = self.receiver.receive(None).unwrap().unwrap();
             if let ToBorrower::Reply { id: got, result } = received.message

@@ -461,42 +461,17 @@ fn memory_that_is_reached_by_messages_serves_for_everything_but_shadow_doorbells
     assert!(driver.use_shadow_doorbells().is_err());
     let mut queue = driver.create_queue(1, 8).unwrap();
     for nsid in [1, 2] {
+        let mut move_blocks = |opcode, lba, data: &mut [u8]| {
+            transfer(&mut driver, &mut queue, opcode, nsid, lba, data, 512)
+        };
         let mut data = vec![0; 20 * 512];
-        assert_eq!(
-            transfer(&mut driver, &mut queue, io::READ, nsid, 30, &mut data, 512),
-            0
-        );
+        assert_eq!(move_blocks(io::READ, 30, &mut data), 0);
         assert!(data == (30..50).flat_map(pattern).collect::<Vec<_>>());
         let mut data: Vec<u8> = (0..20 * 512_usize).map(|i| i.to_le_bytes()[0]).collect();
-        assert_eq!(
-            transfer(&mut driver, &mut queue, io::WRITE, nsid, 60, &mut data, 512),
-            0
-        );
-        assert_eq!(
-            transfer(
-                &mut driver,
-                &mut queue,
-                io::COMPARE,
-                nsid,
-                60,
-                &mut data,
-                512
-            ),
-            0
-        );
+        assert_eq!(move_blocks(io::WRITE, 60, &mut data), 0);
+        assert_eq!(move_blocks(io::COMPARE, 60, &mut data), 0);
         data[777] ^= 1;
-        assert_eq!(
-            transfer(
-                &mut driver,
-                &mut queue,
-                io::COMPARE,
-                nsid,
-                60,
-                &mut data,
-                512
-            ),
-            0x285
-        );
+        assert_eq!(move_blocks(io::COMPARE, 60, &mut data), 0x285);
     }
     let page = driver.admin_page();
     let ranges: [u64; 2] = [8 << 32, 60];

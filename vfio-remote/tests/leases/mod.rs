@@ -1,13 +1,11 @@
 //! Leases: when they begin, and when they end.
 
-use super::Raw;
 use super::common::{Copier, Rig, SOURCE, STALL, until};
+use super::{Raw, map_page};
 use farlane_vfio_remote::borrower;
 use farlane_vfio_remote::lender::{Lender, LenderConfig, LenderError};
 use farlane_vfio_remote::protocol::Received;
-use farlane_vfio_remote::protocol::message::{
-    Place, Refusal, Reply, Request, ToBorrower, ToLender,
-};
+use farlane_vfio_remote::protocol::message::{Refusal, Reply, Request, ToBorrower, ToLender};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,14 +16,7 @@ fn a_lease_that_is_not_renewed_ends_and_what_comes_late_is_refused() {
     let rig = Rig::new();
     let mut raw = Raw::connect(&rig.connector(), "silent");
     let fence = raw.take("plain");
-    let map = |fence| Request::Map {
-        fence,
-        address: 0,
-        length: 0x1000,
-        writable: true,
-        place: Place::Messages,
-        peer: None,
-    };
+    let map = |fence| map_page(fence, 0);
     raw.ask(Request::Renew { fence }).unwrap();
     raw.ask(map(fence)).unwrap();
     until("the end of the lease", || rig.holder("plain").is_none());
@@ -75,28 +66,16 @@ fn a_lease_ends_while_the_lender_waits_for_the_device() {
     let (rig, hooks) = Rig::with_hooks();
     let mut raw = Raw::connect(&rig.connector(), "stuck");
     let fence = raw.take("plain");
-    let stall = Request::Write {
+    raw.send(Request::Write {
         fence,
         region: farlane_pci::Region::Bar0,
         offset: STALL,
         data: vec![0; 8],
-    };
-    let request = ToLender::Request {
-        id: 99,
-        request: stall,
-    };
-    raw.sender.send(&request, &[]).unwrap();
+    });
     until("the device is waited for", || hooks.is_stalled());
     until("the end of DMA", || hooks.is_cut_off.load(Ordering::SeqCst));
     // What waits is not done when it could be.
-    let map = Request::Map {
-        fence,
-        address: 0,
-        length: 0x1000,
-        writable: true,
-        place: Place::Messages,
-        peer: None,
-    };
+    let map = map_page(fence, 0);
     assert_eq!(rig.holder("plain").as_deref(), Some("stuck (returning)"));
     assert!(hooks.is_stalled() && hooks.in_use.load(Ordering::SeqCst));
     hooks.release();
@@ -134,8 +113,7 @@ fn a_device_masters_the_bus_no_more_after_its_lease_whatever_was_asked_before() 
     let fence = raw.take("plain");
     hooks.masters_late.store(true, Ordering::SeqCst);
     let request = Request::SetBusMaster { fence, may: true };
-    let request = ToLender::Request { id: 99, request };
-    raw.sender.send(&request, &[]).unwrap();
+    raw.send(request);
     until("the request", || hooks.is_stalled());
     until("the end of DMA", || hooks.is_cut_off.load(Ordering::SeqCst));
     hooks.release();
@@ -217,8 +195,7 @@ fn a_device_is_taken_away_from_one_for_whom_it_is_not_ready_yet() {
     })
     .unwrap();
     let request = Request::Take;
-    let request = ToLender::Request { id: 99, request };
-    raw.sender.send(&request, &[]).unwrap();
+    raw.send(request);
     until("the device is made ready", || {
         hooks.in_use.load(Ordering::SeqCst)
     });

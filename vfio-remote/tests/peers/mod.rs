@@ -3,11 +3,11 @@
 use super::common::{
     AREA, Copier, Hooks, Rig, STATUS, TARGET, lender_of, lender_with_term, listener, memfd, until,
 };
-use super::{Monitor, Raw};
+use super::{Monitor, Raw, map_page};
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower::{self, Peers};
 use farlane_vfio_remote::protocol::message::{
-    DeviceStatus, Fence, PeerKey, PeerName, Place, Refusal, Reply, Request, ToLender,
+    DeviceStatus, Fence, PeerKey, PeerName, Place, Refusal, Reply, Request,
 };
 use farlane_vfio_user::wire::Command;
 use farlane_vm_front_end::vfio_user::RawClient;
@@ -210,30 +210,78 @@ pub(super) fn taken(raw: &mut Raw, device: &str) -> (Fence, PeerKey) {
     }
 }
 
-#[test]
-fn a_device_that_another_one_does_not_let_go_of_is_quarantined() {
+/// One lender of a device that can be mapped and of one that reaches it, with these hooks.
+fn two_devices(term: Option<Duration>) -> (Rig, Arc<Hooks>) {
     let (target, source) = (Copier::new(true), Copier::new(false));
     let hooks = Arc::clone(&source.hooks);
     let copiers = [("mapped", target), ("plain", source)];
-    let rig = Rig::of(lender_of("lender", copiers, &[], BTreeMap::new()));
-    let mut holder = Raw::connect(&rig.connector(), "holder");
-    let mut other = Raw::connect(&rig.connector(), "other");
-    let (lease, key) = taken(&mut holder, "mapped");
-    let (fence, _) = taken(&mut other, "plain");
-    let map = Request::Map {
-        fence,
-        address: DATA,
-        length: AREA.size,
-        writable: true,
-        place: Place::Device {
+    let lender = match term {
+        Some(term) => lender_with_term(term, "lender", copiers, &[], BTreeMap::new()),
+        None => lender_of("lender", copiers, &[], BTreeMap::new()),
+    };
+    (Rig::of(lender), hooks)
+}
+
+/// Both devices, held by borrowers that say what they like.
+struct TwoHolders {
+    /// Of the one that can be mapped.
+    holder: Raw,
+    lease: Fence,
+    key: PeerKey,
+    other: Raw,
+    fence: Fence,
+}
+
+impl TwoHolders {
+    fn of(rig: &Rig) -> Self {
+        let mut holder = Raw::connect(&rig.connector(), "holder");
+        let mut other = Raw::connect(&rig.connector(), "other");
+        let (lease, key) = taken(&mut holder, "mapped");
+        let (fence, _) = taken(&mut other, "plain");
+        Self {
+            holder,
+            lease,
+            key,
+            other,
+            fence,
+        }
+    }
+
+    /// The memory of the one that can be mapped.
+    fn area(&self) -> Place {
+        Place::Device {
             device: "mapped".to_owned(),
             region: Region::Bar0,
             offset: AREA.offset,
-            key,
-        },
-        peer: None,
-    };
-    other.ask(map).unwrap();
+            key: self.key,
+        }
+    }
+
+    /// Has the other device reach what is at `place`.
+    fn map(&self, place: Place) -> Request {
+        Request::Map {
+            fence: self.fence,
+            address: DATA,
+            length: AREA.size,
+            writable: true,
+            place,
+            peer: None,
+        }
+    }
+}
+
+#[test]
+fn a_device_that_another_one_does_not_let_go_of_is_quarantined() {
+    let (rig, hooks) = two_devices(None);
+    let mut two = TwoHolders::of(&rig);
+    two.other.ask(two.map(two.area())).unwrap();
+    let TwoHolders {
+        mut holder,
+        lease,
+        mut other,
+        fence,
+        ..
+    } = two;
     hooks.keeps_memory.store(true, Ordering::SeqCst);
     holder.ask(Request::Return { fence: lease }).unwrap();
     let refusal = holder.ask(Request::Take).unwrap_err();
@@ -250,31 +298,10 @@ fn a_device_that_another_one_does_not_let_go_of_is_quarantined() {
 
 #[test]
 fn a_lease_ends_while_another_device_is_slow_to_map_its_device() {
-    let (target, source) = (Copier::new(true), Copier::new(false));
-    let hooks = Arc::clone(&source.hooks);
-    let copiers = [("mapped", target), ("plain", source)];
-    let rig = Rig::of(lender_of("lender", copiers, &[], BTreeMap::new()));
-    let mut holder = Raw::connect(&rig.connector(), "holder");
-    let mut other = Raw::connect(&rig.connector(), "other");
-    let (_, key) = taken(&mut holder, "mapped");
-    let (fence, _) = taken(&mut other, "plain");
+    let (rig, hooks) = two_devices(None);
+    let mut two = TwoHolders::of(&rig);
     hooks.maps_late.store(true, Ordering::SeqCst);
-    let place = Place::Device {
-        device: "mapped".to_owned(),
-        region: Region::Bar0,
-        offset: AREA.offset,
-        key,
-    };
-    let request = Request::Map {
-        fence,
-        address: DATA,
-        length: AREA.size,
-        writable: true,
-        place,
-        peer: None,
-    };
-    let request = ToLender::Request { id: 77, request };
-    other.sender.send(&request, &[]).unwrap();
+    two.other.send(two.map(two.area()));
     until("the mapping", || hooks.is_stalled());
     // Nobody who asks for the device's state waits for that.
     let (told, ends) = mpsc::channel();
@@ -432,15 +459,7 @@ fn a_device_begins_nothing_more_when_its_lease_has_ended_whatever_it_is_at() {
         let mut raw = Raw::connect(&rig.connector(), "holder");
         let (fence, _) = taken(&mut raw, "plain");
         for address in [DATA, BACK] {
-            let map = Request::Map {
-                fence,
-                address,
-                length: 0x1000,
-                writable: true,
-                place: Place::Messages,
-                peer: None,
-            };
-            raw.ask(map).unwrap();
+            raw.ask(map_page(fence, address)).unwrap();
         }
         let master = Request::SetBusMaster { fence, may: true };
         raw.ask(master).unwrap();
@@ -451,10 +470,8 @@ fn a_device_begins_nothing_more_when_its_lease_has_ended_whatever_it_is_at() {
             length: 0x1000,
         };
         assert_eq!(raw.ask(unmap).unwrap_err(), Refusal::InProgress);
-        let (id, request) = (99, Request::Return { fence });
         if returns {
-            let message = ToLender::Request { id, request };
-            raw.sender.send(&message, &[]).unwrap();
+            raw.send(Request::Return { fence });
         } else {
             drop(raw);
         }
@@ -467,12 +484,7 @@ fn a_device_begins_nothing_more_when_its_lease_has_ended_whatever_it_is_at() {
 
 #[test]
 fn a_stretch_that_waits_for_one_that_leaves_keeps_no_other_one_waiting_and_is_shown_after_it() {
-    let (target, source) = (Copier::new(true), Copier::new(false));
-    let hooks = Arc::clone(&source.hooks);
-    let copiers = [("mapped", target), ("plain", source)];
-    let term = Duration::from_secs(20);
-    let lender = lender_with_term(term, "lender", copiers, &[], BTreeMap::new());
-    let rig = Rig::of(lender);
+    let (rig, hooks) = two_devices(Some(Duration::from_secs(20)));
     let peers = in_one_process();
     let mut vmm = RawClient::negotiated(&rig.borrow_for(&peers, "s", "plain")).unwrap();
     vmm.call(Command::DeviceReset, &[], &[]).unwrap();
@@ -507,42 +519,16 @@ fn a_stretch_that_waits_for_one_that_leaves_keeps_no_other_one_waiting_and_is_sh
 
 #[test]
 fn a_device_is_not_on_offer_while_memory_of_another_one_is_taken_away_from_it() {
-    let (target, source) = (Copier::new(true), Copier::new(false));
-    let hooks = Arc::clone(&source.hooks);
-    let copiers = [("mapped", target), ("plain", source)];
-    let term = Duration::from_secs(20);
-    let lender = lender_with_term(term, "lender", copiers, &[], BTreeMap::new());
-    let rig = Rig::of(lender);
-    let mut holder = Raw::connect(&rig.connector(), "holder");
-    let mut other = Raw::connect(&rig.connector(), "other");
-    let (lease, key) = taken(&mut holder, "mapped");
-    let (fence, _) = taken(&mut other, "plain");
-    let map = |place| Request::Map {
-        fence,
-        address: DATA,
-        length: AREA.size,
-        writable: true,
-        place,
-        peer: None,
-    };
-    let place = Place::Device {
-        device: "mapped".to_owned(),
-        region: Region::Bar0,
-        offset: AREA.offset,
-        key,
-    };
-    other.ask(map(place)).unwrap();
+    let (rig, hooks) = two_devices(Some(Duration::from_secs(20)));
+    let mut two = TwoHolders::of(&rig);
+    two.other.ask(two.map(two.area())).unwrap();
     hooks.unmaps_for_long.store(true, Ordering::SeqCst);
-    let request = Request::Return { fence: lease };
-    let message = ToLender::Request { id: 99, request };
-    holder.sender.send(&message, &[]).unwrap();
+    two.holder.send(Request::Return { fence: two.lease });
     until("its end", || hooks.is_stalled());
     // The function has room there, and the thread that has made it has the function.
-    let mapped = other.ask(map(Place::Messages));
+    let mapped = two.other.ask(two.map(Place::Messages));
     assert!(matches!(mapped, Err(Refusal::Invalid(_))), "{mapped:?}");
-    let request = Request::Return { fence };
-    let message = ToLender::Request { id: 100, request };
-    other.sender.send(&message, &[]).unwrap();
+    two.other.send(Request::Return { fence: two.fence });
     until("the end of DMA", || hooks.is_cut_off.load(Ordering::SeqCst));
     assert!(hooks.in_use.load(Ordering::SeqCst));
     assert!(rig.holder("plain").is_some());

@@ -1,7 +1,7 @@
 //! Requests that make no sense.
 
 use super::common::{Copier, LENGTH, Rig, SLOW, STATUS, until};
-use super::{BAR0, Monitor, Raw};
+use super::{BAR0, Monitor, Raw, map_page};
 use farlane_pci::{InterruptKind, Region};
 use farlane_vfio_remote::protocol::message::{
     Delivery, Place, Refusal, Reply, Request, ToBorrower, ToLender,
@@ -124,15 +124,7 @@ fn an_answer_about_memory_that_comes_too_late_is_taken_once() {
     let rig = Rig::with_term(Duration::from_secs(60), Copier::new(false));
     let mut raw = Raw::connect(&rig.connector(), "slow");
     let fence = raw.take("plain");
-    raw.ask(Request::Map {
-        fence,
-        address: 0,
-        length: 0x1000,
-        writable: true,
-        place: Place::Messages,
-        peer: None,
-    })
-    .unwrap();
+    raw.ask(map_page(fence, 0)).unwrap();
     let post = ToLender::Post {
         fence,
         region: Region::Bar0,

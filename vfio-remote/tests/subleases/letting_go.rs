@@ -1,7 +1,7 @@
 //! Devices of other lenders are reached no more when what they are reached under has ended.
 
 use super::super::Raw;
-use super::super::common::{Copier, LENGTH, Rig, SOURCE, TARGET, listener, until};
+use super::super::common::{Copier, Hooks, LENGTH, Rig, SOURCE, TARGET, listener, until};
 use super::super::windows::posted::Posted;
 use super::{
     ADDRESS, Network, Raws, TERM, filled, first, first_of, first_over, kept, second, second_of,
@@ -20,6 +20,24 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
+
+/// A first lender, whose device reaches the second one's by `connector`, and what it is told to do.
+fn reached(memory: &OwnedFd, second: &Rig, connector: Connector) -> (Rig, Raws, Arc<Hooks>) {
+    let using = Copier::new(false);
+    let hooks = Arc::clone(&using.hooks);
+    let first = first_of(using, memory, connector);
+    let mut raws = Raws::new(&first, second);
+    raws.reach().unwrap();
+    (first, raws, hooks)
+}
+
+/// Has the case be tried with each, at the same time.
+fn with_both(case: impl Fn(bool) + Sync) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| case(false));
+        scope.spawn(|| case(true));
+    });
+}
 
 #[test]
 fn a_device_is_not_reached_any_more_when_its_lender_is_not_heard_of() {
@@ -41,11 +59,7 @@ fn a_device_is_not_reached_any_more_when_its_lender_is_not_heard_of() {
 fn a_device_is_on_offer_again_only_when_another_lender_has_ended_its_transfers() {
     let memory = filled(1);
     let second = second(&memory);
-    let using = Copier::new(false);
-    let hooks = Arc::clone(&using.hooks);
-    let first = first_of(using, &memory, second.connector());
-    let mut raws = Raws::new(&first, &second);
-    raws.reach().unwrap();
+    let (_first, mut raws, hooks) = reached(&memory, &second, second.connector());
     hooks.unmaps_late.store(true, Ordering::SeqCst);
     std::thread::scope(|scope| {
         let returned = scope.spawn(|| raws.give_back());
@@ -65,11 +79,7 @@ fn a_device_that_lets_go_slowly_begins_nothing_more() {
     let memory = filled(1);
     let second = second(&memory);
     let network = Network::to(&second);
-    let using = Copier::new(false);
-    let hooks = Arc::clone(&using.hooks);
-    let first = first_of(using, &memory, network.connector(&["first"]));
-    let mut raws = Raws::new(&first, &second);
-    raws.reach().unwrap();
+    let (_first, _raws, hooks) = reached(&memory, &second, network.connector(&["first"]));
     hooks.is_cut_off.store(false, Ordering::SeqCst);
     hooks.unmaps_late.store(true, Ordering::SeqCst);
     network.links.recv().unwrap().close();
@@ -101,10 +111,7 @@ fn one_that_has_said_that_it_has_not_let_go_yet_and_falls_silent_may_never_have(
         let taken = holder.ask(Request::Take);
         assert_eq!(taken.is_err(), says_so, "{taken:?}");
     };
-    std::thread::scope(|scope| {
-        scope.spawn(|| case(false));
-        scope.spawn(|| case(true));
-    });
+    with_both(case);
 }
 
 #[test]
@@ -210,10 +217,7 @@ fn a_link_that_is_broken_off_says_nothing_of_who_has_let_go() {
         let taken = holder.ask(Request::Take);
         assert_eq!(taken.is_err(), says_so, "{taken:?}");
     };
-    std::thread::scope(|scope| {
-        scope.spawn(|| case(false));
-        scope.spawn(|| case(true));
-    });
+    with_both(case);
 }
 
 /// A socket between two lenders, which the test can cut in half.
@@ -278,11 +282,7 @@ fn a_lender_hangs_up_when_its_device_has_let_go_and_not_before() {
     let memory = filled(1);
     let second = second(&memory);
     let between = Between::to(&second);
-    let using = Copier::new(false);
-    let hooks = Arc::clone(&using.hooks);
-    let first = first_of(using, &memory, between.connector());
-    let mut raws = Raws::new(&first, &second);
-    raws.reach().unwrap();
+    let (_first, mut raws, hooks) = reached(&memory, &second, between.connector());
     let [near, far] = between.sockets.recv().unwrap();
     hooks.unmaps_late.store(true, Ordering::SeqCst);
     // Nothing more comes from the other lender.
@@ -302,11 +302,7 @@ fn a_device_that_does_not_let_go_keeps_its_sublease() {
     let case = |is_returned: bool, is_reset: bool, comes_back: bool| {
         let memory = filled(1);
         let second = second(&memory);
-        let using = Copier::new(false);
-        let hooks = Arc::clone(&using.hooks);
-        let first = first_of(using, &memory, second.connector());
-        let mut raws = Raws::new(&first, &second);
-        raws.reach().unwrap();
+        let (_first, mut raws, hooks) = reached(&memory, &second, second.connector());
         hooks.keeps_memory.store(true, Ordering::SeqCst);
         hooks.is_broken.store(!is_reset, Ordering::SeqCst);
         if is_returned {

@@ -225,6 +225,13 @@ impl Teller {
         Self { raw, fence }
     }
 
+    /// Says words that the window does not show, and finds that it is refused for that.
+    #[track_caller]
+    fn says_wrong_words(&mut self, peer: Option<PeerName>) {
+        let refused = self.map(peer, Ok([0x5a; 8]));
+        assert!(matches!(refused, Err(Refusal::Window(_))), "{refused:?}");
+    }
+
     /// Asks for memory behind the window, all words of which are said to be `said`.
     fn map(
         &mut self,
@@ -262,20 +269,22 @@ impl Teller {
     }
 }
 
+/// Another device of the VM.
+fn gpu() -> PeerName {
+    PeerName {
+        lender: "other".to_owned(),
+        device: "gpu".to_owned(),
+    }
+}
+
 #[test]
 fn a_window_that_was_wrong_is_wrong_for_what_is_said_to_be_of_another_device() {
     let shown = memfd(2 * RAM);
     fill(&shown, 1);
     let (_lender, _hooks, connector) = lend(&shown);
     let mut teller = Teller::new(&connector);
-    let refused = teller.map(None, Ok([0x5a; 8]));
-    assert!(matches!(refused, Err(Refusal::Window(_))), "{refused:?}");
-    let peer = PeerName {
-        lender: "other".to_owned(),
-        device: "gpu".to_owned(),
-    };
-    let refused = teller.map(Some(peer), Ok([0x5a; 8]));
-    assert!(matches!(refused, Err(Refusal::Window(_))), "{refused:?}");
+    teller.says_wrong_words(None);
+    teller.says_wrong_words(Some(gpu()));
 }
 
 #[test]
@@ -284,12 +293,7 @@ fn what_is_said_to_be_of_another_device_is_compared_too() {
     fill(&shown, 1);
     let (_lender, _hooks, connector) = lend(&shown);
     let mut teller = Teller::new(&connector);
-    let peer = PeerName {
-        lender: "other".to_owned(),
-        device: "gpu".to_owned(),
-    };
-    let refused = teller.map(Some(peer), Ok([0x5a; 8]));
-    assert!(matches!(refused, Err(Refusal::Window(_))), "{refused:?}");
+    teller.says_wrong_words(Some(gpu()));
 }
 
 #[test]

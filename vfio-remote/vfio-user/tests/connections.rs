@@ -4,23 +4,14 @@
 
 mod common;
 
-use common::{INTX, PAGE, Served, memfd};
+use common::{INTX, PAGE, Served, memfd, refused, say_a_part};
 use farlane_vfio_user::wire::{self, Command, HEADER_BYTES, Header};
 use farlane_vfio_user::{Errno, MAX_TRANSFER_BYTES};
 use farlane_vm_front_end::vfio_user::{CAPABILITIES, ClientError, RawClient};
 use rustix::event::{EventfdFlags, eventfd};
-use std::fmt::Debug;
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
 use zerocopy::IntoBytes as _;
-
-#[track_caller]
-fn refused<T: Debug>(result: Result<T, ClientError>, errno: Errno) {
-    match result {
-        Err(ClientError::Refused(got)) => assert_eq!(got, errno),
-        other => panic!("{other:?}, not {errno:?}"),
-    }
-}
 
 #[test]
 fn the_version_is_agreed_before_anything_else() {
@@ -143,14 +134,7 @@ fn a_header_that_cannot_be_right_ends_the_connection_and_nothing_else() {
     // One that ends within its message.
     for length in [1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 3] {
         let mut peer = RawClient::negotiated(&served.path).unwrap();
-        let header = Header {
-            id: 1,
-            command: Command::RegionRead.to_wire(),
-            size: 32,
-            ..Header::default()
-        };
-        let bytes = [header.as_bytes(), &[0; 16]].concat();
-        peer.send_bytes(&bytes[..length], &[]).unwrap();
+        say_a_part(&mut peer, length, &[]);
         drop(peer);
     }
     RawClient::negotiated(&served.path)

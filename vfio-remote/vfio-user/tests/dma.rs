@@ -6,7 +6,7 @@ mod common;
 
 use common::{BAR, PAGE, Served};
 use farlane_vfio_user::wire::{self, Command, DmaAccess, Header};
-use farlane_vfio_user::{ClientError, Errno, MAX_TRANSFER_BYTES};
+use farlane_vfio_user::{Client, ClientError, Errno, MAX_TRANSFER_BYTES};
 use farlane_vm_front_end::vfio_user::{ClientError as RawError, Message, RawClient};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -53,6 +53,37 @@ fn reply(peer: &mut RawClient, to: &Message, error: u32, body: &[u8]) {
 }
 
 const END: u64 = 1 << 40;
+
+/// A server, its client, and what its device reaches the client's memory by.
+fn negotiated() -> (Served, RawClient, Client) {
+    let served = Served::start();
+    let peer = RawClient::negotiated(&served.path).unwrap();
+    let client = served.log.client();
+    (served, peer, client)
+}
+
+/// `count` bytes at `address`.
+fn access(address: u64, count: u64) -> DmaAccess {
+    DmaAccess { address, count }
+}
+
+/// Answers a read of one byte at address 0.
+fn reply_byte(peer: &mut RawClient, to: &Message, byte: u8) {
+    reply(peer, to, 0, &[access(0, 1).as_bytes(), &[byte]].concat());
+}
+
+/// An answer that comes too late is not taken for one to the next question.
+fn is_not_taken_late(peer: &mut RawClient, client: Client, late: &Message) {
+    let worker = thread::spawn(move || {
+        let mut byte = [0];
+        client.read(0, &mut byte).unwrap();
+        byte
+    });
+    let question = peer.receive().unwrap();
+    reply_byte(peer, late, 1);
+    reply_byte(peer, &question, 2);
+    assert_eq!(worker.join().unwrap(), [2]);
+}
 
 #[test]
 fn memory_without_a_file_is_read_and_written_by_messages() {
@@ -134,9 +165,7 @@ fn threads_do_not_get_each_others_answers() {
 
 #[test]
 fn commands_are_served_while_an_answer_is_awaited() {
-    let served = Served::start();
-    let mut peer = RawClient::negotiated(&served.path).unwrap();
-    let client = served.log.client();
+    let (_served, mut peer, client) = negotiated();
     let worker = thread::spawn(move || {
         let mut data = [0; 4];
         client.read(0x1000, &mut data).unwrap();
@@ -153,9 +182,7 @@ fn commands_are_served_while_an_answer_is_awaited() {
 
 #[test]
 fn who_waits_for_an_answer_is_told_that_the_client_has_gone() {
-    let served = Served::start();
-    let mut peer = RawClient::negotiated(&served.path).unwrap();
-    let client = served.log.client();
+    let (served, mut peer, client) = negotiated();
     let worker = thread::spawn({
         let client = client.clone();
         move || client.write(0, &[1])
@@ -188,9 +215,7 @@ fn a_call_out_of_the_thread_that_takes_answers_fails_instead_of_waiting_for_itse
 
 #[test]
 fn while_answers_are_not_taken_nobody_waits_for_one() {
-    let served = Served::start();
-    let mut peer = RawClient::negotiated(&served.path).unwrap();
-    let client = served.log.client();
+    let (_served, mut peer, client) = negotiated();
     let worker = thread::spawn({
         let client = client.clone();
         move || client.read(0, &mut [0])
@@ -200,37 +225,17 @@ fn while_answers_are_not_taken_nobody_waits_for_one() {
     // Also if that is over before it has noticed.
     let other = client.pause_access();
     drop(other);
-    let result = worker.join().unwrap();
-    assert!(
-        matches!(result, Err(ClientError::AccessPause)),
-        "{result:?}"
-    );
-    let result = client.write(0, &[1]);
-    assert!(
-        matches!(result, Err(ClientError::AccessPause)),
-        "{result:?}"
-    );
+    for result in [worker.join().unwrap(), client.write(0, &[1])] {
+        let pauses = matches!(result, Err(ClientError::AccessPause));
+        assert!(pauses, "{result:?}");
+    }
     drop(held_off);
-    let worker = thread::spawn(move || {
-        let mut byte = [0];
-        client.read(0, &mut byte).unwrap();
-        byte
-    });
-    let question = peer.receive().unwrap();
-    let access = DmaAccess {
-        address: 0,
-        count: 1,
-    };
-    reply(&mut peer, &late, 0, &[access.as_bytes(), &[1]].concat());
-    reply(&mut peer, &question, 0, &[access.as_bytes(), &[2]].concat());
-    assert_eq!(worker.join().unwrap(), [2]);
+    is_not_taken_late(&mut peer, client, &late);
 }
 
 #[test]
 fn answers_that_are_errors_or_malformed_fail_the_access_and_nothing_else() {
-    let served = Served::start();
-    let mut peer = RawClient::negotiated(&served.path).unwrap();
-    let client = served.log.client();
+    let (_served, mut peer, client) = negotiated();
     let worker = thread::spawn(move || {
         let mut data = [0; 4];
         let results: Vec<_> = (0..8).map(|_| client.read(0, &mut data)).collect();
@@ -244,14 +249,7 @@ fn answers_that_are_errors_or_malformed_fail_the_access_and_nothing_else() {
         assert!(matches!(wrap, Err(ClientError::Range { .. })));
         results
     });
-    let wrong = DmaAccess {
-        address: 1,
-        count: 4,
-    };
-    let right = DmaAccess {
-        address: 0,
-        count: 4,
-    };
+    let (wrong, right) = (access(1, 4), access(0, 4));
     let bodies: [&[&[u8]]; 6] = [
         &[],
         &[&[0; 15]],
@@ -264,18 +262,18 @@ fn answers_that_are_errors_or_malformed_fail_the_access_and_nothing_else() {
         let question = peer.receive().unwrap();
         reply(&mut peer, &question, 0, &body.concat());
     }
-    let question = peer.receive().unwrap();
     let efault = u32::try_from(Errno::FAULT.raw_os_error()).unwrap();
-    reply(&mut peer, &question, efault, &[]);
-    let question = peer.receive().unwrap();
-    reply(&mut peer, &question, u32::MAX, &[]);
-    // QEMU's answer to a write has no body, the protocol's text has 12 bytes.
-    let question = peer.receive().unwrap();
-    reply(&mut peer, &question, 0, &[]);
-    let question = peer.receive().unwrap();
-    reply(&mut peer, &question, 0, &right.as_bytes()[..12]);
-    let question = peer.receive().unwrap();
-    reply(&mut peer, &question, 0, wrong.as_bytes());
+    for (error, body) in [
+        (efault, &[][..]),
+        (u32::MAX, &[]),
+        // QEMU's answer to a write has no body, the protocol's text has 12 bytes.
+        (0, &[]),
+        (0, &right.as_bytes()[..12]),
+        (0, wrong.as_bytes()),
+    ] {
+        let question = peer.receive().unwrap();
+        reply(&mut peer, &question, error, body);
+    }
     let results = worker.join().unwrap();
     for result in &results[..6] {
         assert!(matches!(result, Err(ClientError::Malformed)), "{result:?}");
@@ -301,9 +299,7 @@ fn answers_that_are_errors_or_malformed_fail_the_access_and_nothing_else() {
 
 #[test]
 fn a_client_that_does_not_answer_is_not_waited_for_for_ever() {
-    let served = Served::start();
-    let mut peer = RawClient::negotiated(&served.path).unwrap();
-    let client = served.log.client();
+    let (_served, mut peer, client) = negotiated();
     let result = thread::spawn({
         let client = client.clone();
         move || client.read(0, &mut [0])
@@ -311,18 +307,5 @@ fn a_client_that_does_not_answer_is_not_waited_for_for_ever() {
     let late = peer.receive().unwrap();
     let result = result.join().unwrap();
     assert!(matches!(result, Err(ClientError::Timeout)), "{result:?}");
-    // Its answer comes too late, and is not taken for one to the next question.
-    let worker = thread::spawn(move || {
-        let mut byte = [0];
-        client.read(0, &mut byte).unwrap();
-        byte
-    });
-    let question = peer.receive().unwrap();
-    let access = DmaAccess {
-        address: 0,
-        count: 1,
-    };
-    reply(&mut peer, &late, 0, &[access.as_bytes(), &[1]].concat());
-    reply(&mut peer, &question, 0, &[access.as_bytes(), &[2]].concat());
-    assert_eq!(worker.join().unwrap(), [2]);
+    is_not_taken_late(&mut peer, client, &late);
 }

@@ -4,9 +4,9 @@
 
 mod common;
 
-use common::{BAR, PAGE, PATIENCE, Served, memfd};
+use common::{BAR, PAGE, PATIENCE, Served, memfd, say_a_part};
 use farlane_attacks::vfio_user::attack;
-use farlane_vfio_user::wire::{Command, Header};
+use farlane_vfio_user::wire::Command;
 use farlane_vm_front_end::vfio_user::{CAPABILITIES, ClientError, RawClient};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::AsFd as _;
@@ -123,14 +123,7 @@ fn stuck_clients(served: &Served) {
     let many = vec![file.as_fd(); 253];
     for length in [1, 15, 16, 20] {
         let mut peer = RawClient::negotiated(&served.path).unwrap();
-        let header = Header {
-            id: 1,
-            command: Command::RegionRead.to_wire(),
-            size: 32,
-            ..Header::default()
-        };
-        let bytes = [header.as_bytes(), &[0; 16]].concat();
-        peer.send_bytes(&bytes[..length], &many).unwrap();
+        say_a_part(&mut peer, length, &many);
     }
     // As many descriptors as there are bytes of a header, and more than a message can have.
     let mut peer = RawClient::negotiated(&served.path).unwrap();

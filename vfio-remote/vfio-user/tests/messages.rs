@@ -5,24 +5,16 @@
 mod common;
 
 use common::{
-    BAR, BAR_BYTES, CONFIG, CONFIG_BYTES, FIXED, INTX, MSIX, MSIX_COUNT, PAGE, SPLIT, Served, memfd,
+    BAR, BAR_BYTES, CONFIG, CONFIG_BYTES, FIXED, INTX, MSIX, MSIX_COUNT, PAGE, SPLIT, Served,
+    memfd, refused,
 };
 use farlane_vfio_user::wire::{self, Command};
 use farlane_vfio_user::{Errno, MAX_DMA_MAPS, MAX_TRANSFER_BYTES};
 use farlane_vm_front_end::vfio_user::{ClientError, RawClient};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{Mode, OFlags, open};
-use std::fmt::Debug;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use zerocopy::{FromBytes as _, IntoBytes as _};
-
-#[track_caller]
-fn refused<T: Debug>(result: Result<T, ClientError>, errno: Errno) {
-    match result {
-        Err(ClientError::Refused(got)) => assert_eq!(got, errno),
-        other => panic!("{other:?}, not {errno:?}"),
-    }
-}
 
 #[test]
 fn the_device_is_a_pci_function() {

@@ -2,19 +2,23 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use farlane_vfio_user::wire::{Command, Header};
 use farlane_vfio_user::{
     Client, CounterValues, Counters, Device, DeviceInfo, DmaMap, Errno, IoFd, IoFdKind, IrqInfo,
     IrqRequest, MapArea, RegionInfo, Server, Stop,
 };
+use farlane_vm_front_end::vfio_user::{ClientError, RawClient};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{Shutdown, shutdown};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::fmt::Debug;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use zerocopy::IntoBytes as _;
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 pub const PAGE: u64 = 4096;
@@ -320,6 +324,27 @@ impl Device for TestDevice {
         self.log.add("reset".into());
         Ok(())
     }
+}
+
+/// That the server has refused something so.
+#[track_caller]
+pub fn refused<T: Debug>(result: Result<T, ClientError>, errno: Errno) {
+    match result {
+        Err(ClientError::Refused(got)) => assert_eq!(got, errno),
+        other => panic!("{other:?}, not {errno:?}"),
+    }
+}
+
+/// Says the first `length` bytes of a message of 32, and no more.
+pub fn say_a_part(peer: &mut RawClient, length: usize, fds: &[BorrowedFd<'_>]) {
+    let header = Header {
+        id: 1,
+        command: Command::RegionRead.to_wire(),
+        size: 32,
+        ..Header::default()
+    };
+    let bytes = [header.as_bytes(), &[0; 16]].concat();
+    peer.send_bytes(&bytes[..length], fds).unwrap();
 }
 
 /// A server that ends with the test.
