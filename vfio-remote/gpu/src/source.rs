@@ -56,11 +56,7 @@ impl GpuSource {
         if !memory_bytes.is_power_of_two() || !fits {
             return Err(GpuError::Size(memory_bytes));
         }
-        let class = ClassCode {
-            base: CLASS,
-            sub: 0,
-            interface: 0,
-        };
+        let class = ClassCode::new(CLASS, 0, 0);
         let description = Template::new(VENDOR, DEVICE, 1, class)
             .memory_bar(0, REGISTER_BYTES, false)
             .memory_bar(2, memory_bytes, true)

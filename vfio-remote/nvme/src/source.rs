@@ -20,13 +20,6 @@ use farlane_sys::log_limit::LogLimit;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Mass storage, non-volatile memory, NVM Express.
-const CLASS: ClassCode = ClassCode {
-    base: 0x01,
-    sub: 0x08,
-    interface: 0x02,
-};
-
 /// An NVMe controller over files, block devices and nothing.
 ///
 /// Everything that has to be opened is opened by [`open`](Self::open). A function that is taken
@@ -58,7 +51,7 @@ impl NvmeSource {
             device: config.name.clone(),
             serial: config.serial,
         };
-        let description = Template::new(VENDOR, DEVICE, 1, CLASS)
+        let description = Template::new(VENDOR, DEVICE, 1, ClassCode::NVME)
             .memory_bar(0, BAR0_BYTES, false)
             .msix(vectors, 0, MSIX_TABLE, MSIX_PENDING)
             .intx()

@@ -348,11 +348,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn nvme() -> ConfigSpace {
-        let class = ClassCode {
-            base: 1,
-            sub: 8,
-            interface: 2,
-        };
+        let class = ClassCode::NVME;
         let description = Template::new(0x1b36, 0x10, 2, class)
             .memory_bar(0, 0x4000, false)
             .msix(9, 0, 0x2000, 0x3000)
@@ -396,11 +392,7 @@ mod tests {
 
     #[test]
     fn narrow_bars_have_one_register_and_nothing_is_behind_the_last() {
-        let class = ClassCode {
-            base: 1,
-            sub: 8,
-            interface: 2,
-        };
+        let class = ClassCode::NVME;
         let template = Template::new(0x1b36, 0x10, 2, class);
         let mut description = template.describe("test".into());
         // Prefetchable memory, ports, and in the last register memory that says it has another one.
@@ -502,7 +494,7 @@ mod tests {
             config in prop::collection::vec(any::<u8>(), 256),
             accesses in prop::collection::vec((any::<u16>(), prop::collection::vec(any::<u8>(), 0..9)), 0..20),
         ) {
-            let mut description = Template::new(1, 2, 3, ClassCode { base: 0, sub: 0, interface: 0 })
+            let mut description = Template::new(1, 2, 3, ClassCode::new(0, 0, 0))
                 .memory_bar(0, 0x1000, true)
                 .describe(String::new());
             description.config = config;

@@ -47,11 +47,7 @@ mod tests {
     use crate::{ClassCode, ConfigSpace, Template};
 
     fn template() -> Template {
-        let class = ClassCode {
-            base: 1,
-            sub: 8,
-            interface: 2,
-        };
+        let class = ClassCode::NVME;
         Template::new(1, 2, 3, class).memory_bar(0, 0x4000, false)
     }
 

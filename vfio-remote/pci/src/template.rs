@@ -19,6 +19,21 @@ pub struct ClassCode {
     pub interface: u8,
 }
 
+impl ClassCode {
+    /// Mass storage, non-volatile memory, NVM Express.
+    pub const NVME: Self = Self::new(0x01, 0x08, 0x02);
+
+    /// That of these numbers.
+    #[must_use]
+    pub const fn new(base: u8, sub: u8, interface: u8) -> Self {
+        Self {
+            base,
+            sub,
+            interface,
+        }
+    }
+}
+
 /// Makes the [`Description`] of a PCI Express endpoint.
 #[derive(Clone, Debug)]
 pub struct Template {

@@ -6,6 +6,7 @@ use super::layout::Layout;
 use farlane_pci::RemoteMemory;
 use farlane_sys::chain;
 use farlane_sys::sync::lock;
+use farlane_sys::thread;
 use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, Subscription, subscribe};
 use std::collections::BTreeMap;
 use std::io;
@@ -100,9 +101,7 @@ impl Peers {
             }
         };
         layout.lock().tell_put_off = Some(Box::new(tell));
-        std::thread::Builder::new()
-            .name("peers".to_owned())
-            .spawn(move || follow(&layout, &notices))?;
+        thread::spawn("peers", move || follow(&layout, &notices))?;
         state.members.push(sender);
         Ok(state.members.len() - 1)
     }

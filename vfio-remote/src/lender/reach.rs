@@ -153,23 +153,7 @@ impl DmaRange {
 }
 
 impl Worker {
-    /// Has the device reach a range. Devices of other lenders that it does not reach in the end are
-    /// let go of.
     pub(super) fn map(
-        &mut self,
-        fence: Fence,
-        range: DmaRange,
-        place: Place,
-        peer: Option<PeerName>,
-    ) -> Answer {
-        let mapped = self.map_place(fence, range, place, peer);
-        if mapped.is_err() {
-            self.let_go_of_the_unused(fence);
-        }
-        mapped
-    }
-
-    fn map_place(
         &mut self,
         fence: Fence,
         range: DmaRange,

@@ -10,10 +10,10 @@ use super::registers::device_error;
 use super::worker::{Answer, Worker};
 use crate::protocol::message::{Fence, Refusal, Reply};
 use farlane_pci::{AccessError, AddressRange, Function};
+use farlane_sys::thread;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread::Builder;
 use std::time::Duration;
 
 /// How long one request of a borrower waits.
@@ -44,10 +44,8 @@ impl Unmapping {
             drop((used, function));
             let _ = tell.send(unmapped);
         };
-        Builder::new()
-            .name("session unmap".to_owned())
-            .spawn(unmap)
-            .map(|_| Self { range, done })
+        thread::spawn("session unmap", unmap)?;
+        Ok(Self { range, done })
     }
 
     /// Whether it takes something of a range away.

@@ -25,7 +25,7 @@ use farlane_abi::width::to_usize;
 use farlane_ntb::Ntb;
 use farlane_pci::{AccessError, AddressRange, Attachment, Function};
 use farlane_sys::chain;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use farlane_sys::socket::packet_pair;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -198,7 +198,8 @@ impl Worker {
                     addresses,
                     writable,
                 };
-                self.map(fence, range, place, peer)
+                let mapped = self.map(fence, range, place, peer);
+                mapped.inspect_err(|_| self.let_go_of_the_unused(fence))
             }
             Request::Unmap {
                 fence,
@@ -367,7 +368,7 @@ impl Worker {
         let mut bridges = Vec::new();
         if carries {
             attachment = device.offer.source.attach().map_err(failed)?;
-            let (ours, theirs) = socket_pair().map_err(failed)?;
+            let (ours, theirs) = packet_pair().map_err(failed)?;
             ways.push(Way {
                 name: "shm".to_owned(),
                 ntb: bridge::shm(ours).map_err(failed)?,
@@ -556,13 +557,4 @@ impl Worker {
 /// What a borrower is told where the device, or the system, has failed.
 fn failed(error: impl std::error::Error + 'static) -> Refusal {
     Refusal::Device(chain(&error))
-}
-
-fn socket_pair() -> Result<(OwnedFd, OwnedFd), std::io::Error> {
-    Ok(rustix::net::socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )?)
 }

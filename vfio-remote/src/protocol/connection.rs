@@ -5,8 +5,9 @@ use super::message::{MAX_DESCRIPTORS, MAX_FRAME_BYTES};
 use super::packet::PacketSocket;
 use super::stream::StreamSocket;
 use super::tls::{self, TlsError, TlsIdentity};
+use farlane_sys::socket::{packet_pair, packet_socket};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::net::{SocketAddrUnix, SocketFlags, sockopt};
 use rustls::pki_types::CertificateDer;
 use rustls::{ClientConnection, ServerConnection};
 use serde::{Serialize, de::DeserializeOwned};
@@ -440,13 +441,7 @@ fn connect(
     };
     if let Address::Unix(path) = address {
         let name = SocketAddrUnix::new(path.as_path()).map_err(|e| failed(e.into()))?;
-        let socket = rustix::net::socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .map_err(|e| failed(e.into()))?;
+        let socket = packet_socket().map_err(|e| failed(e.into()))?;
         // It bounds connecting too, to one that listens and accepts nobody.
         let left = time_left(until).map_err(failed)?;
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(left))
@@ -494,13 +489,7 @@ fn connect(
 /// # Errors
 /// Out of descriptors.
 pub fn pair() -> Result<[(Sender, Receiver); 2], ConnectionError> {
-    let (one, other) = rustix::net::socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .map_err(|e| ConnectionError::Io(e.into()))?;
+    let (one, other) = packet_pair().map_err(|e| ConnectionError::Io(e.into()))?;
     let end = |socket| Ok::<_, ConnectionError>(halves(Inner::Packet(PacketSocket::new(socket)?)));
     Ok([end(one)?, end(other)?])
 }

@@ -11,7 +11,7 @@ use farlane_vfio_remote::lender::{BridgeOffer, Lender, LenderConfig, Offer};
 use farlane_vfio_remote::protocol::{Acceptor, Connector};
 use farlane_vfio_user::Server;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketAddrUnix;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -144,11 +144,7 @@ impl Copier {
     }
 
     fn described(with_area: bool, more: impl FnOnce(Template) -> Template) -> Self {
-        let class = ClassCode {
-            base: 0xff,
-            sub: 0,
-            interface: 0,
-        };
+        let class = ClassCode::new(0xff, 0, 0);
         let template = Template::new(0x1b36, 0x0005, 0, class).memory_bar(0, 0x4000, false);
         Self {
             description: more(template)
@@ -389,13 +385,7 @@ pub fn unix_acceptor(path: &Path) -> Acceptor {
 
 /// A listening socket of sequential packets.
 pub fn listener(path: &Path) -> OwnedFd {
-    let socket = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .unwrap();
+    let socket = farlane_sys::socket::packet_socket().unwrap();
     rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
     rustix::net::listen(&socket, 16).unwrap();
     socket

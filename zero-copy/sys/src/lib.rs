@@ -8,7 +8,7 @@
 //! * [`PciAddress`]: where a PCI function is.
 //! * [`socket`]: messages with descriptors beside them.
 //! * [`sync`]: locks without poison.
-//! * [`thread`]: threads that whoever has started them waits for.
+//! * [`thread`]: threads with names.
 
 mod chain;
 pub mod closing;

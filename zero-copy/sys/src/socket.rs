@@ -3,8 +3,9 @@
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+    sendmsg, socket_with, socketpair,
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -27,6 +28,24 @@ pub struct Received {
     /// The kernel has closed descriptors that found no room, or could not be opened here
     /// (`MSG_CTRUNC`).
     pub has_lost_descriptors: bool,
+}
+
+/// A UNIX socket of sequential packets.
+///
+/// # Errors
+/// Out of descriptors.
+pub fn packet_socket() -> Result<OwnedFd, Errno> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    socket_with(family, kind, SocketFlags::CLOEXEC, None)
+}
+
+/// Two that are connected to each other.
+///
+/// # Errors
+/// Out of descriptors.
+pub fn packet_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    socketpair(family, kind, SocketFlags::CLOEXEC, None)
 }
 
 /// Sends the bytes of `parts`, one after the other, and `descriptors` with the first of them. Says
@@ -101,7 +120,6 @@ pub fn wait(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<usize, 
 mod tests {
     use super::*;
     use rustix::event::PollFlags;
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use std::time::Duration;
 
     fn pair(kind: SocketType) -> (OwnedFd, OwnedFd) {

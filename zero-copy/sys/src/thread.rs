@@ -1,7 +1,16 @@
-//! Threads that whoever has started them waits for.
+//! Threads with names: those whose owner waits for them, and those that nobody waits for.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
+
+/// Starts a thread that nobody waits for.
+///
+/// # Errors
+/// The system refuses one.
+pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let thread = Builder::new().name(name.to_owned());
+    thread.spawn(work).map(drop)
+}
 
 /// A thread. Dropping this waits for its end: whatever tells it to end comes before.
 #[derive(Debug)]

@@ -130,10 +130,7 @@ impl<T: Transport> Drive<T> {
         };
         let blocks = u32::try_from(bytes / self.block)?;
         let command = Command::blocks(io::READ, self.nsid, at / self.block, blocks);
-        Ok(Command {
-            cid: slot,
-            ..command.prp(first, second)
-        })
+        Ok(command.prp(first, second).id(slot))
     }
 
     /// One random read of a page; the time from the command to its answer.

@@ -147,7 +147,8 @@ impl Driver<'_> {
     fn unmap(&mut self, function: &dyn Function) {
         if std::mem::replace(&mut self.mapped, false) {
             for (page, pages) in [(0, WRITABLE), (WRITABLE, READABLE)] {
-                let unmapped = function.unmap(AddressRange::new(SYSTEM + page * PAGE, pages * PAGE));
+                let unmapped =
+                    function.unmap(AddressRange::new(SYSTEM + page * PAGE, pages * PAGE));
                 unmapped.expect("mapped");
             }
         }

@@ -93,7 +93,9 @@ impl Machine {
         self.settle();
         if std::mem::replace(&mut self.mapped, false) {
             let function = self.controller.function();
-            function.unmap(AddressRange::new(0, WRITABLE * PAGE)).expect("mapped");
+            function
+                .unmap(AddressRange::new(0, WRITABLE * PAGE))
+                .expect("mapped");
             function
                 .unmap(AddressRange::new(WRITABLE * PAGE, READABLE * PAGE))
                 .expect("mapped");

@@ -1,7 +1,6 @@
 use super::*;
 use crate::WindowSpace;
 use crate::event::is_readable;
-use rustix::net::{SocketFlags, socketpair};
 
 const PAGES: WindowLimits = WindowLimits {
     address_alignment: 4096,
@@ -10,13 +9,7 @@ const PAGES: WindowLimits = WindowLimits {
 };
 
 fn sockets() -> (OwnedFd, OwnedFd) {
-    socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .unwrap()
+    farlane_sys::socket::packet_pair().unwrap()
 }
 
 fn wait_for_link(ntb: &ShmNtb, wanted: LinkState) {

@@ -6,6 +6,7 @@ use crate::protocol::message::{MAX_DATA_BYTES, ToBorrower};
 use crate::protocol::{ConnectionError, Received, Receiver};
 use farlane_abi::width::to_usize;
 use farlane_sys::chain;
+use farlane_sys::thread;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -16,38 +17,35 @@ pub(super) fn start(
     queue: SyncSender<Access>,
 ) -> std::io::Result<()> {
     let shared = Arc::clone(shared);
-    std::thread::Builder::new()
-        .name("lender".to_owned())
-        .spawn(move || {
-            let mut end = receive(&shared, &mut receiver, &queue);
-            if end.is_of_this_end() {
-                log::warn!("The connection to the lender has failed: {}", chain(&end));
-                // The device is given up, and its lender stops it when it hears that. Its end says
-                // so.
-                shared.hang_up();
-                shared.lose_and_notify();
-                end = receiver.wait_for_end();
-            }
-            match end {
-                // A lender stops its device before it hangs up, or it has ended, and its device
-                // with it.
-                ConnectionError::Closed => {
-                    shared.stopped(None);
-                    log::warn!("The lender has hung up");
-                }
-                // Whoever ended it has said why.
-                ConnectionError::Ended => {}
-                e => log::warn!("The connection to the lender has failed: {}", chain(&e)),
-            }
-            // What may still reach something of the lender's says by its end that it does not any
-            // more.
-            match shared.holds_on() {
-                true => shared.ask_nothing(),
-                false => shared.close(),
-            }
+    thread::spawn("lender", move || {
+        let mut end = receive(&shared, &mut receiver, &queue);
+        if end.is_of_this_end() {
+            log::warn!("The connection to the lender has failed: {}", chain(&end));
+            // The device is given up, and its lender stops it when it hears that. Its end says
+            // so.
+            shared.hang_up();
             shared.lose_and_notify();
-        })?;
-    Ok(())
+            end = receiver.wait_for_end();
+        }
+        match end {
+            // A lender stops its device before it hangs up, or it has ended, and its device
+            // with it.
+            ConnectionError::Closed => {
+                shared.stopped(None);
+                log::warn!("The lender has hung up");
+            }
+            // Whoever ended it has said why.
+            ConnectionError::Ended => {}
+            e => log::warn!("The connection to the lender has failed: {}", chain(&e)),
+        }
+        // What may still reach something of the lender's says by its end that it does not any
+        // more.
+        match shared.holds_on() {
+            true => shared.ask_nothing(),
+            false => shared.close(),
+        }
+        shared.lose_and_notify();
+    })
 }
 
 /// Takes what comes, until the session ends or cannot be used any more: why.

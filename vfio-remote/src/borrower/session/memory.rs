@@ -4,6 +4,7 @@ use super::shared::Shared;
 use crate::protocol::message::{Fence, ToLender};
 use farlane_pci::DmaSpace;
 use farlane_sys::chain;
+use farlane_sys::thread;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -32,13 +33,11 @@ pub(super) fn start(
 ) -> std::io::Result<SyncSender<Access>> {
     let (queue, accesses) = sync_channel::<Access>(QUEUE);
     let shared = Arc::clone(shared);
-    std::thread::Builder::new()
-        .name("memory".to_owned())
-        .spawn(move || {
-            while let Ok(access) = accesses.recv() {
-                reach(&shared, &memory, access);
-            }
-        })?;
+    thread::spawn("memory", move || {
+        while let Ok(access) = accesses.recv() {
+            reach(&shared, &memory, access);
+        }
+    })?;
     Ok(queue)
 }
 

@@ -4,33 +4,29 @@ use super::SessionError;
 use super::shared::Shared;
 use crate::protocol::message::{Fence, Refusal, Request};
 use farlane_sys::chain;
+use farlane_sys::thread::OwnedThread;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Renews a lease until it is dropped. Says so when the device is lost.
 pub(super) struct Renewer {
     shared: Arc<Shared>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    _thread: OwnedThread,
 }
 
 impl Drop for Renewer {
     fn drop(&mut self) {
         self.shared.rest();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
 impl Renewer {
     pub fn start(shared: Arc<Shared>, fence: Fence, term: Duration) -> Result<Self, SessionError> {
         let theirs = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("lease".to_owned())
-            .spawn(move || renew(&theirs, fence, term))?;
+        let thread = OwnedThread::spawn("lease", move || renew(&theirs, fence, term))?;
         Ok(Self {
             shared,
-            thread: Some(thread),
+            _thread: thread,
         })
     }
 }

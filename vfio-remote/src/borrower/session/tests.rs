@@ -2,7 +2,7 @@ use super::*;
 use crate::protocol::Acceptor;
 use farlane_pci::{ClassCode, InterruptKind, Template};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::SocketAddrUnix;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
@@ -11,11 +11,7 @@ const LEASE: Fence = Fence(5);
 /// Answers a borrower, and says something behind the answer that gives it a lease; after that, what
 /// the test likes.
 fn serve(sender: &Sender, mut receiver: Receiver, term_ms: u32, behind: &[ToBorrower]) {
-    let class = ClassCode {
-        base: 0xff,
-        sub: 0,
-        interface: 0,
-    };
+    let class = ClassCode::new(0xff, 0, 0);
     while let Ok(Some(received)) = receiver.receive::<ToLender>(None) {
         let (id, request) = match received.message {
             ToLender::Hello { .. } => {
@@ -78,13 +74,7 @@ impl Rig {
     fn with(term_ms: u32, behind: Vec<ToBorrower>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lender");
-        let socket = rustix::net::socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .unwrap();
+        let socket = farlane_sys::socket::packet_socket().unwrap();
         rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         rustix::net::listen(&socket, 1).unwrap();
         let (links, link) = mpsc::channel();

@@ -44,11 +44,7 @@ struct Fake {
 
 impl Fake {
     fn new() -> Arc<Self> {
-        let class = ClassCode {
-            base: 1,
-            sub: 8,
-            interface: 2,
-        };
+        let class = ClassCode::NVME;
         let description = Template::new(0x1b36, 0x10, 2, class)
             .memory_bar(0, 0x4000, false)
             .msix(9, 0, 0x2000, 0x3000)
