@@ -1,6 +1,7 @@
 //! The kit's end of the connection to the agent in a guest.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use crate::inbox::{Inbox, Missed};
 use crate::protocol::{CHUNK_BYTES, Ending, ProtocolError, Reply, Request, Stream, receive, send};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// How long the agent may take for what it does itself.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -53,6 +54,15 @@ impl Output {
     #[must_use]
     pub fn success(&self) -> bool {
         self.ending == Ending::Exited(0)
+    }
+
+    /// Nothing, where the command exited with 0.
+    ///
+    /// # Errors
+    /// It did not: how it ended, and all that it printed. `what` is how it is called.
+    pub fn check(&self, what: impl fmt::Display) -> Result<()> {
+        ensure!(self.success(), "{what}: {}\n{}", self.how(), self.all());
+        Ok(())
     }
 
     /// Both outputs, for messages.

@@ -105,9 +105,7 @@ impl Turns<'_> {
     pub fn run(&self, guest: &Guest, rounds: Range<usize>) -> Result<Vec<Vec<Figures>>> {
         let line = self.line(&rounds);
         let output = guest.spawn(&line)?.wait(FIO_TIMEOUT)?;
-        if !output.success() {
-            bail!("`{line}` failed: {}\n{}", output.how(), output.all());
-        }
+        output.check(format_args!("`{line}`"))?;
         let jobs = parse_jobs(&output.stdout);
         let jobs = jobs.with_context(|| format!("`{line}` said:\n{}", output.all()))?;
         let figures = |round: usize, file: usize| {
@@ -152,9 +150,7 @@ fn job_name(round: usize, file: usize) -> String {
 
 /// What a run of fio that must have succeeded has reported.
 pub fn figures(line: &str, output: &Output) -> Result<Figures> {
-    if !output.success() {
-        bail!("`{line}` failed: {}\n{}", output.how(), output.all());
-    }
+    output.check(format_args!("`{line}`"))?;
     parse(&output.stdout).with_context(|| format!("`{line}` said:\n{}", output.all()))
 }
 

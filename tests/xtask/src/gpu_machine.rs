@@ -212,12 +212,7 @@ pub fn with_library(way: &str, line: &str) -> String {
 pub fn run_with_library(guest: &Guest, way: &str, line: &str) -> Result<(Output, Ways)> {
     let command = with_library(way, line);
     let output = guest.spawn(&command)?.wait(PROGRAM_TIMEOUT)?;
-    ensure!(
-        output.success(),
-        "`{command}` failed: {}\n{}",
-        output.how(),
-        output.all()
-    );
+    output.check(format_args!("`{command}`"))?;
     let ways =
         ways(&output.stderr).with_context(|| format!("`{command}` said:\n{}", output.all()))?;
     Ok((output, ways))

@@ -117,13 +117,7 @@ impl Program<'_> {
             asked.all()
         );
         let served = serving.wait(TOOL_TIMEOUT)?;
-        if !served.success() {
-            bail!(
-                "The server of `{name}` failed: {}\n{}",
-                served.how(),
-                served.all()
-            );
-        }
+        served.check(format_args!("The server of `{name}`"))?;
         Ok(Talk {
             served: served.stdout,
             asked: asked.stdout,

@@ -106,12 +106,7 @@ impl Host {
     pub fn stop(&self, daemon: Job<'_>) -> Result<String> {
         daemon.signal(15)?;
         let output = daemon.wait(PATIENCE)?;
-        ensure!(
-            output.success(),
-            "farlane-blk ended: {}\n{}",
-            output.how(),
-            output.all()
-        );
+        output.check("farlane-blk")?;
         Ok(output.all())
     }
 
@@ -167,12 +162,7 @@ pub fn sector_bytes(stat: &str) -> Option<u64> {
 /// What the driver said, which must have ended well.
 pub fn driven(job: Job<'_>, timeout: Duration) -> Result<Driven> {
     let output = job.wait(timeout)?;
-    ensure!(
-        output.success(),
-        "The driver ended: {}\n{}",
-        output.how(),
-        output.all()
-    );
+    output.check("The driver")?;
     parse(&output.stdout).with_context(|| format!("The driver said:\n{}", output.stdout))
 }
 

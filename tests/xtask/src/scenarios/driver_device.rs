@@ -311,7 +311,7 @@ impl<'a> Machine<'a> {
         self.backend.set_detaching(Detaching::Done)?;
         ensure!(said.is_empty(), "Memory was unmapped that is in use");
         let output = job.wait(PATIENCE)?;
-        ensure!(output.success(), "unmap: {}", output.all());
+        output.check("unmap")?;
         self.backend.take_to_close()?;
         Ok(())
     }
@@ -329,7 +329,7 @@ impl<'a> Machine<'a> {
         self.guest.unplug(BYSTANDER)?;
         self.backend.set_detaching(Detaching::Done)?;
         let output = job.wait(PATIENCE)?;
-        ensure!(output.success(), "unmap: {}", output.all());
+        output.check("unmap")?;
         self.backend.take_to_close()?;
         // The end of a process.
         self.backend.set_detaching(Detaching::Later)?;
@@ -342,7 +342,7 @@ impl<'a> Machine<'a> {
         ensure!(!job.has_ended(), "A context has gone that is in use");
         self.backend.set_detaching(Detaching::Done)?;
         let output = job.wait(PATIENCE)?;
-        ensure!(output.success(), "features: {}", output.all());
+        output.check("features")?;
         let said = self.backend.take()?;
         ensure!(
             said.last() == Some(&Event::Close),
@@ -387,7 +387,7 @@ impl<'a> Machine<'a> {
         self.backend.take()?;
         job.signal(TERM)?;
         let output = job.wait(PATIENCE)?;
-        ensure!(output.success(), "parts: {}", output.all());
+        output.check("parts")?;
         let said = self.backend.take_to_close()?;
         ensure!(said == [Event::Close], "The backend was told {said:?}");
         Ok(())
@@ -446,7 +446,7 @@ impl<'a> Machine<'a> {
             output.all()
         );
         let output = late.wait(PATIENCE)?;
-        ensure!(output.success(), "late: {}", output.all());
+        output.check("late")?;
         let said = self.backend.take()?;
         let opened = said.iter().position(|event| *event == Event::Open);
         let (before, after) = said.split_at(opened.unwrap_or(0));

@@ -110,20 +110,10 @@ fn honest(guests: &[Guest; 2], report: &mut Report) -> Result<()> {
     }
     let attack = format!("farlane-attack-tokens {TARGET} {RESOURCE} attack");
     let output = guests[0].spawn(&attack)?.wait(PROGRAM_TIMEOUT)?;
-    ensure!(
-        output.success(),
-        "The attack: {}\n{}",
-        output.how(),
-        output.all()
-    );
+    output.check("The attack")?;
     for bystander in bystanders {
         let output = bystander.wait(PROGRAM_TIMEOUT)?;
-        ensure!(
-            output.success(),
-            "A bystander: {}\n{}",
-            output.how(),
-            output.all()
-        );
+        output.check("A bystander")?;
     }
     say(
         report,
@@ -190,12 +180,7 @@ fn unmapped_in_flight(
     })?;
     drop(held);
     let output = job.wait(PROGRAM_TIMEOUT)?;
-    ensure!(
-        output.success(),
-        "`{line}`: {}\n{}",
-        output.how(),
-        output.all()
-    );
+    output.check(format_args!("`{line}`"))?;
     let landed = output.stdout.lines().last().unwrap_or_default();
     say(report, "memory unmapped while a read was held", landed);
     Ok(())
@@ -254,12 +239,7 @@ fn unbound_in_flight(
         no_envelope(blocks)?;
     }
     let output = reading.wait(PROGRAM_TIMEOUT)?;
-    ensure!(
-        output.success(),
-        "`{read}`: {}\n{}",
-        output.how(),
-        output.all()
-    );
+    output.check(format_args!("`{read}`"))?;
     let ways = ways(&output.stderr)?;
     ensure!(
         ways.p2p == HELD_BYTES,
@@ -307,22 +287,12 @@ fn stolen(guests: &[Guest; 2], backends: &[Backends; 2]) -> Result<u64> {
         token.trim()
     );
     let output = b.spawn(&steal)?.wait(Duration::from_secs(60))?;
-    ensure!(
-        output.success(),
-        "Stealing: {}\n{}",
-        output.how(),
-        output.all()
-    );
+    output.check("Stealing")?;
     let after = backends[1].disks.metrics()?.sum("tokens_refused")?;
     ensure!(after > before, "Nothing was refused");
     a.run("kill $(cat /tmp/holder)")?;
     let output = lending.wait(PROGRAM_TIMEOUT)?;
-    ensure!(
-        output.success(),
-        "Lending: {}\n{}",
-        output.how(),
-        output.all()
-    );
+    output.check("Lending")?;
     Ok(after - before)
 }
 
@@ -336,12 +306,7 @@ fn unplugged(guest: &Guest) -> Result<()> {
     let reading = guest.spawn(&line)?;
     guest.unplug(GPU).context("The GPU cannot be unplugged")?;
     let output = reading.wait(PROGRAM_TIMEOUT)?;
-    ensure!(
-        output.success(),
-        "The loop: {}\n{}",
-        output.how(),
-        output.all()
-    );
+    output.check("The loop")?;
     guest.run("umount /mnt && fsck.ext4 -f -n /dev/vdb")?;
     Ok(())
 }

@@ -143,12 +143,7 @@ fn abuse(guest: &Guest, borrower: &SharedBorrower, seed: u64, report: &mut Repor
     let begin = Instant::now();
     let line = format!("nvme_hostile {function} {seed} {ABUSE_ROUNDS}");
     let output = guest.spawn(&line)?.wait(ATTACK_TIMEOUT)?;
-    ensure!(
-        output.success(),
-        "`{line}`: {}\n{}",
-        output.how(),
-        output.all()
-    );
+    output.check(format_args!("`{line}`"))?;
     let survived = output.stdout.lines().last().unwrap_or_default();
     let figure = format!("{survived}, in {:.1} s", begin.elapsed().as_secs_f64());
     report.tell("VM", "that abuses its disk", figure);

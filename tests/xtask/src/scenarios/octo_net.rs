@@ -391,6 +391,6 @@ impl Said {
 fn ask(guest: &Guest, words: &str) -> Result<Said> {
     let line = format!("{MIGRATE} {words}");
     let output = guest.spawn(&line)?.wait(NET_TIMEOUT)?;
-    ensure!(output.success(), "`{line}`: {}", output.all());
+    output.check(format_args!("`{line}`"))?;
     Ok(Said(output.stdout))
 }

@@ -187,12 +187,7 @@ impl Story<'_> {
         let gpu = self.find(target)?;
         let line = format!("nvme_peer {} {gpu} move {bytes}", self.function);
         let output = self.guest.spawn(&line)?.wait(PATIENCE)?;
-        ensure!(
-            output.success(),
-            "`{line}`: {}\n{}",
-            output.how(),
-            output.all()
-        );
+        output.check(format_args!("`{line}`"))?;
         ensure!(
             self.disk_has(bytes)?,
             "The disk has not what was in the GPU's memory"
@@ -244,7 +239,7 @@ impl Story<'_> {
         self.lender.wait_offered(SAME.name)?;
         let output = job.wait(PATIENCE)?;
         let text = output.all();
-        ensure!(output.success(), "`{line}`: {}\n{text}", output.how());
+        output.check(format_args!("`{line}`"))?;
         let status = text.lines().find(|line| line.starts_with("status"));
         let status = status.with_context(|| format!("No status in:\n{text}"))?;
         ensure!(text.contains("alive"), "The disk does not go on:\n{text}");

@@ -160,9 +160,7 @@ fn memory(
     let buffers = |arguments: &str| -> Result<String> {
         let line = Over::Farlane.command(&format!("{} {arguments}", programs.buffers));
         let output = place.spawn(&line)?.wait(TOOL_TIMEOUT)?;
-        if !output.success() {
-            bail!("`{line}` failed: {}\n{}", output.how(), output.all());
-        }
+        output.check(format_args!("`{line}`"))?;
         Ok(output.all())
     };
     // Several times what there is, in pieces, one at a time: it must come back. The half of it,

@@ -191,12 +191,7 @@ impl<'a> Witness<'a> {
         let removed = self.place.spawn(&format!("rm {}", self.file))?;
         removed.wait(TOOL_TIMEOUT)?;
         let watched = self.running.wait(TOOL_TIMEOUT)?;
-        ensure!(
-            watched.success(),
-            "The process beside the hostile one was harmed: {}\n{}",
-            watched.how(),
-            watched.all()
-        );
+        watched.check("The process beside the hostile one")?;
         Ok(watched.all().trim().to_owned())
     }
 }

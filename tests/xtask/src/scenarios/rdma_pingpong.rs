@@ -43,12 +43,8 @@ pub fn device_info(place: &dyn Place) -> Result<String> {
     let output = place
         .spawn(&Over::Farlane.command("ibv_devinfo -v"))?
         .wait(TOOL_TIMEOUT)?;
+    output.check("ibv_devinfo -v")?;
     let info = output.all();
-    ensure!(
-        output.success(),
-        "ibv_devinfo -v failed: {}\n{info}",
-        output.how()
-    );
     ensure!(
         info.contains("PORT_ACTIVE"),
         "ibv_devinfo -v shows no active port:\n{info}"

@@ -70,7 +70,7 @@ pub fn run(machine: &Machine<'_>) -> Result<()> {
     goes_on(&program)?;
     machine.shell(&format!("touch {END}"))?;
     let output = program.wait(PROGRAM_TIMEOUT)?;
-    ensure!(output.success(), "{}\n{}", output.how(), output.all());
+    output.check("The program")?;
     drop_caches(machine.guest)?;
     machine.shell(&format!("gpu_io check {FILE} --seed {PLAIN}"))?;
     drop_caches(machine.guest)?;

@@ -224,12 +224,7 @@ impl<'a> Lender<'a> {
     pub fn stop(self) -> Result<String> {
         self.guest.run("kill $(pidof farlane-lend)")?;
         let output = self.job.wait(START)?;
-        ensure!(
-            output.success(),
-            "The lender ended with {}:\n{}",
-            output.how(),
-            output.all()
-        );
+        output.check("The lender")?;
         Ok(output.all())
     }
 }

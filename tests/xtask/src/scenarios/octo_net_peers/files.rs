@@ -33,7 +33,7 @@ pub fn curl(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
     let line =
         format!("mkdir -p /tmp/www && curl -sS -f -o /tmp/www/file http://{PEER}:{port}/file");
     let output = ends.guest.spawn(&line)?.wait(NET_TIMEOUT)?;
-    ensure!(output.success(), "`{line}`: {}", output.all());
+    output.check(format_args!("`{line}`"))?;
     let fetch = fetch.elapsed();
     let got = ends.guest.run("/usr/bin/sha256sum < /tmp/www/file")?;
     ensure!(got.starts_with(&sum), "The guest got another file: {got}");

@@ -89,13 +89,7 @@ impl<'a> Talk<'a> {
         let what = format!("`{}`, which nobody disturbed", self.line);
         for (side, program) in [("client", self.client), ("server", self.server)] {
             let output = program.wait(PATIENCE).with_context(|| what.clone())?;
-            if !output.success() {
-                bail!(
-                    "The {side} of {what} failed: {}\n{}",
-                    output.how(),
-                    output.all()
-                );
-            }
+            output.check(format_args!("The {side} of {what}"))?;
         }
         Ok(())
     }
