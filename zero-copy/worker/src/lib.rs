@@ -14,6 +14,11 @@ pub mod policy;
 pub mod thread;
 pub mod wake;
 
+/// Of the standard library; `tests/loom.rs` has loom's in its place.
+mod sync {
+    pub use std::sync::atomic;
+}
+
 use std::os::fd::OwnedFd;
 
 /// An eventfd that does not block.
