@@ -1,5 +1,21 @@
 //! Numbers that look random and are the same in every run.
 
+use farlane_abi::width::{to_u64, to_usize};
+
+/// The low 32 bits.
+#[must_use]
+pub fn low32(number: u64) -> u32 {
+    let [a, b, c, d, ..] = number.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
+}
+
+/// The low 16 bits.
+#[must_use]
+pub fn low16(number: u64) -> u16 {
+    let [a, b, ..] = number.to_le_bytes();
+    u16::from_le_bytes([a, b])
+}
+
 /// A generator (Vigna's splitmix64).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
@@ -21,8 +37,12 @@ impl Random {
 
     /// A number below `limit`, which is not zero.
     pub fn below(&mut self, limit: usize) -> usize {
-        let limit = u64::try_from(limit).unwrap_or(1);
-        usize::try_from(self.word() % limit).unwrap_or(0)
+        to_usize(self.word() % to_u64(limit))
+    }
+
+    /// A number of 32 bits below `limit`, which is not zero.
+    pub fn below32(&mut self, limit: u32) -> u32 {
+        low32(self.word() % u64::from(limit))
     }
 
     /// One of `choices`, which are not none.

@@ -1,7 +1,9 @@
 //! Messages that no borrower should send.
 
 use crate::Random;
+use crate::random::{low16, low32};
 use anyhow::Result;
+use farlane_abi::width::to_u64;
 use farlane_pci::{InterruptKind, Region};
 use farlane_vfio_remote::protocol::message::{
     Delivery, Fence, MAX_DATA_BYTES, MAX_FRAME_BYTES, PeerKey, PeerName, Place, Request, ToLender,
@@ -215,11 +217,11 @@ impl Messages {
     }
 
     fn number32(&mut self) -> u32 {
-        u32::try_from(self.number() & u64::from(u32::MAX)).unwrap_or(0)
+        low32(self.number())
     }
 
     fn number16(&mut self) -> u16 {
-        u16::try_from(self.number() & u64::from(u16::MAX)).unwrap_or(0)
+        low16(self.number())
     }
 
     /// That of the lease, most often; or another's.
@@ -238,7 +240,7 @@ impl Messages {
         let region = self.random.pick(&Region::ALL);
         let offset = match self.random.below(3) {
             0 => self.number(),
-            _ => u64::try_from(self.random.below(0x4000)).unwrap_or(0),
+            _ => to_u64(self.random.below(0x4000)),
         };
         let kind =
             self.random

@@ -1,6 +1,8 @@
 //! Messages that no client should send, of every command.
 
 use crate::Random;
+use crate::random::{low16, low32};
+use farlane_abi::width::{to_u64, to_usize};
 use farlane_vfio_user::wire::{self, Command, HEADER_BYTES, Header};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -148,7 +150,7 @@ impl Generator {
         let mut body = known.map_or_else(Vec::new, |command| self.plausible(command));
         let mut fds = self.fitting_fds(known);
         let mut header = Header {
-            id: u16::try_from(self.random.below(1 << 16)).unwrap_or(0),
+            id: low16(self.random.word()),
             command,
             ..Header::default()
         };
@@ -194,13 +196,13 @@ impl Generator {
     fn number(&mut self) -> u64 {
         match self.random.below(4) {
             0 => self.random.word(),
-            1 => u64::try_from(self.random.below(1 << 16)).unwrap_or(0),
+            1 => low16(self.random.word()).into(),
             _ => self.random.pick(&EDGES),
         }
     }
 
     fn number32(&mut self) -> u32 {
-        u32::try_from(self.number() & u64::from(u32::MAX)).unwrap_or(0)
+        low32(self.number())
     }
 
     /// Overwrites 4 or 8 bytes where a field may be.
@@ -230,8 +232,8 @@ impl Generator {
 
     /// A body that may even be right.
     fn plausible(&mut self, command: Command) -> Vec<u8> {
-        let index = u32::try_from(self.random.below(12)).unwrap_or(0);
-        let page = |number: usize| u64::try_from(number).unwrap_or(0) << 12;
+        let index = self.random.below32(12);
+        let page = |number: usize| to_u64(number) << 12;
         let (first, pages) = (page(self.random.below(64)), page(1 + self.random.below(16)));
         match command {
             Command::Version => [
@@ -277,7 +279,7 @@ impl Generator {
             Command::RegionRead => self.access(index).as_bytes().to_vec(),
             Command::RegionWrite => {
                 let access = self.access(index);
-                let count = usize::try_from(access.count).unwrap_or(0);
+                let count = to_usize(access.count.into());
                 [access.as_bytes(), &self.random.bytes(count)].concat()
             }
             Command::RegionWriteMulti => {
@@ -297,7 +299,7 @@ impl Generator {
                 let count = self.random.below(64);
                 let access = wire::DmaAccess {
                     address: first,
-                    count: u64::try_from(count).unwrap_or(0),
+                    count: to_u64(count),
                 };
                 [access.as_bytes(), &self.random.bytes(count)].concat()
             }
@@ -314,9 +316,9 @@ impl Generator {
 
     fn access(&mut self, region: u32) -> wire::RegionAccess {
         wire::RegionAccess {
-            offset: u64::try_from(self.random.below(0x2000)).unwrap_or(0),
+            offset: to_u64(self.random.below(0x2000)),
             region,
-            count: u32::try_from(self.random.pick(&[0, 1, 2, 4, 8, 64, 4096])).unwrap_or(0),
+            count: self.random.pick(&[0, 1, 2, 4, 8, 64, 4096]),
         }
     }
 
@@ -341,7 +343,7 @@ impl Generator {
             argsz: u32::try_from(20 + bytes).unwrap_or(0),
             flags: data | action,
             index: index % 6,
-            start: u32::try_from(self.random.below(3)).unwrap_or(0),
+            start: self.random.below32(3),
             count: u32::try_from(count).unwrap_or(0),
         };
         [set.as_bytes(), &self.random.bytes(bytes)].concat()

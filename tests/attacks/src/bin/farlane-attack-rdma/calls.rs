@@ -1,7 +1,6 @@
 //! Calls with forged handles, random arguments and wrong lengths.
 
 use crate::Failure;
-use crate::random::Random;
 use crate::session::{Queue, Session};
 use crate::table::{Table, errno_name};
 use crate::witness::Known;
@@ -13,6 +12,7 @@ use farlane_abi::rdma::{
     VerbsStubs,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
+use farlane_attacks::Random;
 use farlane_transport::{DeviceInfo, Map};
 use std::collections::BTreeMap;
 
@@ -74,10 +74,10 @@ fn handles(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
         let what = format!("every call with a handle that is {name}");
         table.many(GROUP, &what, count, &tally(&answers), good);
     }
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     let mut opened = 0;
     for _ in 0..1000 {
-        let handle = random.word().into();
+        let handle = random.below32(u32::MAX).into();
         opened += u32::from(verbs.destroy_qp(&handle).is_ok());
         opened += u32::from(verbs.dereg_mr(&handle).is_ok());
         opened += u32::from(verbs.destroy_cq(&handle).is_ok());
@@ -229,7 +229,7 @@ fn tally(answers: &BTreeMap<String, u32>) -> String {
 /// Every call with random arguments of the right length: mostly refused, never fatal.
 fn random_arguments(session: &Session, table: &mut Table) -> Result<(), Failure> {
     const ROUNDS: u32 = 300;
-    let mut random = Random(2);
+    let mut random = Random::new(2);
     for &(number, name) in VERBS_CALLS {
         let length = match name {
             "nop" | "query_device" | "alloc_pd" => 0,
@@ -247,8 +247,8 @@ fn random_arguments(session: &Session, table: &mut Table) -> Result<(), Failure>
             let mut args = random.bytes(length);
             // Some of them small numbers, which get further.
             for word in args.chunks_exact_mut(4) {
-                if round % 2 == 0 && random.below(3) > 0 {
-                    word.copy_from_slice((random.below(6)).as_bytes());
+                if round % 2 == 0 && random.below32(3) > 0 {
+                    word.copy_from_slice((random.below32(6)).as_bytes());
                 }
             }
             let claimed = u32::try_from(length)?;
@@ -267,7 +267,7 @@ fn random_arguments(session: &Session, table: &mut Table) -> Result<(), Failure>
 
 /// Every call number that there is, and some that there are not, with every length.
 fn wrong_lengths(session: &Session, table: &mut Table) {
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     let mut answers = BTreeMap::new();
     let mut tried = 0;
     let mut silent = false;

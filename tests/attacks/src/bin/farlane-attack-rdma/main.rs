@@ -15,7 +15,6 @@ mod maps;
 mod packets;
 mod pair;
 mod pins;
-mod random;
 mod raw;
 mod rings;
 mod session;

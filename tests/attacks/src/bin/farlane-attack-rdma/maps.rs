@@ -8,6 +8,7 @@ use crate::witness::Known;
 use farlane_abi::Errno;
 use farlane_abi::ioctl::{WINDOW_MMAP_BASE, segment_mmap_offset, window_mmap_offset};
 use farlane_abi::rdma::{AllocBuffer, VerbsStubs};
+use farlane_abi::width::to_usize;
 use farlane_transport::{Address, DeviceInfo, PinKind};
 use std::path::Path;
 
@@ -90,7 +91,7 @@ fn segments(device: &Device, witness: &Known, table: &mut Table) -> Result<(), F
 
 fn window(device: &Device, witness: &Known, table: &mut Table) {
     let bad = &[Errno::EACCES, Errno::EINVAL, Errno::ENOENT, Errno::ERANGE][..];
-    let length = usize::try_from(witness.length).unwrap_or(0);
+    let length = to_usize(witness.length);
     for (what, offset, length) in [
         ("the whole window", 0, 256 << 20),
         ("the witness's buffer", witness.buffer_offset, length),

@@ -1,7 +1,6 @@
 //! The host socket: packets that are none.
 
 use crate::Failure;
-use crate::random::Random;
 use crate::table::{Table, errno_name};
 use farlane_abi::Errno;
 use farlane_abi::config::ABI_VERSION;
@@ -10,6 +9,7 @@ use farlane_abi::control::{
     Request,
 };
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
+use farlane_attacks::Random;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{
     MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create, open,
@@ -404,7 +404,7 @@ fn segments(path: &Path, table: &mut Table) -> Result<(), Failure> {
 
 fn random_packets(path: &Path, table: &mut Table) -> Result<(), Failure> {
     const ROUNDS: u32 = 2000;
-    let mut random = Random(6);
+    let mut random = Random::new(6);
     let (mut hung_up, mut refused, mut done) = (0, 0, 0);
     let mut connection = Connection::opened(path)?;
     let spare = event()?;
@@ -412,15 +412,15 @@ fn random_packets(path: &Path, table: &mut Table) -> Result<(), Failure> {
         let mut request = Request::default();
         let words = request.as_mut_bytes();
         words.copy_from_slice(&random.bytes(words.len()));
-        request.op = random.below(12).into();
-        if random.below(4) > 0 {
-            request.region = random.below(8).into();
-            request.kind = random.below(3).into();
-            request.flags = random.below(2).into();
+        request.op = random.below32(12).into();
+        if random.below32(4) > 0 {
+            request.region = random.below32(8).into();
+            request.kind = random.below32(3).into();
+            request.flags = random.below32(2).into();
             request.extents = 0.into();
         }
-        let fds = vec![spare.as_fd(); usize::try_from(random.below(3))?];
-        let cut = usize::try_from(random.below(64))?;
+        let fds = vec![spare.as_fd(); random.below(3)];
+        let cut = random.below(64);
         let bytes = request.as_bytes();
         let bytes = if cut < bytes.len() / 2 {
             &bytes[..cut.max(1)]

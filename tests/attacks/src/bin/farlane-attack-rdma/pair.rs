@@ -8,6 +8,7 @@ use farlane_abi::queue::{
     SEND_SIGNALED, SendEntry, Sge,
 };
 use farlane_abi::rdma::{self, CreateQp, ModifyQp, Mr, QPT_RC, QpAttr, VerbsStubs};
+use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_transport::Map;
 use std::cell::Cell;
@@ -191,7 +192,7 @@ impl Qp {
     /// Puts whatever bytes into the send queue, without publishing them.
     pub fn push_bytes(&self, bytes: &[u8]) {
         let produced = self.produced.get();
-        let index = usize::try_from(produced & (self.layout.send_entries - 1)).unwrap_or(0);
+        let index = to_usize(u64::from(produced & (self.layout.send_entries - 1)));
         let at = QP_OFF_ENTRIES + index * self.layout.send_stride;
         // SAFETY: this process has one thread.
         unsafe {
@@ -205,7 +206,7 @@ impl Qp {
     pub fn push_receive(&self, session: &Session, element: &Sge) {
         let word = self.map.word(QP_OFF_RECV_PRODUCED);
         let produced = word.load(Ordering::Acquire);
-        let index = usize::try_from(produced & (self.layout.recv_entries - 1)).unwrap_or(0);
+        let index = to_usize(u64::from(produced & (self.layout.recv_entries - 1)));
         let at = self.layout.recv_offset() + index * self.layout.recv_stride;
         let mut bytes = RecvEntry {
             num_sge: 1.into(),

@@ -15,6 +15,7 @@ use farlane_abi::queue::{
     QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED,
 };
 use farlane_abi::rdma::{EVENT_CQ_ERR, EVENT_QP_FATAL, QPS_ERR, VerbsStubs};
+use farlane_abi::width::to_usize;
 use farlane_transport::DeviceInfo;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -58,7 +59,7 @@ fn call_ring(device: &DeviceInfo, table: &mut Table) -> Result<(), Failure> {
 fn was_told(session: &Session, kind: u32, object: u32) -> bool {
     let produced = session.header().word(OFF_ASYNC_PRODUCED);
     let count = produced.load(Ordering::Acquire).min(ASYNC_ENTRIES);
-    (0..usize::try_from(count).unwrap_or(0)).any(|index| {
+    (0..to_usize(u64::from(count))).any(|index| {
         let at = OFF_ASYNC_RING + index * size_of::<AsyncEvent>();
         // SAFETY: this process has one thread.
         let event: AsyncEvent = unsafe { session.header().read(at) };
@@ -164,7 +165,7 @@ fn completion_queues(device: &DeviceInfo, table: &mut Table) -> Result<(), Failu
 
 /// Random bytes all over a header; in half of the rounds the number of calls goes on changing.
 fn scribbled_header(device: &DeviceInfo, table: &mut Table) -> Result<(), Failure> {
-    let mut random = crate::random::Random(4);
+    let mut random = farlane_attacks::Random::new(4);
     let mut cut = 0;
     let rounds = 20;
     for round in 0..rounds {
@@ -182,7 +183,7 @@ fn scribbled_header(device: &DeviceInfo, table: &mut Table) -> Result<(), Failur
         let submitted = session.header().word(OFF_CALL_SUBMITTED);
         if round % 2 == 0 {
             for _ in 0..64 {
-                submitted.store(random.word(), Ordering::Release);
+                submitted.store(random.below32(u32::MAX), Ordering::Release);
                 transport.doorbell();
             }
         }

@@ -10,6 +10,7 @@ use farlane_abi::arena::{
 use farlane_abi::calls::Caller;
 use farlane_abi::queue::{CQ_OFF_CONSUMED, CQ_OFF_ENTRIES, CQ_OFF_PRODUCED, Completion, CqLayout};
 use farlane_abi::rdma::{CreateCq, MR_SOURCE_PIN, Mr, RegMr, VerbsStubs};
+use farlane_abi::width::to_usize;
 use farlane_transport::{DeviceInfo, Map, PinKind, Transport};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -91,7 +92,7 @@ impl Session {
     /// # Errors
     /// The backend's answer; `ETIMEDOUT` without one, `ENODEV` when cut off.
     pub fn raw_call(&self, number: u32, args: &[u8], length: u32) -> Result<Vec<u8>, Errno> {
-        let slot = usize::try_from(self.submitted.get() % CALL_SLOTS).unwrap_or(0);
+        let slot = to_usize(u64::from(self.submitted.get() % CALL_SLOTS));
         let head = OFF_CALL_RING + slot * CALL_SLOT_BYTES;
         let payload = head + size_of::<CallHeader>();
         let request = CallHeader {
@@ -126,7 +127,7 @@ impl Session {
         if let Some(errno) = Errno::from_wire(answer.status.get()) {
             return Err(errno);
         }
-        let length = usize::try_from(answer.length.get()).unwrap_or(usize::MAX);
+        let length = to_usize(u64::from(answer.length.get()));
         let mut result = vec![0; length.min(CALL_PAYLOAD_BYTES)];
         // SAFETY: as above.
         unsafe { self.header.read_bytes(payload, &mut result) };
@@ -227,7 +228,7 @@ impl Queue {
         if self.map.word(CQ_OFF_PRODUCED).load(Ordering::Acquire) == taken {
             return None;
         }
-        let index = usize::try_from(taken & (self.layout.entries - 1)).unwrap_or(0);
+        let index = to_usize(u64::from(taken & (self.layout.entries - 1)));
         // SAFETY: this process has one thread.
         let completion = unsafe {
             self.map

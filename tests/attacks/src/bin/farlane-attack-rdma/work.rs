@@ -2,7 +2,6 @@
 
 use crate::Failure;
 use crate::pair::{ALL, BYTES, Pair, address, filled, holds, own_gid, sge, write};
-use crate::random::Random;
 use crate::session::Session;
 use crate::table::{Table, errno_name};
 use crate::witness::Known;
@@ -13,6 +12,7 @@ use farlane_abi::queue::{
 };
 use farlane_abi::rdma::{self, VerbsStubs};
 use farlane_abi::zerocopy::IntoBytes as _;
+use farlane_attacks::Random;
 use farlane_transport::DeviceInfo;
 use std::sync::atomic::Ordering;
 
@@ -263,7 +263,7 @@ fn strange_queue_pairs(
 /// Requests of random bytes: each ends its queue pair, or does what its owner may do to itself.
 fn random_requests(session: &Session, pair: &Pair, table: &mut Table) -> Result<(), Failure> {
     const ROUNDS: u32 = 200;
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     let mut statuses = std::collections::BTreeMap::new();
     for round in 0..ROUNDS {
         for _ in 0..8 {
@@ -271,12 +271,12 @@ fn random_requests(session: &Session, pair: &Pair, table: &mut Table) -> Result<
             if round % 2 == 0 {
                 // Something that gets further: an opcode that exists, one element, a key that is
                 // nearly right.
-                bytes[8] = u8::try_from(random.below(5))?;
-                bytes[9] = u8::try_from(random.below(8))?;
-                bytes[10..12].copy_from_slice(&[u8::try_from(random.below(3))?, 0]);
-                bytes[24..28].copy_from_slice(random.below(8).as_bytes());
+                bytes[8] = u8::try_from(random.below32(5))?;
+                bytes[9] = u8::try_from(random.below32(8))?;
+                bytes[10..12].copy_from_slice(&[u8::try_from(random.below32(3))?, 0]);
+                bytes[24..28].copy_from_slice(random.below32(8).as_bytes());
                 bytes[28..32].fill(0);
-                bytes[44..48].copy_from_slice(random.below(8).as_bytes());
+                bytes[44..48].copy_from_slice(random.below32(8).as_bytes());
             }
             pair.a.push_bytes(&bytes);
         }
