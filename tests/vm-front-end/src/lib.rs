@@ -17,7 +17,23 @@ pub mod vfio_user;
 
 pub use ring::RingError;
 
-fn to_usize(value: impl TryInto<usize>) -> usize {
-    // This crate is for 64-bit hosts, like the devices it plays with.
-    value.try_into().unwrap_or(usize::MAX)
+/// A length, offset or index in this process.
+fn to_usize(value: impl Into<u64>) -> usize {
+    farlane_abi::width::to_usize(value.into())
+}
+
+/// The low half of a word.
+fn low(word: u32) -> u16 {
+    let [a, b, _, _] = word.to_le_bytes();
+    u16::from_le_bytes([a, b])
+}
+
+/// The high half.
+fn high(word: u32) -> u16 {
+    low(word >> 16)
+}
+
+/// Where a ring is, as a backend has answered `GET_VRING_BASE`: an index of 16 bits.
+fn ring_index(base: u32) -> std::io::Result<u16> {
+    u16::try_from(base).map_err(|_| std::io::Error::other(format!("A ring is at {base:#x}")))
 }

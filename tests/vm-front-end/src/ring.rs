@@ -1,7 +1,7 @@
 //! The driver's side of a split virtqueue (virtio 1.2, 2.7).
 
 use crate::memory::{GuestMemory, MemoryError};
-use crate::to_usize;
+use crate::{high, low, to_usize};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
@@ -129,14 +129,6 @@ impl Place {
                 .write_bytes(to_usize(self.descriptors), &zeroes)
         };
     }
-}
-
-fn high(word: u32) -> u16 {
-    u16::try_from(word >> 16).unwrap_or(0)
-}
-
-fn low(word: u32) -> u16 {
-    u16::try_from(word & 0xffff).unwrap_or(0)
 }
 
 /// Whether somebody who wants to be told at `event` is to be told of the step from `old` to `new`

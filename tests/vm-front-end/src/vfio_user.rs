@@ -234,7 +234,7 @@ impl RawClient {
         }
         let header = Header::read_from_bytes(&bytes[..got.bytes])
             .map_err(|_| ClientError::Malformed(format!("a header of {} bytes", got.bytes)))?;
-        let length = usize::try_from(header.size).unwrap_or(usize::MAX);
+        let length = crate::to_usize(header.size);
         if !(HEADER_BYTES..=MAX_MESSAGE_BYTES).contains(&length) {
             return Err(ClientError::Malformed(format!("{header:?}")));
         }

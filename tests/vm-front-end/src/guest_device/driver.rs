@@ -5,6 +5,7 @@ use super::vmm::{WindowMapping, clone_event};
 use crate::RingError;
 use crate::memory::GuestMemory;
 use crate::ring::{Part, Ring};
+use crate::to_usize;
 use farlane_abi::arena::OFF_DEAD;
 use farlane_abi::config::{Config, QUEUE_CONTROL, QUEUE_DOORBELL, QUEUE_EVENT, QUEUES};
 use farlane_abi::control::{
@@ -82,10 +83,6 @@ pub(crate) fn signal(fd: BorrowedFd<'_>) {
 
 pub(crate) fn new_event() -> Result<OwnedFd, Error> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
-}
-
-fn index(value: u64) -> usize {
-    usize::try_from(value).unwrap_or(usize::MAX)
 }
 
 impl Driver {
@@ -218,7 +215,7 @@ impl Driver {
         request: &Request,
         extents: &[(u64, u64)],
     ) -> Result<(), TransportError> {
-        let most = index(u64::from(MAX_EXTENTS_PER_REQUEST));
+        let most = to_usize(MAX_EXTENTS_PER_REQUEST);
         let mut chunks = extents.chunks(most);
         self.call_one(what, request, chunks.next().unwrap_or_default())?;
         for chunk in chunks {
@@ -275,11 +272,15 @@ impl Driver {
         if self.is_dead() {
             return Ok(None);
         }
-        let request = request.get(..index(REQUEST_BYTES)).unwrap_or(request);
+        let request = request.get(..to_usize(REQUEST_BYTES)).unwrap_or(request);
         let answer_bytes = answer_bytes.min(u32::try_from(ANSWER_BYTES).unwrap_or(u32::MAX));
         // SAFETY: the request's memory is used under the lock only, and the device has no
         // request.
-        unsafe { self.memory.map().write_bytes(index(self.request), request) };
+        unsafe {
+            self.memory
+                .map()
+                .write_bytes(to_usize(self.request), request)
+        };
         // In two pieces, as the driver sends it.
         let head = request.len().min(size_of::<Request>());
         let readable = |offset: usize, length: usize| Part {
@@ -306,9 +307,13 @@ impl Driver {
         loop {
             let used = self.with_queue(QUEUE_CONTROL, take).transpose()?;
             if let Some(Some((_, written))) = used {
-                let mut bytes = vec![0; index(u64::from(written.min(answer_bytes)))];
+                let mut bytes = vec![0; to_usize(written.min(answer_bytes))];
                 // SAFETY: the device has given the chain back.
-                unsafe { self.memory.map().read_bytes(index(self.answer), &mut bytes) };
+                unsafe {
+                    self.memory
+                        .map()
+                        .read_bytes(to_usize(self.answer), &mut bytes)
+                };
                 return Ok(Some(Answer { bytes }));
             }
             if self.is_dead() {
@@ -361,9 +366,10 @@ impl Driver {
             let mut posted = false;
             while let Ok(Some((head, written))) = take(queue) {
                 let part = self.event(head);
-                if index(u64::from(written)) == size_of::<Event>() {
+                if to_usize(written) == size_of::<Event>() {
                     // SAFETY: the device has given the buffer back.
-                    happened.push(unsafe { self.memory.map().read::<Event>(index(part.offset)) });
+                    happened
+                        .push(unsafe { self.memory.map().read::<Event>(to_usize(part.offset)) });
                 }
                 queue.post(&[part]);
                 posted = true;

@@ -152,16 +152,12 @@ impl Transport for VmTransport {
             ..Request::default()
         };
         let extents = [(memory.guest_address(offset), length)];
-        let attached = Map::shared(
-            memory.file(),
-            offset,
-            usize::try_from(length).unwrap_or(usize::MAX),
-        )
-        .and_then(|map| {
-            let what = "Attaching a segment";
-            let region = self.attach(what, &request, &extents, Some((offset, length)))?;
-            Ok((region, Arc::new(map)))
-        });
+        let attached =
+            Map::shared(memory.file(), offset, crate::to_usize(length)).and_then(|map| {
+                let what = "Attaching a segment";
+                let region = self.attach(what, &request, &extents, Some((offset, length)))?;
+                Ok((region, Arc::new(map)))
+            });
         let (region, map) = attached.inspect_err(|_| memory.give(offset, length))?;
         let first = !std::mem::replace(&mut self.state().has_header, true);
         if first && let Some(context) = self.driver.contexts().get_mut(&self.context) {

@@ -347,8 +347,7 @@ impl Vm {
             .map(|index| {
                 let base = frontend.get_vring_base(index);
                 let base = base.map_err(failed("GET_VRING_BASE"))?;
-                // A ring's index has 16 bits.
-                Ok(u16::try_from(base).unwrap_or(0))
+                Ok(crate::ring_index(base)?)
             })
             .collect()
     }

@@ -1,6 +1,7 @@
 //! Frames to send: Ethernet, IPv4, UDP and TCP, and ARP.
 
 use super::Header;
+use crate::low;
 use std::net::Ipv4Addr;
 use virtio_bindings::virtio_net::{VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GSO_TCPV4};
 
@@ -32,10 +33,6 @@ pub struct Tcp {
     pub acknowledged: u32,
     /// FIN 1, SYN 2, RST 4, PSH 8, ACK 16.
     pub flags: u8,
-}
-
-fn low(sum: u32) -> u16 {
-    u16::try_from(sum & 0xffff).unwrap_or(0)
 }
 
 /// The Internet checksum's sum, without the last complement.

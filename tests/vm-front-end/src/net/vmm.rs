@@ -243,8 +243,7 @@ impl Vmm {
         let base = |(index, _): &(usize, Arc<Place>)| {
             let base = self.frontend.get_vring_base(*index);
             let base = base.map_err(failed("GET_VRING_BASE"))?;
-            // A ring's index has 16 bits.
-            Ok(u16::try_from(base).unwrap_or(0))
+            Ok(crate::ring_index(base)?)
         };
         self.queues.iter().map(base).collect()
     }

@@ -1,5 +1,6 @@
 //! Memory of the machine that the driver plays.
 
+use farlane_abi::width::{to_u64, to_usize};
 use farlane_zero_copy::{Mapping, OutOfBounds, SharedMemory};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::io;
@@ -45,7 +46,7 @@ impl Memory {
     /// Bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
-        u64::try_from(self.bytes.len()).unwrap_or(0)
+        to_u64(self.bytes.len())
     }
 
     /// Never.
@@ -83,7 +84,7 @@ impl Memory {
     /// Offset of an address.
     #[must_use]
     pub fn offset(&self, address: u64) -> usize {
-        usize::try_from(address.wrapping_sub(self.base)).unwrap_or(usize::MAX)
+        to_usize(address.wrapping_sub(self.base))
     }
 
     /// Copies from it; the address is a multiple of eight.

@@ -2,6 +2,7 @@
 
 use super::Command;
 use super::memory::Memory;
+use crate::{low, to_usize};
 use farlane_zero_copy::SharedMemory;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use zerocopy::IntoBytes as _;
@@ -123,7 +124,7 @@ impl Queue {
         if self.is_full() {
             return false;
         }
-        let at = self.sq + usize::try_from(self.tail).unwrap_or(0) * 64;
+        let at = self.sq + to_usize(self.tail) * 64;
         let written = self.submissions.write_bytes(at, command.as_bytes()).is_ok();
         self.tail = (self.tail + 1) % self.entries;
         written
@@ -131,21 +132,20 @@ impl Queue {
 
     /// Takes an answer.
     pub fn pop(&mut self) -> Option<Completion> {
-        let at = self.cq + usize::try_from(self.head).unwrap_or(0) * 16;
+        let at = self.cq + to_usize(self.head) * 16;
         let last = self.completions.word(at + 12).ok()?.load(Ordering::Acquire);
         if last >> 16 & 1 != self.phase {
             return None;
         }
         let word = |offset: usize| {
-            let word = self.completions.word(at + offset);
-            word.map_or(0, |w| w.load(Ordering::Relaxed))
+            let word = self.completions.word(at + offset).ok()?;
+            Some(word.load(Ordering::Relaxed))
         };
-        let half = |value: u32| u16::try_from(value & 0xffff).unwrap_or(0);
         let completion = Completion {
-            dword0: word(0),
-            cid: half(last),
-            status: half(last >> 17),
-            sq_head: half(word(8)),
+            dword0: word(0)?,
+            cid: low(last),
+            status: low(last >> 17),
+            sq_head: low(word(8)?),
         };
         self.sq_head = u32::from(completion.sq_head) % self.entries;
         self.head += 1;
