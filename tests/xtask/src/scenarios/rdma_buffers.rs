@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest_root::GuestFile;
 use farlane_kit::process::check_output;
 use farlane_kit::report::Report;
