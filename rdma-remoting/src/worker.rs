@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::counters::{self, Counters};
-use crate::engine::{Progress, Turn, Waker};
+use crate::engine::{Progress, Turn, Waker, earlier};
 use crate::nodes::WorkerNode;
 use crate::round::{Look, Pace, Tenants};
 use farlane_sys::sync::{held, lock};
@@ -256,7 +256,8 @@ impl WorkerState {
                         sweep = SWEEPS.fetch_add(1, Ordering::Relaxed);
                         rest = Some(Rest {
                             looked: false,
-                            deadline: limit.map(|limit| Instant::now() + limit),
+                            limit,
+                            deadline: None,
                         });
                     }
                 }
@@ -265,9 +266,10 @@ impl WorkerState {
                 && let Some(rest) = rest.take_if(|rest| rest.looked)
             {
                 counters::count(&self.counters.sleeps, 1);
-                let left = |d: Instant| d.saturating_duration_since(Instant::now());
+                let now = Instant::now();
+                idle.waits(now);
                 // A change of the list, the end, and every doorbell since the announcement end it.
-                self.wait(rest.deadline.map(left));
+                self.wait(rest.longest(now));
                 idle.woke();
                 wake::awake(words(&contexts));
             }
@@ -294,6 +296,8 @@ impl WorkerState {
 struct Rest {
     /// The sweep has begun.
     looked: bool,
+    /// How long to wait at most.
+    limit: Option<Duration>,
     /// When to come back though nothing new arrives.
     deadline: Option<Instant>,
 }
@@ -301,10 +305,13 @@ struct Rest {
 impl Rest {
     fn note(&mut self, deadline: Option<Instant>) {
         self.looked = true;
-        self.deadline = match (self.deadline, deadline) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
+        self.deadline = earlier(self.deadline, deadline);
+    }
+
+    /// How long a wait that begins now may last.
+    fn longest(&self, now: Instant) -> Option<Duration> {
+        let left = self.deadline.map(|d| d.saturating_duration_since(now));
+        earlier(self.limit, left)
     }
 }
 

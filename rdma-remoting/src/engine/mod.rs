@@ -127,13 +127,15 @@ impl Progress {
     pub fn and(self, other: Self) -> Self {
         Self {
             worked: self.worked || other.worked,
-            deadline: match (self.deadline, other.deadline) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
-            },
+            deadline: earlier(self.deadline, other.deadline),
             cut: self.cut || other.cut,
         }
     }
+}
+
+/// The smaller one, where there are two.
+pub(crate) fn earlier<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
+    one.into_iter().chain(other).min()
 }
 
 /// An RDMA engine: makes queue pairs, and carries out their work.

@@ -102,6 +102,12 @@ impl Idle {
         self.waits = 0;
     }
 
+    /// The wait that [`idle`](Self::idle) has asked for begins at `now`. To be told where looking
+    /// once more takes long: else that counts as the cost of being woken.
+    pub fn waits(&mut self, now: Instant) {
+        self.wake.begins(now);
+    }
+
     /// The wait is over that [`idle`](Self::idle) has asked for.
     pub fn woke(&mut self) {
         self.woke_at(Instant::now());

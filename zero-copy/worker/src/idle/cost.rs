@@ -31,6 +31,13 @@ impl WakeCost {
         (!self.measured.is_some_and(is_fresh)).then_some(PROBE)
     }
 
+    /// The wait that was said to begin begins only now.
+    pub fn begins(&mut self, now: Instant) {
+        if let Some((since, _)) = &mut self.wait {
+            *since = now;
+        }
+    }
+
     /// The wait is over. Before its limit something else has ended it.
     pub fn woke(&mut self, now: Instant) {
         let Some((since, limit)) = self.wait.take() else {
@@ -106,6 +113,17 @@ mod tests {
         assert_eq!(begin(&mut wake, later), Some(PROBE));
         wake.woke(later + Duration::from_secs(1));
         assert_eq!(wake.cost(), (3 * cost + LONGEST_SPIN) / 4);
+    }
+
+    #[test]
+    fn what_is_done_before_the_wait_begins_is_no_cost_of_the_wake_up() {
+        let mut wake = WakeCost::default();
+        let start = Instant::now();
+        let (look, cost) = (2 * PROBE, Duration::from_micros(7));
+        wake.wait(start, Some(PROBE));
+        wake.begins(start + look);
+        wake.woke(start + look + PROBE + cost);
+        assert_eq!(wake.cost(), cost);
     }
 
     #[test]
