@@ -118,14 +118,18 @@ impl CallRing {
             self.memory.read_bytes(payload, &mut arguments[..length])?;
             call(head.number.get(), &arguments[..length], &mut result)
         };
-        let (status, length) = match outcome {
-            Ok(length) => (0, length.min(CALL_PAYLOAD_BYTES)),
-            Err(e) => (e.to_wire(), 0),
+        let outcome = outcome.and_then(|length| {
+            let bytes = result.get(..length).ok_or(Errno::EPROTO)?;
+            Ok((bytes, u32::try_from(length).map_err(|_| Errno::EPROTO)?))
+        });
+        let (status, (bytes, length)) = match outcome {
+            Ok(result) => (0, result),
+            Err(e) => (e.to_wire(), Default::default()),
         };
-        self.memory.write_bytes(payload, &result[..length])?;
+        self.memory.write_bytes(payload, bytes)?;
         let answer = CallHeader {
             number: head.number,
-            length: u32::try_from(length).unwrap_or(0).into(),
+            length: length.into(),
             status: status.into(),
             reserved: 0.into(),
         };
@@ -240,7 +244,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_slot_is_answered(number: u32, length: u32, bytes in prop::collection::vec(any::<u8>(), 0..496)) {
+        fn any_slot_is_answered(
+            number: u32, length: u32, bytes in prop::collection::vec(any::<u8>(), 0..496),
+        ) {
             let memory = header();
             let mut ring = CallRing::new(memory.clone());
             submit(&memory, 0, number, length, &bytes);

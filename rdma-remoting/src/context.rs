@@ -10,7 +10,8 @@ use crate::objects::{BufferObject, MAX_MRS, Objects, QpObject};
 use crate::round::Rota;
 use farlane_abi::Errno;
 use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
-use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, MAX_SEGMENT_BYTES};
+use farlane_abi::control::{EVENT_WAKE, MAX_SEGMENT_BYTES};
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::rdma::EVENT_DEVICE_FATAL;
 use farlane_abi::width::to_u64;
 use farlane_sys::log_limit::LogLimit;
@@ -56,7 +57,7 @@ pub(crate) struct Owner {
 
 /// One process's use of a device: an open `/dev/farlaneN`, or a connection to the host socket.
 pub struct Context {
-    id: u32,
+    id: ContextId,
     label: String,
     address: PortAddress,
     pub(crate) engine: Arc<dyn Engine>,
@@ -69,7 +70,7 @@ pub struct Context {
     /// Of what it can have logged.
     pub(crate) limit: Arc<LogLimit>,
     header: OnceLock<Header>,
-    regions: Mutex<HashMap<u32, Attached>>,
+    regions: Mutex<HashMap<RegionId, Attached>>,
     objects: Mutex<Objects>,
     /// Whose turns a turn consists of; set anew when a queue pair comes or goes.
     rota: Mutex<Rota<Arc<QpObject>>>,
@@ -112,7 +113,7 @@ impl BufferMapping {
 
 impl Context {
     pub(crate) fn new(
-        id: u32,
+        id: ContextId,
         owner: Owner,
         events: Arc<dyn EventSink>,
         pool: Option<Arc<Pool>>,
@@ -157,7 +158,7 @@ impl Context {
         self.address
     }
 
-    fn regions(&self) -> MutexGuard<'_, HashMap<u32, Attached>> {
+    fn regions(&self) -> MutexGuard<'_, HashMap<RegionId, Attached>> {
         lock(&self.regions)
     }
 
@@ -172,10 +173,10 @@ impl Context {
     /// Makes memory known as segment `region`. The first segment is the context's header.
     ///
     /// # Errors
-    /// `EEXIST` for an id in use, `EINVAL` for an id or length beyond its limit or memory that
-    /// cannot be one mapping, `ENOMEM` where it is more than the tenant's share of this process's
+    /// `EEXIST` for an id in use, `EINVAL` for a length beyond its limit or memory that cannot be
+    /// one mapping, `ENOMEM` where it is more than the tenant's share of this process's
     /// mappings.
-    pub fn attach_segment(&self, region: u32, memory: Region) -> Result<(), Errno> {
+    pub fn attach_segment(&self, region: RegionId, memory: Region) -> Result<(), Errno> {
         Self::check_new(&self.regions(), region)?;
         if memory.len() > MAX_SEGMENT_BYTES {
             return Err(Errno::EINVAL);
@@ -227,18 +228,15 @@ impl Context {
     /// Makes memory of the program known as pin `region`.
     ///
     /// # Errors
-    /// `EEXIST` for an id in use, `EINVAL` for one beyond the limit.
-    pub fn attach_pin(&self, region: u32, memory: Region) -> Result<(), Errno> {
+    /// `EEXIST` for an id in use.
+    pub fn attach_pin(&self, region: RegionId, memory: Region) -> Result<(), Errno> {
         let mut regions = self.regions();
         Self::check_new(&regions, region)?;
         regions.insert(region, Attached::Pin(memory));
         Ok(())
     }
 
-    fn check_new(regions: &HashMap<u32, Attached>, region: u32) -> Result<(), Errno> {
-        if region >= MAX_REGIONS {
-            return Err(Errno::EINVAL);
-        }
+    fn check_new(regions: &HashMap<RegionId, Attached>, region: RegionId) -> Result<(), Errno> {
         if regions.contains_key(&region) {
             return Err(Errno::EEXIST);
         }
@@ -250,7 +248,7 @@ impl Context {
     ///
     /// # Errors
     /// `ENOENT` for an unknown region, `EBUSY` for a segment in use.
-    pub fn detach(&self, region: u32) -> Result<(), Errno> {
+    pub fn detach(&self, region: RegionId) -> Result<(), Errno> {
         let pin = {
             let mut regions = self.regions();
             match regions.get(&region).ok_or(Errno::ENOENT)? {
@@ -277,7 +275,7 @@ impl Context {
     }
 
     /// A segment that nothing uses yet.
-    pub(crate) fn segment(&self, region: u32) -> Result<Arc<SharedMemory>, Errno> {
+    pub(crate) fn segment(&self, region: RegionId) -> Result<Arc<SharedMemory>, Errno> {
         match self.regions().get(&region) {
             Some(Attached::Segment { shared, .. }) => {
                 if Arc::strong_count(shared) > 1 || self.is_header(shared) {
@@ -290,7 +288,7 @@ impl Context {
     }
 
     /// The memory of a pin.
-    pub(crate) fn pin(&self, region: u32) -> Result<Region, Errno> {
+    pub(crate) fn pin(&self, region: RegionId) -> Result<Region, Errno> {
         match self.regions().get(&region) {
             Some(Attached::Pin(memory)) => Ok(memory.clone()),
             _ => Err(Errno::EINVAL),

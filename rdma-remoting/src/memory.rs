@@ -1,7 +1,8 @@
 //! Memory keys: what a work request may touch.
 
-use crate::request::Element;
+use crate::request::{Element, MemoryKey};
 use crate::table::Table;
+use farlane_abi::Errno;
 use farlane_abi::rdma::{
     ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
     ACCESS_REMOTE_WRITE,
@@ -77,21 +78,21 @@ pub enum Use {
 #[derive(Debug, Error)]
 pub enum KeyError {
     /// No such key in this context and protection domain.
-    #[error("Key {0:#x} names no memory")]
-    Unknown(u32),
+    #[error("{0} names no memory")]
+    Unknown(MemoryKey),
     /// The rights do not include it.
-    #[error("Key {key:#x} does not allow {wanted:?}")]
+    #[error("{key} does not allow {wanted:?}")]
     Rights {
         /// The memory key.
-        key: u32,
+        key: MemoryKey,
         /// What was asked for.
         wanted: Use,
     },
     /// Bytes outside of the memory region.
-    #[error("{length:#x} bytes at {address:#x} are outside of key {key:#x}")]
+    #[error("{key} does not reach {length:#x} bytes at {address:#x}")]
     Bounds {
         /// The memory key.
-        key: u32,
+        key: MemoryKey,
         /// Address of the first byte.
         address: u64,
         /// Bytes.
@@ -150,13 +151,16 @@ impl MemoryTable {
         }
     }
 
-    /// Adds a memory region and returns its key. `None` when the table is full.
-    pub fn insert(&self, memory: MemoryRegion) -> Option<u32> {
+    /// Adds a memory region and returns its key.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the table is full.
+    pub fn insert(&self, memory: MemoryRegion) -> Result<MemoryKey, Errno> {
         let memory = MemoryRegion {
             region: memory.region.share(),
             ..memory
         };
-        write(&self.table).insert(memory)
+        write(&self.table).insert(memory).map(MemoryKey)
     }
 
     /// How many there are.
@@ -174,10 +178,10 @@ impl MemoryTable {
 
     /// Takes a memory region out. When this returns, no request touches its memory, also none that
     /// is in progress (IBTA, 10.6.6.2.6).
-    pub fn remove(&self, key: u32) -> Option<Arc<MemoryRegion>> {
+    pub fn remove(&self, key: MemoryKey) -> Option<Arc<MemoryRegion>> {
         let removed = {
             let mut table = write(&self.table);
-            table.remove(key)?
+            table.remove(key.0)?
         };
         removed.region.revoke();
         Some(removed)
@@ -200,14 +204,14 @@ impl MemoryTable {
     pub fn open(
         &self,
         pd: PdHandle,
-        key: u32,
+        key: MemoryKey,
         address: u64,
         length: u64,
         wanted: Use,
     ) -> Result<Part, KeyError> {
         let table = read(&self.table);
         let memory = table
-            .get(key)
+            .get(key.0)
             .filter(|m| m.pd == pd)
             .ok_or(KeyError::Unknown(key))?;
         let allowed = match wanted {
@@ -266,7 +270,7 @@ mod tests {
     use farlane_zero_copy::Pool;
     use proptest::prelude::*;
 
-    fn table(access: u32) -> (MemoryTable, u32) {
+    fn table(access: u32) -> (MemoryTable, MemoryKey) {
         let pool = Pool::separate_files(1 << 20);
         let buffer = pool.allocate(8192).unwrap();
         let table = MemoryTable::new(8);
@@ -300,7 +304,7 @@ mod tests {
             Err(KeyError::Unknown(_))
         ));
         assert!(matches!(
-            open(3, key ^ 1, Use::LocalRead),
+            open(3, MemoryKey(key.0 ^ 1), Use::LocalRead),
             Err(KeyError::Unknown(_))
         ));
         table.remove(key).unwrap();

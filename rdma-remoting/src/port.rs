@@ -6,7 +6,7 @@ use crate::context::{Context, Owner};
 use crate::engine::{PortAddress, RawGid};
 use crate::ledger::{Account, Resource, Share};
 use farlane_abi::Errno;
-use farlane_abi::control::MAX_CONTEXTS;
+use farlane_abi::ids::ContextId;
 use farlane_sys::log_limit::LogLimit;
 use farlane_sys::sync::lock;
 use farlane_zero_copy::Pool;
@@ -20,7 +20,7 @@ pub struct Port {
     adapter: Arc<Adapter>,
     account: Arc<Account>,
     limit: Arc<LogLimit>,
-    contexts: Mutex<HashMap<u32, Arc<Context>>>,
+    contexts: Mutex<HashMap<ContextId, Arc<Context>>>,
 }
 
 impl std::fmt::Debug for Port {
@@ -56,7 +56,7 @@ impl Port {
         self.account.take(of, amount)
     }
 
-    fn contexts(&self) -> MutexGuard<'_, HashMap<u32, Arc<Context>>> {
+    fn contexts(&self) -> MutexGuard<'_, HashMap<ContextId, Arc<Context>>> {
         lock(&self.contexts)
     }
 
@@ -64,16 +64,13 @@ impl Port {
     /// `pool`.
     ///
     /// # Errors
-    /// `EINVAL` for an id beyond the limit, `EEXIST` for one in use.
+    /// `EEXIST` for an id in use.
     pub fn open(
         self: &Arc<Self>,
-        id: u32,
+        id: ContextId,
         events: Arc<dyn EventSink>,
         pool: Option<Arc<Pool>>,
     ) -> Result<Arc<Context>, Errno> {
-        if id >= MAX_CONTEXTS {
-            return Err(Errno::EINVAL);
-        }
         let mut contexts = self.contexts();
         if contexts.contains_key(&id) {
             return Err(Errno::EEXIST);
@@ -96,13 +93,13 @@ impl Port {
     ///
     /// # Errors
     /// `ENOENT` where none is open.
-    pub fn context(&self, id: u32) -> Result<Arc<Context>, Errno> {
+    pub fn context(&self, id: ContextId) -> Result<Arc<Context>, Errno> {
         self.contexts().get(&id).cloned().ok_or(Errno::ENOENT)
     }
 
     /// The contexts that are open.
     #[must_use]
-    pub fn ids(&self) -> Vec<u32> {
+    pub fn ids(&self) -> Vec<ContextId> {
         self.contexts().keys().copied().collect()
     }
 
@@ -111,7 +108,7 @@ impl Port {
     ///
     /// # Errors
     /// `ENOENT` where none is open.
-    pub fn settle(&self, id: u32) -> Result<(), Errno> {
+    pub fn settle(&self, id: ContextId) -> Result<(), Errno> {
         if !self.adapter.has_nodes() {
             return Ok(());
         }
@@ -126,7 +123,7 @@ impl Port {
     ///
     /// # Errors
     /// `ENOENT` where none is open.
-    pub fn close(&self, id: u32) -> Result<(), Errno> {
+    pub fn close(&self, id: ContextId) -> Result<(), Errno> {
         let context = self.contexts().remove(&id).ok_or(Errno::ENOENT)?;
         self.end(&[context]);
         Ok(())

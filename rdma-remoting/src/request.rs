@@ -6,6 +6,7 @@ use farlane_abi::queue::{
 };
 use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::FromBytes;
+use farlane_abi::zerocopy::little_endian::U32;
 use thiserror::Error;
 
 /// What a send request asks for.
@@ -37,6 +38,22 @@ impl Opcode {
     }
 }
 
+/// Key of a memory region, local and remote.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct MemoryKey(pub u32);
+
+impl From<MemoryKey> for U32 {
+    fn from(key: MemoryKey) -> Self {
+        key.0.into()
+    }
+}
+
+impl std::fmt::Display for MemoryKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Key {:#x}", self.0)
+    }
+}
+
 /// A scatter/gather element.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Element {
@@ -45,7 +62,7 @@ pub struct Element {
     /// Bytes.
     pub length: u32,
     /// Key of the memory region.
-    pub lkey: u32,
+    pub lkey: MemoryKey,
 }
 
 impl Element {
@@ -54,7 +71,7 @@ impl Element {
         let element = Self {
             address: sge.addr.get(),
             length: sge.length.get(),
-            lkey: sge.lkey.get(),
+            lkey: MemoryKey(sge.lkey.get()),
         };
         Some((element, rest))
     }
@@ -139,7 +156,7 @@ pub struct SendWqe {
     /// Address at the peer.
     pub remote_address: u64,
     /// Key of the peer's memory.
-    pub rkey: u32,
+    pub rkey: MemoryKey,
     /// Local memory; empty when inline.
     pub elements: Elements,
     inline_length: Option<usize>,
@@ -156,7 +173,7 @@ impl Default for SendWqe {
             fence: false,
             immediate: 0,
             remote_address: 0,
-            rkey: 0,
+            rkey: MemoryKey::default(),
             elements: Elements::default(),
             inline_length: None,
             inline: [0; INLINE],
@@ -222,7 +239,7 @@ impl SendWqe {
         self.fence = head.flags & SEND_FENCE != 0;
         self.immediate = head.imm.get();
         self.remote_address = head.remote_addr.get();
-        self.rkey = head.rkey.get();
+        self.rkey = MemoryKey(head.rkey.get());
         if head.flags & SEND_INLINE == 0 {
             return self.elements.parse(head.num_sge.get().into(), payload);
         }
@@ -348,10 +365,10 @@ mod tests {
             let mut request = SendWqe::default();
             request.parse(&entry(head, &payload)).unwrap();
             prop_assert_eq!((request.wr_id, request.immediate), (wr_id, imm));
-            prop_assert_eq!((request.remote_address, request.rkey), (raddr, rkey));
+            prop_assert_eq!((request.remote_address, request.rkey.0), (raddr, rkey));
             prop_assert!(request.signalled && !request.solicited);
             let got: Vec<_> = request.elements.as_slice().iter()
-                .map(|e| (e.address, e.length, e.lkey)).collect();
+                .map(|e| (e.address, e.length, e.lkey.0)).collect();
             prop_assert_eq!(got, sges);
         }
     }

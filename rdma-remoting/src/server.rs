@@ -113,8 +113,9 @@ impl Server {
         })
     }
 
-    /// A server without workers: its contexts get turns from [`Context::turn_now`](crate::Context::turn_now) only, so that
-    /// the same input always does the same.
+    /// A server without workers: its contexts get turns from
+    /// [`Context::turn_now`](crate::Context::turn_now) only, so that the same input always does the
+    /// same.
     #[doc(hidden)]
     #[must_use]
     pub fn without_workers() -> Arc<Self> {

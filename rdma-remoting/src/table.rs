@@ -1,5 +1,7 @@
 //! Handles: small numbers that name an object of one context and no other.
 
+use farlane_abi::Errno;
+use farlane_abi::width::to_usize;
 use std::sync::Arc;
 
 const INDEX_BITS: u32 = 22;
@@ -44,32 +46,43 @@ impl<T> Table<T> {
         ((slot.generation << INDEX_BITS) >> INDEX_BITS == handle >> INDEX_BITS).then_some(index)
     }
 
-    /// Adds the object that `make` makes of its handle. `None` when the table is full.
-    pub fn insert_with(&mut self, make: impl FnOnce(u32) -> T) -> Option<(u32, Arc<T>)> {
-        let index = match self.free.pop() {
-            Some(index) => index,
+    /// Adds the object that `make` makes of its handle, and returns both.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the table is full; those of `make`.
+    pub fn insert_with(
+        &mut self,
+        make: impl FnOnce(u32) -> Result<T, Errno>,
+    ) -> Result<(u32, Arc<T>), Errno> {
+        let index = match self.free.last() {
+            Some(&index) => index,
             None => {
-                let index = u32::try_from(self.slots.len()).ok()?;
+                let index = u32::try_from(self.slots.len()).map_err(|_| Errno::ENOMEM)?;
                 if index >= self.limit {
-                    return None;
+                    return Err(Errno::ENOMEM);
                 }
                 self.slots.push(Slot {
                     generation: 0,
                     object: None,
                 });
+                self.free.push(index);
                 index
             }
         };
-        let slot = self.slots.get_mut(usize::try_from(index).ok()?)?;
+        let slot = &mut self.slots[to_usize(index.into())];
         let handle = Self::handle(index, slot.generation);
-        let object = Arc::new(make(handle));
+        let object = Arc::new(make(handle)?);
         slot.object = Some(Arc::clone(&object));
-        Some((handle, object))
+        self.free.pop();
+        Ok((handle, object))
     }
 
-    /// Adds an object. `None` when the table is full.
-    pub fn insert(&mut self, object: T) -> Option<u32> {
-        self.insert_with(|_| object).map(|(handle, _)| handle)
+    /// Adds an object, and returns its handle.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the table is full.
+    pub fn insert(&mut self, object: T) -> Result<u32, Errno> {
+        Ok(self.insert_with(|_| Ok(object))?.0)
     }
 
     /// The object of a handle.
@@ -129,19 +142,32 @@ mod tests {
         assert_eq!(**table.get(b).unwrap(), "b");
     }
 
+    #[test]
+    fn an_object_that_could_not_be_made_takes_no_place() {
+        let mut table = Table::new(1);
+        let failed = table.insert_with(|_| Err(Errno::EINVAL));
+        assert_eq!(failed.unwrap_err(), Errno::EINVAL);
+        assert!(table.is_empty());
+        let (handle, object) = table.insert_with(Ok).unwrap();
+        assert_eq!(handle, *object);
+        assert_eq!(table.insert(7), Err(Errno::ENOMEM));
+    }
+
     proptest! {
         #[test]
-        fn a_table_is_a_map_with_a_limit(steps in prop::collection::vec((any::<bool>(), any::<u32>()), 0..300)) {
+        fn a_table_is_a_map_with_a_limit(
+            steps in prop::collection::vec((any::<bool>(), any::<u32>()), 0..300),
+        ) {
             let mut table = Table::new(16);
             let mut model: HashMap<u32, u32> = HashMap::new();
             for (insert, value) in steps {
                 if insert {
                     match table.insert(value) {
-                        Some(handle) => {
+                        Ok(handle) => {
                             prop_assert!(handle != 0);
                             prop_assert!(model.insert(handle, value).is_none());
                         }
-                        None => prop_assert_eq!(model.len(), 16),
+                        Err(_) => prop_assert_eq!(model.len(), 16),
                     }
                 } else {
                     let known = model.keys().nth(value as usize % (model.len() + 1)).copied();

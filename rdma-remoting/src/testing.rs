@@ -9,6 +9,7 @@ use farlane_abi::arena::{
     CALL_SLOT_BYTES, CALL_SLOTS, CallHeader, HEADER_SEGMENT_BYTES, OFF_CALL_COMPLETED,
     OFF_CALL_RING, OFF_CALL_SUBMITTED,
 };
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::rdma::{DeviceAttr, PortAttr};
 use farlane_zero_copy::{Mapping, Region, SharedMemory};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -28,7 +29,13 @@ pub fn port(server: &Arc<Server>, gid: u8) -> Arc<Port> {
 }
 
 pub fn open(port: &Arc<Port>, id: u32) -> Arc<Context> {
+    let id = ContextId::new(id).unwrap();
     port.open(id, Arc::new(Nobody), None).unwrap()
+}
+
+/// Id of a region.
+pub fn region(id: u32) -> RegionId {
+    RegionId::new(id).unwrap()
 }
 
 fn file(name: &str, bytes: u64) -> OwnedFd {
@@ -63,7 +70,7 @@ impl Header {
         let file = file("header", HEADER_SEGMENT_BYTES);
         let mapping = Mapping::new(file.as_fd(), 0, HEADER_SEGMENT_BYTES, true).unwrap();
         let theirs = Region::from_memfd(file, HEADER_SEGMENT_BYTES, true).unwrap();
-        context.attach_segment(0, theirs).unwrap();
+        context.attach_segment(region(0), theirs).unwrap();
         Self(SharedMemory::new(mapping))
     }
 

@@ -1,15 +1,17 @@
 //! The calls, on the objects of one context.
 
-use crate::completion_queue::SharedCompletionQueue;
+use crate::completion_queue::{Notify, SharedCompletionQueue};
 use crate::context::Context;
 use crate::counters;
 use crate::engine::QpSpec;
 use crate::ledger::Resource;
 use crate::memory::{Access, MemoryRegion, PdHandle};
 use crate::objects::{BufferObject, CqObject, MAX_CQS, MAX_MRS, MAX_PDS, MAX_QPS, Pd, QpObject};
+use crate::request::MemoryKey;
 use crate::work_queue::shared_queues;
 use farlane_abi::Errno;
 use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
+use farlane_abi::ids::RegionId;
 use farlane_abi::queue::{CqLayout, QpLayout};
 use farlane_abi::rdma::{
     AllocBuffer, Buffer, CreateCq, CreateQp, DeviceAttr, EVENT_CQ_ERR, Gid, Handle,
@@ -17,7 +19,7 @@ use farlane_abi::rdma::{
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use farlane_zero_copy::{PoolError, Region, SharedMemory};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// Serves the calls of one context.
 pub(crate) struct CallHost<'a> {
@@ -30,9 +32,18 @@ struct MemoryRegionUses {
     _buffer: Option<Arc<BufferObject>>,
 }
 
+fn region_id(region: U32) -> Result<RegionId, Errno> {
+    RegionId::new(region.get()).ok_or(Errno::EINVAL)
+}
+
 impl<'a> CallHost<'a> {
     pub fn new(context: &'a Arc<Context>) -> Self {
         Self { context }
+    }
+
+    /// A segment that nothing uses yet.
+    fn segment(&self, region: U32) -> Result<Arc<SharedMemory>, Errno> {
+        self.context.segment(region_id(region)?)
     }
 
     fn qp(&self, handle: Handle) -> Result<Arc<QpObject>, Errno> {
@@ -80,8 +91,7 @@ impl Verbs for CallHost<'_> {
     }
 
     fn alloc_pd(&mut self, (): ()) -> Result<Handle, Errno> {
-        let handle = self.context.objects().pds.insert(Pd);
-        handle.map(Into::into).ok_or(Errno::ENOMEM)
+        self.context.objects().pds.insert(Pd).map(Into::into)
     }
 
     fn dealloc_pd(&mut self, pd: Handle) -> Result<(), Errno> {
@@ -106,7 +116,7 @@ impl Verbs for CallHost<'_> {
         let mut objects = self.context.objects();
         let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
         let (region, buffer) = match args.source.get() {
-            MR_SOURCE_PIN => (self.context.pin(args.object.get())?, None),
+            MR_SOURCE_PIN => (self.context.pin(region_id(args.object)?)?, None),
             MR_SOURCE_BUFFER => {
                 let buffer = objects.buffers.get(args.object.get()).ok_or(Errno::EBADF)?;
                 (Region::from_buffer(&buffer.buffer), Some(buffer.clone()))
@@ -137,7 +147,7 @@ impl Verbs for CallHost<'_> {
                 _ => Errno::EINVAL,
             }
         })?;
-        let key = self.context.memory.insert(memory).ok_or(Errno::ENOMEM)?;
+        let key = self.context.memory.insert(memory)?;
         counters::count(&self.context.counters.memory_regions, 1);
         Ok(Mr {
             handle: key.into(),
@@ -147,7 +157,10 @@ impl Verbs for CallHost<'_> {
     }
 
     fn dereg_mr(&mut self, mr: Handle) -> Result<(), Errno> {
-        self.context.memory.remove(mr.get()).ok_or(Errno::EBADF)?;
+        self.context
+            .memory
+            .remove(MemoryKey(mr.get()))
+            .ok_or(Errno::EBADF)?;
         counters::uncount(&self.context.counters.memory_regions, 1);
         Ok(())
     }
@@ -162,38 +175,26 @@ impl Verbs for CallHost<'_> {
         }
         let layout = CqLayout::new(args.entries.get()).ok_or(Errno::EINVAL)?;
         let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
-        let segment = self.context.segment(args.region.get())?;
-        let handle = Arc::new(OnceLock::new());
-        let notify = (event != 0).then(|| {
-            let (events, counters) = (
-                Arc::clone(&self.context.events),
-                Arc::clone(&self.context.counters),
-            );
-            let notify: crate::completion_queue::Notify = Box::new(move || {
+        let segment = self.segment(args.region)?;
+        let notify = (event != 0).then(|| -> Notify {
+            let events = Arc::clone(&self.context.events);
+            let counters = Arc::clone(&self.context.counters);
+            Box::new(move || {
                 counters::count(&counters.events, 1);
                 events.raise(event);
-            });
-            notify
+            })
         });
-        let on_overrun = {
-            let handle = Arc::clone(&handle);
-            Box::new(move || asyncs.push(EVENT_CQ_ERR, handle.get().copied().unwrap_or(0)))
-        };
-        let queue =
-            SharedCompletionQueue::new(SharedMemory::clone(&segment), &layout, notify, on_overrun)
-                .map_err(|_| Errno::EINVAL)?;
-        let object = CqObject {
-            queue: Arc::new(queue),
-            _segment: segment,
-        };
-        let number = self
-            .context
-            .objects()
-            .cqs
-            .insert(object)
-            .ok_or(Errno::ENOMEM)?;
-        handle.get_or_init(|| number);
-        Ok(number.into())
+        let mut objects = self.context.objects();
+        let (handle, _) = objects.cqs.insert_with(|handle| {
+            let memory = SharedMemory::clone(&segment);
+            let on_overrun = Box::new(move || asyncs.push(EVENT_CQ_ERR, handle));
+            let queue = SharedCompletionQueue::new(memory, &layout, notify, on_overrun);
+            Ok(CqObject {
+                queue: Arc::new(queue.map_err(|_| Errno::EINVAL)?),
+                _segment: segment,
+            })
+        })?;
+        Ok(handle.into())
     }
 
     fn destroy_cq(&mut self, cq: Handle) -> Result<(), Errno> {
@@ -216,7 +217,7 @@ impl Verbs for CallHost<'_> {
         )
         .ok_or(Errno::EINVAL)?;
         let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
-        let segment = self.context.segment(args.region.get())?;
+        let segment = self.segment(args.region)?;
         let (sends, recvs) = shared_queues(&segment, &layout).map_err(|_| Errno::EINVAL)?;
         let mut objects = self.context.objects();
         let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
@@ -225,42 +226,33 @@ impl Verbs for CallHost<'_> {
         let cqs = [cq(args.send_cq)?, cq(args.recv_cq)?];
         let share = self.context.account.take(Resource::QueuePairs, 1);
         let share = share.ok_or(Errno::ENOMEM)?;
-        let handle = Arc::new(OnceLock::new());
-        let events = {
-            let handle = Arc::clone(&handle);
-            Box::new(move |kind| asyncs.push(kind, handle.get().copied().unwrap_or(0)))
-        };
-        let engine = self.context.engine.create_qp(QpSpec {
-            kind: args.qp_type.get(),
-            pd: PdHandle(args.pd.get()),
-            address: self.context.address(),
-            memory: Arc::clone(&self.context.memory),
-            sends: Box::new(sends),
-            recvs: Box::new(recvs),
-            send_cq: Arc::clone(&cqs[0].queue) as _,
-            recv_cq: Arc::clone(&cqs[1].queue) as _,
-            signal_all: args.signal_all.get() != 0,
-            events,
-            counters: Arc::clone(&self.context.counters),
-            limit: Arc::clone(&self.context.limit),
+        let (handle, object) = objects.qps.insert_with(|handle| {
+            let engine = self.context.engine.create_qp(QpSpec {
+                kind: args.qp_type.get(),
+                pd: PdHandle(args.pd.get()),
+                address: self.context.address(),
+                memory: Arc::clone(&self.context.memory),
+                sends: Box::new(sends),
+                recvs: Box::new(recvs),
+                send_cq: Arc::clone(&cqs[0].queue) as _,
+                recv_cq: Arc::clone(&cqs[1].queue) as _,
+                signal_all: args.signal_all.get() != 0,
+                events: Box::new(move |kind| asyncs.push(kind, handle)),
+                counters: Arc::clone(&self.context.counters),
+                limit: Arc::clone(&self.context.limit),
+            })?;
+            Ok(QpObject {
+                engine,
+                _pd: pd,
+                _cqs: cqs,
+                _segment: segment,
+                _share: share,
+            })
         })?;
-        let qp_num = engine.number();
-        let inserted = objects.qps.insert(QpObject {
-            engine: Arc::clone(&engine),
-            _pd: pd,
-            _cqs: cqs,
-            _segment: segment,
-            _share: share,
-        });
-        let Some(number) = inserted else {
-            engine.destroy();
-            return Err(Errno::ENOMEM);
-        };
-        handle.get_or_init(|| number);
         self.context.refresh_turn(&objects);
         Ok(Qp {
-            handle: number.into(),
-            qp_num: qp_num.into(),
+            handle: handle.into(),
+            qp_num: object.engine.number().into(),
         })
     }
 
@@ -309,10 +301,7 @@ impl Verbs for CallHost<'_> {
         }
         let (offset, length) = (buffer.offset(), buffer.length());
         let mut objects = self.context.objects();
-        let handle = objects
-            .buffers
-            .insert(BufferObject { buffer })
-            .ok_or(Errno::ENOMEM)?;
+        let handle = objects.buffers.insert(BufferObject { buffer })?;
         Ok(Buffer {
             handle: handle.into(),
             reserved: 0.into(),

@@ -80,37 +80,37 @@ impl Contexts for PortContexts {
         window: Option<Arc<Pool>>,
     ) -> Result<(), Errno> {
         self.port
-            .open(context.get(), Arc::new(Sink(events)), window)
+            .open(context, Arc::new(Sink(events)), window)
             .map(drop)
     }
 
     fn close(&self, context: ContextId) -> Result<(), Errno> {
-        self.port.close(context.get())
+        self.port.close(context)
     }
 
     fn check(&self, context: ContextId) -> Result<(), Errno> {
-        self.port.context(context.get()).map(drop)
+        self.port.context(context).map(drop)
     }
 
     fn attach(&self, context: ContextId, region: RegionId, memory: Memory) -> Result<(), Errno> {
         match memory {
             Memory::Segment(memory) => {
                 self.locate(&memory);
-                let opened = self.port.context(context.get())?;
-                opened.attach_segment(region.get(), memory)?;
-                self.port.settle(context.get())
+                let opened = self.port.context(context)?;
+                opened.attach_segment(region, memory)?;
+                self.port.settle(context)
             }
             Memory::Pin(memory) => {
                 self.locate(&memory);
-                let opened = self.port.context(context.get())?;
-                opened.attach_pin(region.get(), memory)
+                let opened = self.port.context(context)?;
+                opened.attach_pin(region, memory)
             }
             Memory::Phony(_) | Memory::Device { .. } => Err(Errno::EOPNOTSUPP),
         }
     }
 
     fn detach(&self, context: ContextId, region: RegionId) -> Result<(), Errno> {
-        self.port.context(context.get())?.detach(region.get())
+        self.port.context(context)?.detach(region)
     }
 
     fn close_all(&self) {
@@ -127,14 +127,14 @@ impl Contexts for PortContexts {
 
     fn window_map(&self, context: ContextId, place: WindowRange) -> Result<(), Errno> {
         self.port
-            .context(context.get())?
+            .context(context)?
             .window_map(place.buffer, place.offset, place.length)
             .map(drop)
     }
 
     fn window_unmap(&self, context: ContextId, place: WindowRange) -> Result<(), Errno> {
         self.port
-            .context(context.get())?
+            .context(context)?
             .window_unmap(place.buffer, place.offset, place.length)
     }
 

@@ -4,9 +4,10 @@ use super::*;
 use crate::engine::soft::SoftEngine;
 use crate::ledger::Ledger;
 use crate::round::{Look, Pace, TURN};
-use crate::testing::{Header, Hooked, Nobody, mapped, memory, open, port};
+use crate::testing::{Header, Hooked, Nobody, mapped, memory, open, port, region};
 use crate::{Port, Server};
 use farlane_abi::PAGE_BYTES;
+use farlane_abi::ids::ContextId;
 use farlane_abi::rdma::{ACCESS_LOCAL_WRITE, QPT_RC};
 use farlane_zero_copy::Pool;
 use std::time::Instant;
@@ -38,11 +39,11 @@ fn a_pin_that_is_detached_is_kept_by_no_key() {
     let mut keys = Vec::new();
     for _ in 0..5 {
         context
-            .attach_pin(7, memory("detached", PAGE_BYTES))
+            .attach_pin(region(7), memory("detached", PAGE_BYTES))
             .unwrap();
         keys.push(register(&context, pd, 7).unwrap());
         assert_eq!(mapped("detached"), 1);
-        context.detach(7).unwrap();
+        context.detach(region(7)).unwrap();
         assert_eq!(mapped("detached"), 0);
     }
     for key in keys {
@@ -56,7 +57,9 @@ fn register_all(port: &Arc<Port>) -> usize {
     for id in 0..40 {
         let context = open(port, id);
         let pd = CallHost::new(&context).alloc_pd(()).unwrap();
-        context.attach_pin(0, memory("many", PAGE_BYTES)).unwrap();
+        context
+            .attach_pin(region(0), memory("many", PAGE_BYTES))
+            .unwrap();
         for _ in 0..10 {
             match register(&context, pd, 0) {
                 Ok(_) => keys += 1,
@@ -78,7 +81,9 @@ fn keys_of_many_contexts_leave_others_their_share() {
     other.close_all();
     let context = open(&other, 0);
     let pd = CallHost::new(&context).alloc_pd(()).unwrap();
-    context.attach_pin(0, memory("many", PAGE_BYTES)).unwrap();
+    context
+        .attach_pin(region(0), memory("many", PAGE_BYTES))
+        .unwrap();
     for _ in 0..1000 {
         let key = register(&context, pd, 0).unwrap();
         CallHost::new(&context).dereg_mr(key.handle).unwrap();
@@ -89,7 +94,9 @@ fn keys_of_many_contexts_leave_others_their_share() {
     // The room of keys that have gone stays in a context's table.
     let context = open(&other, 0);
     let pd = CallHost::new(&context).alloc_pd(()).unwrap();
-    context.attach_pin(0, memory("room", PAGE_BYTES)).unwrap();
+    context
+        .attach_pin(region(0), memory("room", PAGE_BYTES))
+        .unwrap();
     let keys: Vec<_> = (0..50)
         .map(|_| register(&context, pd, 0).unwrap())
         .collect();
@@ -117,7 +124,9 @@ fn a_program_is_told_how_many_domains_it_can_have() {
 fn a_domain_is_busy_as_long_as_a_key_is_in_it() {
     let server = Server::without_workers();
     let context = open(&port(&server, 1), 0);
-    context.attach_pin(0, memory("domain", PAGE_BYTES)).unwrap();
+    context
+        .attach_pin(region(0), memory("domain", PAGE_BYTES))
+        .unwrap();
     let mut host = CallHost::new(&context);
     let (pd, other) = (host.alloc_pd(()).unwrap(), host.alloc_pd(()).unwrap());
     let key = register(&context, pd, 0).unwrap();
@@ -158,8 +167,8 @@ fn a_turn_ends_after_a_call_that_has_taken_its_time() {
 /// A queue pair, with segments 1 and 2.
 fn queue_pair(context: &Arc<Context>) -> Result<Qp, Errno> {
     let mut host = CallHost::new(context);
-    context.attach_segment(1, memory("cq", PAGE_BYTES))?;
-    context.attach_segment(2, memory("qp", PAGE_BYTES))?;
+    context.attach_segment(region(1), memory("cq", PAGE_BYTES))?;
+    context.attach_segment(region(2), memory("qp", PAGE_BYTES))?;
     let cq = host.create_cq(CreateCq {
         entries: 4.into(),
         region: 1.into(),
@@ -191,7 +200,9 @@ fn buffers_of_processes_leave_others_their_share() {
     let mut buffers = Vec::new();
     for id in 0..40 {
         let pool = Pool::separate_files(1 << 20);
-        let context = processes.open(id, Arc::new(Nobody), Some(pool)).unwrap();
+        let context = processes
+            .open(ContextId::new(id).unwrap(), Arc::new(Nobody), Some(pool))
+            .unwrap();
         for _ in 0..10 {
             match CallHost::new(&context).alloc_buffer(small) {
                 Ok(buffer) => buffers.push((Arc::clone(&context), buffer.handle)),

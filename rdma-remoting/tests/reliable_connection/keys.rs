@@ -5,7 +5,7 @@ use farlane_abi::queue::*;
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, PdHandle};
-use farlane_rdma_remoting::request::{Element, Opcode, SendWqe};
+use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, SendWqe};
 use farlane_zero_copy::Region;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ fn every_key_is_checked() {
             "unknown rkey",
             NORMAL,
             Opcode::Write,
-            |r, _| r.rkey ^= 0x40,
+            |r, _| r.rkey.0 ^= 0x40,
             WC_STATUS_REM_ACCESS_ERR,
         ),
         (
@@ -82,7 +82,7 @@ fn every_key_is_checked() {
                     .set(&[Element {
                         address: IOVA,
                         length: 8,
-                        lkey: 0,
+                        lkey: MemoryKey(0),
                     }])
                     .unwrap()
             },

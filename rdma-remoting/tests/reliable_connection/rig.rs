@@ -6,7 +6,7 @@ use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
-use farlane_rdma_remoting::request::{Element, Opcode, RecvWqe, SendWqe};
+use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, RecvWqe, SendWqe};
 use farlane_zero_copy::{Pool, Region, copy_from_slice, copy_to_slice};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ pub struct End {
     pub cq: Arc<LocalCompletionQueue>,
     pub table: Arc<MemoryTable>,
     pub region: Region,
-    pub key: u32,
+    pub key: MemoryKey,
     pub events: Arc<Mutex<Vec<u32>>>,
 }
 

@@ -7,7 +7,7 @@ use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
-use farlane_rdma_remoting::request::{Element, Opcode, SendWqe};
+use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, SendWqe};
 use farlane_zero_copy::{Pool, Region};
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +18,7 @@ struct End {
     qp: Arc<dyn EngineQp>,
     sends: LocalQueue<SendWqe>,
     cq: Arc<LocalCompletionQueue>,
-    key: u32,
+    key: MemoryKey,
 }
 
 /// Two queue pairs of one engine in this process.

@@ -1,6 +1,6 @@
-//! Numbers that guests choose, once they are known to be within their limits.
+//! Numbers that guests and processes choose, once they are known to be within their limits.
 
-use farlane_abi::control::{MAX_CONTEXTS, MAX_REGIONS};
+use crate::control::{MAX_CONTEXTS, MAX_REGIONS};
 use std::fmt;
 
 macro_rules! ids {
@@ -34,7 +34,7 @@ macro_rules! ids {
 }
 
 ids! {
-    /// A context of a VM: an open file of `/dev/farlaneN`.
+    /// A context of a VM or of the processes of a host: an open `/dev/farlaneN`, or a connection.
     ContextId, below MAX_CONTEXTS;
     /// A region of a context.
     RegionId, below MAX_REGIONS;

@@ -4,6 +4,7 @@
 //!
 //! * [`config`]: virtio device id, queues and configuration space;
 //! * [`control`]: messages of the control queue (VM) and of the host socket (local process);
+//! * [`ids`]: numbers in them, checked;
 //! * [`ioctl`]: what a guest process may ask of `/dev/farlaneN`;
 //! * [`arena`]: the context header, the call ring and the asynchronous event ring;
 //! * [`queue`]: work queues and completion queues in shared memory;
@@ -27,6 +28,7 @@ pub mod config;
 pub mod control;
 pub mod gpu;
 pub mod header;
+pub mod ids;
 pub mod ioctl;
 pub mod queue;
 pub mod rdma;

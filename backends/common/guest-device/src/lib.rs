@@ -9,7 +9,7 @@ pub mod contexts;
 pub mod control;
 pub mod device;
 pub mod events;
-pub mod ids;
+pub use farlane_abi::ids;
 pub mod regions;
 pub mod request;
 pub mod ring;

@@ -6,6 +6,7 @@ use super::{HostState, Sender};
 use farlane_abi::Errno;
 use farlane_abi::config::ABI_VERSION;
 use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, Reply};
+use farlane_abi::ids::ContextId;
 use farlane_daemon::{eventfd, warn_limited};
 use farlane_guest_device::control::{MAX_MAPPINGS, region_errno};
 use farlane_guest_device::request::{HostRequest, Kind, NewRegion, WindowRange, parse_host};
@@ -33,7 +34,7 @@ pub(crate) enum Next {
 /// Where a process is let in.
 pub(crate) struct Seat {
     /// Id of its context, whether it is open or not.
-    pub id: u32,
+    pub id: ContextId,
     /// Descriptors of a connection.
     pub share: Share,
 }
@@ -126,7 +127,7 @@ impl Connection {
     fn obey(
         &mut self,
         host: &HostState,
-        id: u32,
+        id: ContextId,
         bytes: &[u8],
         descriptors: Vec<OwnedFd>,
     ) -> (Result<Answer, Errno>, Next) {
@@ -161,7 +162,7 @@ impl Connection {
     }
 
     /// Ends the context. Returns its id, which is free, where it had one.
-    pub fn close(mut self, host: &HostState) -> Option<u32> {
+    pub fn close(mut self, host: &HostState) -> Option<ContextId> {
         let id = self.seat.as_ref().ok().map(|seat| seat.id);
         if let Some(id) = id {
             self.end(host, id);
@@ -181,7 +182,7 @@ impl Connection {
         id
     }
 
-    fn end(&mut self, host: &HostState, id: u32) {
+    fn end(&mut self, host: &HostState, id: ContextId) {
         if self.open.take().is_some() {
             let _ = host.port.close(id);
             log::debug!("Host process {} has closed its context", self.process.pid());
@@ -191,7 +192,7 @@ impl Connection {
     fn execute(
         &mut self,
         host: &HostState,
-        id: u32,
+        id: ContextId,
         request: HostRequest,
         mut descriptors: Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
@@ -211,7 +212,7 @@ impl Connection {
                 host.port.settle(id)?;
             }
             HostRequest::Detach { region } => {
-                open.context.detach(region.get())?;
+                open.context.detach(region)?;
                 open.regions = open.regions.saturating_sub(1);
             }
             HostRequest::WindowMap(place) => {
@@ -241,7 +242,7 @@ impl Connection {
     fn open(
         &mut self,
         host: &HostState,
-        id: u32,
+        id: ContextId,
         version: u32,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
@@ -298,12 +299,12 @@ impl Open {
                 if let Some(nodes) = &host.nodes {
                     nodes.locate(&memory);
                 }
-                self.context.attach_segment(new.region.get(), memory)?;
+                self.context.attach_segment(new.region, memory)?;
             }
             Kind::Pin { writable } => {
                 let memory = Region::from_process(process, new.address, new.length, writable);
                 let memory = memory.map_err(|e| region_errno(&e))?;
-                self.context.attach_pin(new.region.get(), memory)?;
+                self.context.attach_pin(new.region, memory)?;
             }
             Kind::Phony | Kind::Device { .. } => return Err(Errno::EOPNOTSUPP),
         }

@@ -12,6 +12,7 @@ use crate::nodes::Nodes;
 use connection::{Connection, Next, Seat};
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
+use farlane_abi::ids::ContextId;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
 use farlane_guest_device::control::RequestCounters;
@@ -105,7 +106,7 @@ pub struct HostSocket {
     /// Those of them that are refused, the oldest first.
     refused: VecDeque<u64>,
     /// Context ids that are free.
-    free: Vec<u32>,
+    free: Vec<ContextId>,
     /// Number of the next connection, from one.
     next: u64,
     /// Since when the listener is not in the epoll set.
@@ -148,7 +149,7 @@ impl HostSocket {
             user: rustix::process::geteuid().as_raw(),
             connections: BTreeMap::new(),
             refused: VecDeque::new(),
-            free: (0..MAX_CONTEXTS).rev().collect(),
+            free: (0..MAX_CONTEXTS).rev().filter_map(ContextId::new).collect(),
             next: 1,
             deaf_since: Some(Instant::now()),
         };

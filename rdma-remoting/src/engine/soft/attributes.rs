@@ -249,13 +249,14 @@ mod tests {
         #[test]
         fn any_change_is_valid_or_an_error(
             state in 0u8..8, mask: u32, bytes in prop::array::uniform32(any::<u8>()), to in 0u8..9,
+            peer: u32,
         ) {
             let Some(state) = State::from_wire(state) else { return Ok(()); };
             let attr = QpAttr {
                 qp_state: to, cur_qp_state: bytes[0], path_mtu: bytes[1], port_num: bytes[2],
                 max_rd_atomic: bytes[3], max_dest_rd_atomic: bytes[4], min_rnr_timer: bytes[5],
                 timeout: bytes[6], retry_cnt: bytes[7], rnr_retry: bytes[8], is_global: bytes[9],
-                dest_qp_num: u32::from_le_bytes([bytes[10], bytes[11], bytes[12], bytes[13]]).into(),
+                dest_qp_num: peer.into(),
                 ..Default::default()
             };
             let mask = mask & 0x001f_ffff;

@@ -1,6 +1,7 @@
 //! Moving a message between two lists of memory parts.
 
 use crate::memory::Part;
+use farlane_abi::width::to_usize;
 use farlane_zero_copy::{CopyError, RegionError, copy, copy_from_slice};
 
 /// Where a message comes from.
@@ -77,15 +78,12 @@ pub fn move_message(
     let mut left = length;
     match source {
         Source::Inline(bytes) => {
-            let mut bytes = usize::try_from(offset)
-                .ok()
-                .and_then(|o| bytes.get(o..))
-                .unwrap_or_default();
+            let mut bytes = bytes.get(to_usize(offset)..).unwrap_or_default();
             while left > 0
                 && let Some((part, at, run)) = to.peek(left.min(bytes.len() as u64))
                 && run > 0
             {
-                let (now, rest) = bytes.split_at(usize::try_from(run).unwrap_or(bytes.len()));
+                let (now, rest) = bytes.split_at(to_usize(run));
                 copy_from_slice(&part.region, at, now).map_err(Failed::Destination)?;
                 bytes = rest;
                 to.advance(run);

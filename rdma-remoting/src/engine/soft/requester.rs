@@ -339,7 +339,7 @@ impl Requester {
                 // what it answers is, as where an acknowledgement precedes the answer on the wire.
                 // Programs with a completion queue of one entry rely on it.
                 let length = active.transfer.length;
-                self.complete(qp, node);
+                self.complete(qp, node, length);
                 self.complete_receive(qp, &peer.common, &mut responder, length);
                 Step::Done
             }
@@ -425,9 +425,9 @@ impl Requester {
         }
     }
 
-    /// Ends the request at hand with success.
-    fn complete(&mut self, qp: &QpCommon, node: Option<Node>) {
-        let length = self.active.take().map_or(0, |a| a.transfer.length);
+    /// Ends the request at hand, of `length` bytes, with success.
+    fn complete(&mut self, qp: &QpCommon, node: Option<Node>, length: u32) {
+        self.active = None;
         self.tell_transferred(node);
         self.parts.clear();
         self.source.retire();

@@ -4,7 +4,7 @@ use super::attributes::State;
 use super::common::{Life, QpCommon};
 use crate::engine::QpNumber;
 use crate::memory::{Access, Part, Use};
-use crate::request::RecvWqe;
+use crate::request::{MemoryKey, RecvWqe};
 use crate::work_queue::{QueueError, RecvSource};
 use farlane_abi::queue::{
     Completion, WC_FLAG_IMM, WC_OPCODE_RECV, WC_OPCODE_RECV_RDMA_WITH_IMM, WC_STATUS_LOC_LEN_ERR,
@@ -116,7 +116,7 @@ impl Responder {
     pub fn open_remote(
         &self,
         qp: &QpCommon,
-        rkey: u32,
+        rkey: MemoryKey,
         address: u64,
         length: u64,
         wanted: Use,

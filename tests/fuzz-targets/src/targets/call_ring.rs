@@ -6,6 +6,7 @@ use farlane_abi::arena::{
     CALL_PAYLOAD_BYTES, CALL_SLOT_BYTES, CALL_SLOTS, CallHeader, HEADER_SEGMENT_BYTES,
     OFF_CALL_COMPLETED, OFF_CALL_RING, OFF_CALL_SUBMITTED, OFF_DEAD,
 };
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::queue::{QP_OFF_ENTRIES, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_PRODUCED};
 use farlane_abi::rdma::{
     ModifyQp, QP_STATE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RTR, QPS_RTS, Qp, QpAttr,
@@ -17,6 +18,8 @@ use std::cell::LazyCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Each of the two has one context.
+const CONTEXT: ContextId = ContextId::new(0).expect("the first one");
 /// Pages of each of the two processes, see [`Guest::attach`].
 const GUEST_PAGES: u64 = 32;
 /// Pages that are never attached.
@@ -74,7 +77,7 @@ impl<'a> Guest<'a> {
             Pool::separate_files(POOL_BYTES)
         };
         let context = port
-            .open(0, Arc::new(Raised), Some(Arc::clone(&pool)))
+            .open(CONTEXT, Arc::new(Raised), Some(Arc::clone(&pool)))
             .expect("a new context");
         let base = 1 + u64::from(index) * GUEST_PAGES;
         let guest = Self {
@@ -120,11 +123,13 @@ impl<'a> Guest<'a> {
 
     fn attach_segment(&self, id: u32, extents: &[(u64, u64)]) -> Result<(), ()> {
         let region = Region::from_guest(&self.machine.space, extents, true).map_err(drop)?;
+        let id = RegionId::new(id).ok_or(())?;
         self.context.attach_segment(id, region).map_err(drop)
     }
 
     fn attach_pin(&self, id: u32, extents: &[(u64, u64)], writable: bool) -> Result<(), ()> {
         let region = Region::from_guest(&self.machine.space, extents, writable).map_err(drop)?;
+        let id = RegionId::new(id).ok_or(())?;
         self.context.attach_pin(id, region).map_err(drop)
     }
 
@@ -173,7 +178,7 @@ impl<'a> Guest<'a> {
     }
 
     fn close(&mut self) {
-        self.port.close(0).expect("an open context");
+        self.port.close(CONTEXT).expect("an open context");
     }
 
     fn reopen(&mut self) {
@@ -185,7 +190,7 @@ impl<'a> Guest<'a> {
         let pool = Some(Arc::clone(&self.pool));
         self.context = self
             .port
-            .open(0, Arc::new(Raised), pool)
+            .open(CONTEXT, Arc::new(Raised), pool)
             .expect("a closed context");
         self.submitted = 0;
         self.attach();
@@ -384,7 +389,8 @@ impl Scene<'_> {
             10 => match input.u8() {
                 255 => self.guests[who].reopen(),
                 region => {
-                    let _ = self.guests[who].context.detach(region.into());
+                    let region = RegionId::new(region.into()).expect("a small number");
+                    let _ = self.guests[who].context.detach(region);
                 }
             },
             _ => self.window(who, input),

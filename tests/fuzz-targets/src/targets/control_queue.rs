@@ -3,6 +3,7 @@
 
 use crate::{Input, PAGE, Ram, assert_nothing_left, format_all_logs};
 use farlane_abi::control::{Extent, MAX_CONTEXTS, Reply, Request};
+use farlane_abi::ids::ContextId;
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_guest_device::control::{Control, MapWindow, RequestCounters};
 use farlane_guest_device::events::EventQueue;
@@ -311,7 +312,7 @@ impl<'a> Scene<'a> {
     fn turns(&mut self, input: &mut Input<'_>) {
         for _ in 0..=input.u8() % 16 {
             let worked = (0..CONTEXTS)
-                .filter_map(|id| self.port.context(id).ok())
+                .filter_map(|id| self.port.context(ContextId::new(id)?).ok())
                 .fold(false, |worked, context| {
                     worked | context.turn_now(self.now).worked
                 });

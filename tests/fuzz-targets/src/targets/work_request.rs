@@ -16,7 +16,7 @@ use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine as _, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
-use farlane_rdma_remoting::request::{RecvWqe, SendWqe};
+use farlane_rdma_remoting::request::{MemoryKey, RecvWqe, SendWqe};
 use farlane_rdma_remoting::work_queue::shared_queues;
 use farlane_zero_copy::{AddressSpace, Region, SharedMemory};
 use std::cell::LazyCell;
@@ -86,7 +86,7 @@ struct End<'a> {
     qp: Arc<dyn EngineQp>,
     table: Arc<MemoryTable>,
     /// Keys of its memory, and the memory.
-    keys: Vec<(u32, Region)>,
+    keys: Vec<(MemoryKey, Region)>,
 }
 
 impl<'a> End<'a> {
@@ -209,7 +209,7 @@ impl<'a> End<'a> {
     fn key(of: &Self, input: &mut Input<'_>) -> u32 {
         let choice = input.u8();
         let (key, _) = of.keys[usize::from(choice) % of.keys.len()];
-        key ^ u32::from(choice >> 5)
+        key.0 ^ u32::from(choice >> 5)
     }
 
     fn address(input: &mut Input<'_>) -> u64 {
