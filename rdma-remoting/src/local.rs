@@ -4,8 +4,7 @@
 //! against.
 
 use crate::completion_queue::{CompletionSink, Overrun};
-use crate::request::{RecvWqe, SendWqe};
-use crate::work_queue::{QueueError, RecvSource, SendSource};
+use crate::work_queue::{QueueError, WorkSource};
 use farlane_abi::queue::Completion;
 use farlane_sys::sync::lock;
 use std::collections::VecDeque;
@@ -46,26 +45,12 @@ impl<T> LocalQueue<T> {
     }
 }
 
-impl SendSource for LocalQueue<SendWqe> {
-    fn take(&mut self, into: &mut SendWqe) -> Result<bool, QueueError> {
+impl<T: Send> WorkSource<T> for LocalQueue<T> {
+    fn take(&mut self, into: &mut T) -> Result<bool, QueueError> {
         Ok(lock(&self.0).pop_front().map(|r| *into = r).is_some())
     }
 
     fn retire(&mut self) {}
-
-    fn is_ready(&self) -> bool {
-        !self.is_empty()
-    }
-
-    fn discard(&mut self) {
-        lock(&self.0).clear();
-    }
-}
-
-impl RecvSource for LocalQueue<RecvWqe> {
-    fn take(&mut self, into: &mut RecvWqe) -> Result<bool, QueueError> {
-        Ok(lock(&self.0).pop_front().map(|r| *into = r).is_some())
-    }
 
     fn is_ready(&self) -> bool {
         !self.is_empty()

@@ -210,13 +210,18 @@ pub enum WqeError {
     Inline(usize),
 }
 
-impl SendWqe {
-    /// Parses an entry of a send queue, whole: head and payload. `self.wr_id` is valid also when
-    /// the request is bad, unless the entry is too short to have one.
+/// A work request as an entry of its queue has it.
+pub trait WorkRequest {
+    /// Parses an entry, whole: head and payload. The caller's number is valid also when the request
+    /// is bad, unless the entry is too short to have one.
     ///
     /// # Errors
     /// See [`WqeError`].
-    pub fn parse(&mut self, entry: &[u8]) -> Result<(), WqeError> {
+    fn parse(&mut self, entry: &[u8]) -> Result<(), WqeError>;
+}
+
+impl WorkRequest for SendWqe {
+    fn parse(&mut self, entry: &[u8]) -> Result<(), WqeError> {
         self.elements.count = 0;
         self.inline_length = None;
         let (head, payload) =
@@ -250,7 +255,9 @@ impl SendWqe {
         let bytes = payload.get(..length).ok_or(WqeError::Inline(length))?;
         self.set_inline(bytes)
     }
+}
 
+impl SendWqe {
     /// Makes `bytes` the request's data.
     ///
     /// # Errors
@@ -278,13 +285,8 @@ impl SendWqe {
     }
 }
 
-impl RecvWqe {
-    /// Parses an entry of a receive queue, whole. `self.wr_id` is valid as for
-    /// [`SendWqe::parse`].
-    ///
-    /// # Errors
-    /// See [`WqeError`].
-    pub fn parse(&mut self, entry: &[u8]) -> Result<(), WqeError> {
+impl WorkRequest for RecvWqe {
+    fn parse(&mut self, entry: &[u8]) -> Result<(), WqeError> {
         self.elements.count = 0;
         let (head, payload) =
             RecvEntry::read_from_prefix(entry).map_err(|_| WqeError::Short(entry.len()))?;

@@ -1,6 +1,6 @@
 //! Work queues in shared memory, the backend's end.
 
-use crate::request::{RecvWqe, SendWqe, WqeError};
+use crate::request::{WorkRequest, WqeError};
 use crate::ring::Place;
 use farlane_abi::queue::{
     MAX_INLINE_BYTES, MAX_SGE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED,
@@ -31,31 +31,18 @@ pub enum QueueError {
     Bounds(#[from] OutOfBounds),
 }
 
-/// Where send requests come from.
+/// Where work requests come from.
 ///
 /// A request is *taken*, carried out, and then *retired*, in order. The engine takes no request
-/// before the one in front of it is retired.
-pub trait SendSource: Send {
+/// before the one in front of it is retired; a receive request it retires at once.
+pub trait WorkSource<W>: Send {
     /// Takes the next request into `into`; false when there is none.
     ///
     /// # Errors
     /// See [`QueueError`]; a bad request has been taken.
-    fn take(&mut self, into: &mut SendWqe) -> Result<bool, QueueError>;
+    fn take(&mut self, into: &mut W) -> Result<bool, QueueError>;
     /// Gives the place of the oldest request that was taken back to the producer.
     fn retire(&mut self);
-    /// Whether something can be taken.
-    fn is_ready(&self) -> bool;
-    /// Drops everything that is queued.
-    fn discard(&mut self);
-}
-
-/// Where receive requests come from. Taking one gives its place back at once.
-pub trait RecvSource: Send {
-    /// Takes the next request into `into`; false when there is none.
-    ///
-    /// # Errors
-    /// See [`QueueError`]; a bad request has been taken.
-    fn take(&mut self, into: &mut RecvWqe) -> Result<bool, QueueError>;
     /// Whether something can be taken.
     fn is_ready(&self) -> bool;
     /// Drops everything that is queued.
@@ -69,9 +56,9 @@ const MAX_SEND_STRIDE: usize = {
 };
 const MAX_RECV_STRIDE: usize = size_of::<RecvEntry>() + MAX_SGE as usize * size_of::<Sge>() + 32;
 
-/// One direction of a queue pair's segment: a consumer over entries of one size.
+/// A work queue of a queue pair in shared memory, whose entries have at most `N` bytes.
 #[derive(Debug)]
-struct Consumer {
+pub struct SharedQueue<const N: usize> {
     memory: SharedMemory,
     place: Place,
     /// Requests taken so far.
@@ -80,7 +67,21 @@ struct Consumer {
     retired: u32,
 }
 
-impl Consumer {
+/// The send queue of a queue pair in shared memory.
+pub type SharedSendQueue = SharedQueue<MAX_SEND_STRIDE>;
+/// The receive queue of a queue pair in shared memory.
+pub type SharedRecvQueue = SharedQueue<MAX_RECV_STRIDE>;
+
+impl<const N: usize> SharedQueue<N> {
+    fn new(memory: &SharedMemory, place: Place) -> Self {
+        Self {
+            memory: memory.clone(),
+            place,
+            taken: 0,
+            retired: 0,
+        }
+    }
+
     fn produced(&self) -> Result<u32, QueueError> {
         let word = self.memory.word(self.place.produced_at)?;
         let produced = word.load(Ordering::Acquire);
@@ -97,31 +98,31 @@ impl Consumer {
         Ok(produced)
     }
 
-    /// Copies the next entry to the beginning of `buffer`.
-    fn take<'b, const N: usize>(
-        &mut self,
-        buffer: &'b mut [u8; N],
-    ) -> Result<Option<&'b [u8]>, QueueError> {
-        if self.produced()? == self.taken {
-            return Ok(None);
-        }
-        let entry = &mut buffer[..self.place.stride.min(N)];
-        self.memory
-            .read_bytes(self.place.entry(self.taken), entry)?;
-        self.taken = self.taken.wrapping_add(1);
-        Ok(Some(entry))
-    }
-
-    fn retire(&mut self) {
-        self.give_back(self.retired.wrapping_add(1));
-    }
-
     /// Tells the process that its places up to here are free.
     fn give_back(&mut self, retired: u32) {
         self.retired = retired;
         if let Ok(word) = self.memory.word(self.place.consumed_at) {
             word.store(retired, Ordering::Release);
         }
+    }
+}
+
+impl<W: WorkRequest, const N: usize> WorkSource<W> for SharedQueue<N> {
+    fn take(&mut self, into: &mut W) -> Result<bool, QueueError> {
+        if self.produced()? == self.taken {
+            return Ok(false);
+        }
+        let mut buffer = [0; N];
+        let entry = &mut buffer[..self.place.stride.min(N)];
+        let at = self.place.entry(self.taken);
+        self.memory.read_bytes(at, entry)?;
+        self.taken = self.taken.wrapping_add(1);
+        into.parse(entry)?;
+        Ok(true)
+    }
+
+    fn retire(&mut self) {
+        self.give_back(self.retired.wrapping_add(1));
     }
 
     fn is_ready(&self) -> bool {
@@ -137,14 +138,6 @@ impl Consumer {
     }
 }
 
-/// The send queue of a queue pair in shared memory.
-#[derive(Debug)]
-pub struct SharedSendQueue(Consumer);
-
-/// The receive queue of a queue pair in shared memory.
-#[derive(Debug)]
-pub struct SharedRecvQueue(Consumer);
-
 /// Both queues of a queue pair in `memory`.
 ///
 /// # Errors
@@ -154,69 +147,22 @@ pub fn shared_queues(
     layout: &QpLayout,
 ) -> Result<(SharedSendQueue, SharedRecvQueue), OutOfBounds> {
     memory.require(layout.segment_bytes())?;
-    let consumer = |place| Consumer {
-        memory: memory.clone(),
-        place,
-        taken: 0,
-        retired: 0,
-    };
-    let sends = consumer(Place {
+    let sends = Place {
         produced_at: QP_OFF_SEND_PRODUCED,
         consumed_at: QP_OFF_SEND_CONSUMED,
         entries_at: QP_OFF_ENTRIES,
         entries: layout.send_entries,
         stride: layout.send_stride,
-    });
-    let recvs = consumer(Place {
+    };
+    let recvs = Place {
         produced_at: QP_OFF_RECV_PRODUCED,
         consumed_at: QP_OFF_RECV_CONSUMED,
         entries_at: layout.recv_offset(),
         entries: layout.recv_entries,
         stride: layout.recv_stride,
-    });
-    Ok((SharedSendQueue(sends), SharedRecvQueue(recvs)))
-}
-
-impl SendSource for SharedSendQueue {
-    fn take(&mut self, into: &mut SendWqe) -> Result<bool, QueueError> {
-        let mut buffer = [0; MAX_SEND_STRIDE];
-        let Some(entry) = self.0.take(&mut buffer)? else {
-            return Ok(false);
-        };
-        into.parse(entry)?;
-        Ok(true)
-    }
-
-    fn retire(&mut self) {
-        self.0.retire();
-    }
-
-    fn is_ready(&self) -> bool {
-        self.0.is_ready()
-    }
-
-    fn discard(&mut self) {
-        self.0.discard();
-    }
-}
-
-impl RecvSource for SharedRecvQueue {
-    fn take(&mut self, into: &mut RecvWqe) -> Result<bool, QueueError> {
-        let mut buffer = [0; MAX_RECV_STRIDE];
-        let Some(entry) = self.0.take(&mut buffer)? else {
-            return Ok(false);
-        };
-        let parsed = into.parse(entry);
-        self.0.retire();
-        parsed?;
-        Ok(true)
-    }
-
-    fn is_ready(&self) -> bool {
-        self.0.is_ready()
-    }
-
-    fn discard(&mut self) {
-        self.0.discard();
-    }
+    };
+    Ok((
+        SharedQueue::new(memory, sends),
+        SharedQueue::new(memory, recvs),
+    ))
 }

@@ -7,8 +7,7 @@ use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::LocalCompletionQueue;
 use farlane_rdma_remoting::memory::{MemoryTable, PdHandle};
-use farlane_rdma_remoting::request::{RecvWqe, SendWqe};
-use farlane_rdma_remoting::work_queue::{QueueError, RecvSource, SendSource};
+use farlane_rdma_remoting::work_queue::{QueueError, WorkSource};
 use farlane_sys::log_limit::LogLimit;
 use log::{LevelFilter, Log, Metadata, Record};
 use std::sync::Arc;
@@ -39,21 +38,11 @@ const ABSURD: QueueError = QueueError::Index {
     entries: 4,
 };
 
-impl SendSource for Nonsense {
-    fn take(&mut self, _: &mut SendWqe) -> Result<bool, QueueError> {
+impl<W> WorkSource<W> for Nonsense {
+    fn take(&mut self, _: &mut W) -> Result<bool, QueueError> {
         Err(ABSURD)
     }
     fn retire(&mut self) {}
-    fn is_ready(&self) -> bool {
-        true
-    }
-    fn discard(&mut self) {}
-}
-
-impl RecvSource for Nonsense {
-    fn take(&mut self, _: &mut RecvWqe) -> Result<bool, QueueError> {
-        Err(ABSURD)
-    }
     fn is_ready(&self) -> bool {
         true
     }

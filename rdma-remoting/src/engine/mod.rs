@@ -10,7 +10,8 @@ pub mod soft;
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
 use crate::memory::{MemoryTable, PdHandle};
-use crate::work_queue::{RecvSource, SendSource};
+use crate::request::{RecvWqe, SendWqe};
+use crate::work_queue::WorkSource;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{DeviceAttr, PortAttr, QpAttr};
 use farlane_abi::zerocopy::little_endian::U32;
@@ -78,9 +79,9 @@ pub struct QpSpec {
     /// Memory that its requests and its peer's may name.
     pub memory: Arc<MemoryTable>,
     /// Where send requests come from.
-    pub sends: Box<dyn SendSource>,
+    pub sends: Box<dyn WorkSource<SendWqe>>,
     /// Where receive requests come from.
-    pub recvs: Box<dyn RecvSource>,
+    pub recvs: Box<dyn WorkSource<RecvWqe>>,
     /// Where send completions go.
     pub send_cq: Arc<dyn CompletionSink>,
     /// Where receive completions go.

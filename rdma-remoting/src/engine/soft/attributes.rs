@@ -152,36 +152,26 @@ fn apply(new: &mut QpAttr, mask: u32, attr: &QpAttr) -> Result<(), Errno> {
 
 /// As [`apply`]: outstanding reads, timers and retries.
 fn apply_timers(new: &mut QpAttr, mask: u32, attr: &QpAttr) -> Result<(), Errno> {
-    let has = |bit| mask & bit != 0;
-    let check = |ok: bool| if ok { Ok(()) } else { Err(Errno::EINVAL) };
-    if has(rdma::QP_MAX_DEST_RD_ATOMIC) {
-        check(attr.max_dest_rd_atomic <= MAX_READS)?;
-        new.max_dest_rd_atomic = attr.max_dest_rd_atomic;
+    macro_rules! apply {
+        ($bit:ident, $number:ident, at most $most:expr) => {
+            if mask & rdma::$bit != 0 {
+                if attr.$number > $most {
+                    return Err(Errno::EINVAL);
+                }
+                new.$number = attr.$number;
+            }
+        };
     }
-    if has(rdma::QP_MAX_QP_RD_ATOMIC) {
-        check(attr.max_rd_atomic <= MAX_READS)?;
-        new.max_rd_atomic = attr.max_rd_atomic;
-    }
-    if has(rdma::QP_MIN_RNR_TIMER) {
-        check(attr.min_rnr_timer < 32)?;
-        new.min_rnr_timer = attr.min_rnr_timer;
-    }
-    if has(rdma::QP_TIMEOUT) {
-        check(attr.timeout < 32)?;
-        new.timeout = attr.timeout;
-    }
-    if has(rdma::QP_RETRY_CNT) {
-        check(attr.retry_cnt < 8)?;
-        new.retry_cnt = attr.retry_cnt;
-    }
-    if has(rdma::QP_RNR_RETRY) {
-        check(attr.rnr_retry < 8)?;
-        new.rnr_retry = attr.rnr_retry;
-    }
-    if has(rdma::QP_EN_SQD_ASYNC_NOTIFY) {
+    apply!(QP_MAX_DEST_RD_ATOMIC, max_dest_rd_atomic, at most MAX_READS);
+    apply!(QP_MAX_QP_RD_ATOMIC, max_rd_atomic, at most MAX_READS);
+    apply!(QP_MIN_RNR_TIMER, min_rnr_timer, at most 31);
+    apply!(QP_TIMEOUT, timeout, at most 31);
+    apply!(QP_RETRY_CNT, retry_cnt, at most 7);
+    apply!(QP_RNR_RETRY, rnr_retry, at most 7);
+    if mask & rdma::QP_EN_SQD_ASYNC_NOTIFY != 0 {
         new.en_sqd_async_notify = attr.en_sqd_async_notify;
     }
-    if has(rdma::QP_PATH_MIG_STATE) {
+    if mask & rdma::QP_PATH_MIG_STATE != 0 {
         new.path_mig_state = attr.path_mig_state;
     }
     Ok(())

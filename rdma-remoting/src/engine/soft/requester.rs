@@ -10,7 +10,7 @@ use crate::counters;
 use crate::engine::{Progress, QpNumber, Turn};
 use crate::memory::{Part, Use};
 use crate::request::{Opcode, SendWqe};
-use crate::work_queue::{QueueError, SendSource};
+use crate::work_queue::{QueueError, WorkSource};
 use farlane_abi::queue::{
     Completion, MAX_MESSAGE_BYTES, WC_OPCODE_RDMA_READ, WC_OPCODE_RDMA_WRITE, WC_OPCODE_SEND,
     WC_STATUS_LOC_LEN_ERR, WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR,
@@ -63,7 +63,7 @@ struct Active {
 
 /// State of the requester's half. Its lock comes before any responder's.
 pub struct Requester {
-    source: Box<dyn SendSource>,
+    source: Box<dyn WorkSource<SendWqe>>,
     fabric: Arc<Fabric>,
     request: SendWqe,
     parts: Vec<Part>,
@@ -83,7 +83,7 @@ pub struct Requester {
 }
 
 impl Requester {
-    pub fn new(source: Box<dyn SendSource>, fabric: Arc<Fabric>) -> Self {
+    pub fn new(source: Box<dyn WorkSource<SendWqe>>, fabric: Arc<Fabric>) -> Self {
         Self {
             source,
             fabric,

@@ -4,8 +4,8 @@ use super::attributes::State;
 use super::common::{Life, QpCommon};
 use crate::engine::QpNumber;
 use crate::memory::{Access, Part, Use};
-use crate::request::{MemoryKey, RecvWqe};
-use crate::work_queue::{QueueError, RecvSource};
+use crate::request::{MemoryKey, RecvWqe, WqeError};
+use crate::work_queue::{QueueError, WorkSource};
 use farlane_abi::queue::{
     Completion, WC_FLAG_IMM, WC_OPCODE_RECV, WC_OPCODE_RECV_RDMA_WITH_IMM, WC_STATUS_LOC_LEN_ERR,
     WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_REM_ACCESS_ERR,
@@ -27,7 +27,7 @@ pub enum Nak {
 
 /// State of the responder's half. Its lock comes after the requester's of any queue pair.
 pub struct Responder {
-    source: Box<dyn RecvSource>,
+    source: Box<dyn WorkSource<RecvWqe>>,
     /// The receive request that the message under way fills.
     current: Option<RecvWqe>,
     spare: RecvWqe,
@@ -44,7 +44,7 @@ pub struct Responder {
 }
 
 impl Responder {
-    pub fn new(source: Box<dyn RecvSource>) -> Self {
+    pub fn new(source: Box<dyn WorkSource<RecvWqe>>) -> Self {
         Self {
             source,
             current: None,
@@ -148,36 +148,44 @@ impl Responder {
         Nak::Fatal(status)
     }
 
+    /// Takes the next receive request, good or bad, and gives its place back at once. `None` where
+    /// there is none, or the queue is given up.
+    fn take(&mut self, qp: &QpCommon) -> Option<Result<(), WqeError>> {
+        let mut request = std::mem::take(&mut self.spare);
+        let outcome = match self.source.take(&mut request) {
+            Ok(true) => Ok(()),
+            Err(QueueError::Request(e)) => Err(e),
+            Ok(false) => {
+                self.spare = request;
+                return None;
+            }
+            Err(e) => {
+                warn_limited!(qp.limit, "{}: receive queue given up: {e}", qp.number);
+                self.dead = true;
+                return None;
+            }
+        };
+        self.source.retire();
+        self.current = Some(request);
+        Some(outcome)
+    }
+
     /// Sees to it that a receive request is at hand for the message under way.
     pub fn ready_receive(&mut self, qp: &QpCommon) -> Result<(), Nak> {
         if self.current.is_some() {
             return Ok(());
         }
-        if self.dead {
-            return Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL));
-        }
-        let mut request = std::mem::take(&mut self.spare);
-        match self.source.take(&mut request) {
-            Ok(true) => {
-                self.current = Some(request);
-                Ok(())
-            }
-            Ok(false) => {
-                self.spare = request;
-                Err(Nak::NotReady(self.attr.min_rnr_timer))
-            }
-            Err(QueueError::Request(e)) => {
+        let taken = if self.dead { None } else { self.take(qp) };
+        match taken {
+            Some(Ok(())) => return Ok(()),
+            None if !self.dead => return Err(Nak::NotReady(self.attr.min_rnr_timer)),
+            None => {}
+            Some(Err(e)) => {
                 log::debug!("{}: bad receive request: {e}", qp.number);
-                self.current = Some(request);
                 self.fail_receive(qp, WC_STATUS_LOC_QP_OP_ERR);
-                Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL))
-            }
-            Err(e) => {
-                warn_limited!(qp.limit, "{}: receive queue given up: {e}", qp.number);
-                self.dead = true;
-                Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL))
             }
         }
+        Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL))
     }
 
     /// Opens the memory of the current receive request for a message of `length` bytes. Called
@@ -284,20 +292,8 @@ impl Responder {
     pub fn flush(&mut self, qp: &QpCommon, most: u32) -> u32 {
         let mut count = 0;
         while count < most && !self.dead {
-            if self.current.is_none() {
-                let mut request = std::mem::take(&mut self.spare);
-                match self.source.take(&mut request) {
-                    Ok(true) | Err(QueueError::Request(_)) => self.current = Some(request),
-                    Ok(false) => {
-                        self.spare = request;
-                        break;
-                    }
-                    Err(e) => {
-                        warn_limited!(qp.limit, "{}: receive queue given up: {e}", qp.number);
-                        self.dead = true;
-                        break;
-                    }
-                }
+            if self.current.is_none() && self.take(qp).is_none() {
+                break;
             }
             self.fail_receive(qp, WC_STATUS_WR_FLUSH_ERR);
             count += 1;

@@ -2,7 +2,8 @@
 
 use super::common::QpCommon;
 use super::responder::Responder;
-use crate::work_queue::RecvSource;
+use crate::request::RecvWqe;
+use crate::work_queue::WorkSource;
 use farlane_sys::sync::lock;
 use farlane_worker::wake;
 use std::sync::atomic::AtomicU32;
@@ -26,7 +27,7 @@ impl std::fmt::Debug for Target {
 }
 
 impl Target {
-    pub fn new(common: QpCommon, recvs: Box<dyn RecvSource>) -> Self {
+    pub fn new(common: QpCommon, recvs: Box<dyn WorkSource<RecvWqe>>) -> Self {
         Self {
             common,
             responder: Mutex::new(Responder::new(recvs)),

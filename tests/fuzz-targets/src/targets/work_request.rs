@@ -16,7 +16,7 @@ use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine as _, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
-use farlane_rdma_remoting::request::{MemoryKey, RecvWqe, SendWqe};
+use farlane_rdma_remoting::request::{MemoryKey, RecvWqe, SendWqe, WorkRequest as _};
 use farlane_rdma_remoting::work_queue::shared_queues;
 use farlane_zero_copy::{AddressSpace, Region, SharedMemory};
 use std::cell::LazyCell;
