@@ -1,13 +1,14 @@
 //! A backend of this run's own.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
+use farlane_kit::backend::Backend;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 /// A running `farlane-rdma`, ended on drop.
 pub struct Daemon {
-    child: Child,
+    backend: Backend,
     dir: tempfile::TempDir,
 }
 
@@ -24,26 +25,12 @@ impl Daemon {
         let mut command = Command::new(program);
         command
             .args(["--vm", &vm(1), "--vm", &vm(2), "--host-socket"])
-            .arg(dir.path().join("host"))
-            .stdin(Stdio::null());
-        let child = command
-            .spawn()
-            .with_context(|| format!("Cannot start {}", program.display()))?;
-        let mut daemon = Self { child, dir };
-        let began = Instant::now();
-        while ![daemon.vm(1), daemon.vm(2), daemon.host()]
-            .iter()
-            .all(|p| p.exists())
-        {
-            if let Some(status) = daemon.child.try_wait()? {
-                bail!("{} ended: {status}", program.display());
-            }
-            if began.elapsed() > Duration::from_secs(10) {
-                bail!("{} makes no sockets", program.display());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(daemon)
+            .arg(dir.path().join("host"));
+        let sockets = ["vm1", "vm2", "host"].map(|name| dir.path().join(name));
+        let sockets: Vec<&Path> = sockets.iter().map(PathBuf::as_path).collect();
+        let log = dir.path().join("log");
+        let backend = Backend::start("farlane-rdma", command, &sockets, &log)?;
+        Ok(Self { backend, dir })
     }
 
     /// Socket of a VM, 1 or 2.
@@ -58,7 +45,7 @@ impl Daemon {
 
     /// Resident memory in KiB.
     pub fn resident_kib(&self) -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.backend.pid()))?;
         let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:"));
         let number = line.and_then(|l| l.split_whitespace().next());
         Ok(number.context("no RssAnon")?.parse()?)
@@ -66,15 +53,6 @@ impl Daemon {
 
     /// CPU time used so far.
     pub fn cpu_time(&self) -> Result<Duration> {
-        farlane_kit::compare::cpu::of_process(self.child.id())
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let ended = self.child.kill().and_then(|()| self.child.wait());
-        if let Err(e) = ended {
-            eprintln!("Cannot end the backend: {e}");
-        }
+        farlane_kit::compare::cpu::of_process(self.backend.pid())
     }
 }

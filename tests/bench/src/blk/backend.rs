@@ -1,10 +1,10 @@
 //! Backends of a disk, one at a time.
 
 use crate::Options;
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
+use farlane_kit::backend;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 /// Which one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Kind {
 
 /// A backend that runs, ended on drop.
 pub struct Backend {
-    child: Child,
+    _running: backend::Backend,
     socket: PathBuf,
 }
 
@@ -33,7 +33,7 @@ impl Backend {
             std::fs::remove_file(&socket)?;
         }
         let (socket_text, file_text) = (socket.display(), file.display());
-        let mut command = match kind {
+        let command = match kind {
             Kind::Farlane => {
                 let mut command = Command::new(&options.backend);
                 command.arg("--disk");
@@ -58,33 +58,15 @@ impl Backend {
                 command
             }
         };
-        let child = command
-            .stdin(Stdio::null())
-            .spawn()
-            .with_context(|| format!("Cannot start {:?}", command.get_program()))?;
-        let mut backend = Self { child, socket };
-        let began = Instant::now();
-        while !backend.socket.exists() {
-            if let Some(status) = backend.child.try_wait()? {
-                bail!("{kind:?} ended: {status}");
-            }
-            if began.elapsed() > Duration::from_secs(20) {
-                bail!("{kind:?} makes no socket");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(backend)
+        let log = folder.join(format!("{name}.log"));
+        Ok(Self {
+            _running: backend::Backend::start(name, command, &[&socket], &log)?,
+            socket,
+        })
     }
 
     /// Where it serves.
     pub fn socket(&self) -> &Path {
         &self.socket
-    }
-}
-
-impl Drop for Backend {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -22,7 +22,7 @@ pub const MOST: usize = 64;
 /// Looks in vain after which others may have the CPU.
 const LOOKS: u32 = 64;
 /// How long a backend may take to listen at the socket that it has made.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ const ATTEMPTS: u32 = 5;
 /// The same number on all architectures.
 const CACHESTAT: libc::c_long = 451;
 /// How long reads that are under way may take to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A file whose bytes are known.
 pub struct Disk {

@@ -310,8 +310,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Rounds of all mechanisms in which nothing is cached before. `all` has the reads of each round
-    /// of the plan, and of the one before that does not count.
+    /// Rounds of all mechanisms in which nothing is cached before. `all` has the reads of each
+    /// round of the plan, and of the one before that does not count.
     fn uncached(
         &mut self,
         mut all: Vec<Vec<(u64, u32)>>,

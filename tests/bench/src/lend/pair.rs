@@ -1,58 +1,16 @@
 //! A lender and a borrower of this run's own.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::Result;
+use farlane_kit::backend::Backend;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-
-/// A program that is ended on drop.
-struct Program {
-    name: String,
-    child: Child,
-}
-
-impl Program {
-    fn start(program: &Path, arguments: &[String]) -> Result<Self> {
-        let child = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .spawn()
-            .with_context(|| format!("Cannot start {}", program.display()))?;
-        Ok(Self {
-            name: program.display().to_string(),
-            child,
-        })
-    }
-
-    fn wait_for(&mut self, path: &Path) -> Result<()> {
-        let began = Instant::now();
-        while !path.exists() {
-            if let Some(status) = self.child.try_wait()? {
-                bail!("{} ended: {status}", self.name);
-            }
-            if began.elapsed() > Duration::from_secs(10) {
-                bail!("{} makes no socket", self.name);
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let ended = self.child.kill().and_then(|()| self.child.wait());
-        if let Err(e) = ended {
-            eprintln!("Cannot end {}: {e}", self.name);
-        }
-    }
-}
+use std::process::Command;
+use std::time::Duration;
 
 /// A lender with one device, and a borrower of it.
 pub struct Pair {
     /// Dropped before the lender.
-    _borrower: Program,
-    lender: Program,
+    _borrower: Backend,
+    lender: Backend,
     folder: tempfile::TempDir,
 }
 
@@ -62,28 +20,17 @@ impl Pair {
         let folder = tempfile::tempdir()?;
         let link = folder.path().join("lender");
         let socket = folder.path().join("nvme");
-        let mut lender = Program::start(
-            lender,
-            &[
-                "--listen".into(),
-                format!("unix:{}", link.display()),
-                "--device".into(),
-                format!("nvme={source}"),
-            ],
-        )?;
-        lender.wait_for(&link)?;
-        let mut borrower = Program::start(
-            borrower,
-            &[
-                "--socket-path".into(),
-                socket.display().to_string(),
-                "--lender".into(),
-                format!("unix:{}", link.display()),
-                "--device".into(),
-                "nvme".into(),
-            ],
-        )?;
-        borrower.wait_for(&socket)?;
+        let address = format!("unix:{}", link.display());
+        let mut command = Command::new(lender);
+        command.args(["--listen", &address]);
+        command.args(["--device", &format!("nvme={source}")]);
+        let log = folder.path().join("lender.log");
+        let lender = Backend::start("farlane-lend", command, &[&link], &log)?;
+        let mut command = Command::new(borrower);
+        command.arg("--socket-path").arg(&socket);
+        command.args(["--lender", &address, "--device", "nvme"]);
+        let log = folder.path().join("borrower.log");
+        let borrower = Backend::start("farlane-borrow", command, &[&socket], &log)?;
         Ok(Self {
             _borrower: borrower,
             lender,
@@ -98,6 +45,6 @@ impl Pair {
 
     /// CPU time of the lender so far.
     pub fn cpu_time(&self) -> Result<Duration> {
-        farlane_kit::compare::cpu::of_process(self.lender.child.id())
+        farlane_kit::compare::cpu::of_process(self.lender.pid())
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 /// How long frames may take to come.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes of a receive buffer of the driver, with mergeable buffers: a page, as Linux takes for a
 /// stream of large frames.
 pub const BUFFER: usize = 4096;

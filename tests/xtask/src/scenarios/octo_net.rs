@@ -51,8 +51,8 @@ const STAY: Duration = Duration::from_millis(15);
 const FLOWS: [&str; 4] = ["-b 400M", "-b 200M -R", "-u -b 10M", "-u -b 10M -R"];
 
 /// Of each hundred bytes that come to the guest, so many at least are moved by the worker of the
-/// node where they lie: that a pair's worker is that of its buffers. Of those that it sends, fewer: a
-/// frame may lie where its program was before.
+/// node where they lie: that a pair's worker is that of its buffers. Of those that it sends, fewer:
+/// a frame may lie where its program was before.
 const RECEIVED_LOCALLY: u64 = 99;
 const SENT_LOCALLY: u64 = 75;
 
