@@ -165,7 +165,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tails_that_are_too_far_ahead_are_refused(tails in prop::collection::vec(any::<u32>(), 1..20)) {
+        fn tails_that_are_too_far_ahead_are_refused(
+            tails in prop::collection::vec(any::<u32>(), 1..20),
+        ) {
             let memory = VideoMemory::new(Arc::new(new_file(1 << 16).unwrap()), 1 << 16).unwrap();
             let mut queue = Queue::new(&memory, Place::new(1 << 16, 0x1000, 16).unwrap()).unwrap();
             for tail in tails {

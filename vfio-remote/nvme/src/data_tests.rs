@@ -155,7 +155,8 @@ proptest! {
     ) {
         let mut memory = Pages::default();
         for (page, words) in lists {
-            let bytes: Vec<u8> = words.iter().flat_map(|w| (w & 0x3000_0000_0000_7fff).to_le_bytes()).collect();
+            let words = words.iter().map(|word| word & 0x3000_0000_0000_7fff);
+            let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
             for at in 0..64 {
                 memory.put(page * PAGE + at * 64, &bytes);
             }

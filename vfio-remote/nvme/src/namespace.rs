@@ -106,7 +106,8 @@ impl Namespace {
         if self.failed_syncs.fetch_add(1, Ordering::Relaxed) == 0 {
             let (what, why) = (&self.what, io::Error::from_raw_os_error(errno));
             log::error!(
-                "{what}: a flush has failed: {why}; what was written before may be lost, and flushes fail until it is opened again"
+                "{what}: a flush has failed: {why}; what was written before may be lost, and \
+                 flushes fail until it is opened again"
             );
         }
     }

@@ -329,7 +329,8 @@ mod tests {
                     prop_assert_eq!(sq.set_tail(index).is_ok(), index < entries);
                     prop_assert!(sq.pending() < entries);
                     let run = sq.run(8);
-                    prop_assert!(run <= 8 && sq.head_address() + u64::from(run) * 64 <= u64::from(entries) * 64);
+                    let end = sq.head_address() + u64::from(run) * 64;
+                    prop_assert!(run <= 8 && end <= u64::from(entries) * 64);
                     for _ in 0..run {
                         sq.advance();
                         if !cq.is_full() {

@@ -492,7 +492,10 @@ mod tests {
         #[test]
         fn no_access_and_no_description_is_too_absurd(
             config in prop::collection::vec(any::<u8>(), 256),
-            accesses in prop::collection::vec((any::<u16>(), prop::collection::vec(any::<u8>(), 0..9)), 0..20),
+            accesses in prop::collection::vec(
+                (any::<u16>(), prop::collection::vec(any::<u8>(), 0..9)),
+                0..20,
+            ),
         ) {
             let mut description = Template::new(1, 2, 3, ClassCode::new(0, 0, 0))
                 .memory_bar(0, 0x1000, true)

@@ -267,18 +267,21 @@ impl DmaSpace {
 
     /// Accesses `length` bytes at `address`, a run of one kind at a time: its address, which of the
     /// bytes it has, and the remote memory if they are remote.
-    fn each_run(
+    fn each_run<F>(
         &self,
         address: u64,
         length: usize,
         writable: bool,
-        mut access: impl FnMut(u64, Range<usize>, Option<Arc<dyn RemoteMemory>>) -> Result<(), DmaError>,
-    ) -> Result<(), DmaError> {
+        mut access: F,
+    ) -> Result<(), DmaError>
+    where
+        F: FnMut(u64, Range<usize>, Option<&dyn RemoteMemory>) -> Result<(), DmaError>,
+    {
         let mut done = 0;
         while done < length {
             let at = address.wrapping_add(to_u64(done));
             let (run, remote) = self.run(at, length - done, writable)?;
-            access(at, done..done + run, remote)?;
+            access(at, done..done + run, remote.as_deref())?;
             done += run;
         }
         Ok(())

@@ -107,8 +107,8 @@ impl Template {
         self.capability(EXPRESS, &body);
     }
 
-    /// A 64-bit memory BAR at register `number` (and the next). `size` in bytes is a power of two of
-    /// at least 4096.
+    /// A 64-bit memory BAR at register `number` (and the next). `size` in bytes is a power of two
+    /// of at least 4096.
     #[must_use]
     pub fn memory_bar(mut self, number: usize, size: u64, prefetchable: bool) -> Self {
         debug_assert!(number + 1 < BAR_COUNT && size.is_power_of_two() && size >= 4096);

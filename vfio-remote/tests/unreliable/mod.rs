@@ -541,7 +541,14 @@ fn a_file_of_a_lender_that_is_not_memory_is_mapped_by_nobody() {
     // What is there, the lender is asked for.
     assert_eq!(source.copy(MORE + AREA.offset, RAM, 8), 1);
     let offset = AREA.offset;
-    let is_there = |r: &Request| matches!(r, Request::Read { region: Region::Bar0, offset: at, .. } if *at == offset);
+    let is_there = |request: &Request| match request {
+        Request::Read {
+            region: Region::Bar0,
+            offset: at,
+            ..
+        } => *at == offset,
+        _ => false,
+    };
     assert!(rig.heard.has(is_there));
 }
 

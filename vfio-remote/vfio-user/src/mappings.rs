@@ -82,15 +82,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_never_overlap(ops in prop::collection::vec((0_u64..64, 1_u64..16, any::<bool>()), 1..200)) {
+        fn ranges_never_overlap(
+            ops in prop::collection::vec((0_u64..64, 1_u64..16, any::<bool>()), 1..200),
+        ) {
+            let covered = |model: &[u8]| model.iter().map(|&b| u64::from(b)).sum::<u64>();
+            let bytes = |ranges: &[(u64, u64)]| ranges.iter().map(|r| r.1).sum::<u64>();
             let mut mappings = Mappings::default();
             let mut model = [0_u8; 128];
             let mut count = 0;
             for (address, size, insert) in ops {
-                let (from, to) = (usize::try_from(address).unwrap(), usize::try_from(address + size).unwrap());
+                let end = address + size;
+                let [from, to] = [address, end].map(|at| usize::try_from(at).unwrap());
                 if insert {
                     let free = model[from..to].iter().all(|&b| b == 0);
-                    let expected = if !free { Err(Errno::EXIST) } else if count == 8 { Err(Errno::NOSPC) } else { Ok(()) };
+                    let expected = match (free, count) {
+                        (false, _) => Err(Errno::EXIST),
+                        (true, 8) => Err(Errno::NOSPC),
+                        (true, _) => Ok(()),
+                    };
                     let got = mappings.check(address, size, 8);
                     prop_assert_eq!(got, expected);
                     if got.is_ok() {
@@ -99,9 +108,8 @@ mod tests {
                         count += 1;
                     }
                 } else if let Ok(inside) = mappings.within(address, size) {
-                    let covered = model[from..to].iter().map(|&b| u64::from(b)).sum::<u64>();
-                    prop_assert_eq!(inside.iter().map(|r| r.1).sum::<u64>(), covered);
-                    prop_assert!(inside.iter().all(|r| r.0 >= address && r.0 + r.1 <= address + size));
+                    prop_assert_eq!(bytes(&inside), covered(&model[from..to]));
+                    prop_assert!(inside.iter().all(|r| r.0 >= address && r.0 + r.1 <= end));
                     for (first, _) in inside {
                         mappings.remove(first);
                         count -= 1;
@@ -110,7 +118,7 @@ mod tests {
                 }
             }
             prop_assert_eq!(mappings.all().len(), count);
-            prop_assert_eq!(mappings.all().iter().map(|r| r.1).sum::<u64>(), model.iter().map(|&b| u64::from(b)).sum::<u64>());
+            prop_assert_eq!(bytes(&mappings.all()), covered(&model));
         }
     }
 
