@@ -222,7 +222,8 @@ impl Vmm {
         self.start(&bases)
     }
 
-    /// Enables or disables a queue: receive, transmit, receive, and so on.
+    /// Enables or disables a queue: receive, transmit, receive, and so on. The backend has done so
+    /// when this returns: `SET_VRING_ENABLE` has no answer, the request after it has.
     ///
     /// # Errors
     /// The backend does not play along.
@@ -232,7 +233,9 @@ impl Vmm {
         };
         self.frontend
             .set_vring_enable(*index, enable)
-            .map_err(failed("SET_VRING_ENABLE"))
+            .map_err(failed("SET_VRING_ENABLE"))?;
+        let answer = self.frontend.get_features();
+        answer.map(drop).map_err(failed("GET_FEATURES"))
     }
 
     /// Stops every queue, as a VMM does that is told to pause; returns where each is.

@@ -96,11 +96,8 @@ fn perftest(ends: Ends<'_>, line: &str, report: &mut Report) -> Result<String> {
     } = ends;
     let text = between(Over::Farlane, &format!("{line} -F"), server, client)?;
     let rows: Vec<(u64, String)> = if line.contains("_bw") {
+        // A few bytes in a long time are 0.00 MiB/s; what was moved the daemon's counters say.
         let rows = bandwidths(&text)?;
-        ensure!(
-            rows.iter().all(|row| row.mib_per_second > 0.0),
-            "`{line}` moved nothing:\n{text}"
-        );
         rows.iter()
             .map(|row| (row.bytes, format!("{:10.1} MiB/s", row.mib_per_second)))
             .collect()
