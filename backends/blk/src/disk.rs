@@ -174,8 +174,8 @@ impl Disk {
         }))
     }
 
-    /// Starts its per-node workers, where there are several nodes and several paths to steer to, and looks
-    /// after its paths from now on.
+    /// Starts its per-node workers, where there are several nodes and several paths to steer to,
+    /// and looks after its paths from now on.
     ///
     /// # Errors
     /// What the system says.
@@ -319,8 +319,8 @@ impl Disk {
         if first.is_ok() {
             let (serial, why) = (&self.serial, io::Error::from_raw_os_error(errno));
             log::error!(
-                "Disk {serial}: a flush has failed: {why}; what was written before may be lost, and flushes fail until the disk \
-                 is opened again"
+                "Disk {serial}: a flush has failed: {why}; what was written before may \
+                 be lost, and flushes fail until the disk is opened again"
             );
         }
     }

@@ -61,7 +61,13 @@ pub struct Options {
 
     /// Whether requests of disks with several paths are done on the node where their data lies;
     /// otherwise on that of the queue
-    #[arg(long, value_name = "on|off", value_parser = switch, default_value = "on", action = clap::ArgAction::Set)]
+    #[arg(
+        long,
+        value_name = "on|off",
+        value_parser = switch,
+        default_value = "on",
+        action = clap::ArgAction::Set
+    )]
     pub steer: bool,
 
     /// Split requests whose data lies on several nodes into parts of at least so many bytes; K, M,

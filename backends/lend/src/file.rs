@@ -473,7 +473,8 @@ mod tests {
         };
         let window = |kind: &str, rest: &str| {
             format!(
-                "\n[[window]]\nname = \"w\"\nborrowers = []\nfunction = \"0000:01:00.0\"\nntb = \"{kind}\"\n{rest}"
+                "\n[[window]]\nname = \"w\"\nborrowers = []\nfunction = \"0000:01:00.0\"\n\
+                 ntb = \"{kind}\"\n{rest}"
             )
         };
         for (text, said) in [

@@ -53,7 +53,12 @@ pub struct WatchOptions {
     pub seconds: Option<f64>,
 
     /// Look this often
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(10..=3_600_000))]
+    #[arg(
+        long,
+        value_name = "MILLISECONDS",
+        default_value_t = 200,
+        value_parser = clap::value_parser!(u64).range(10..=3_600_000)
+    )]
     pub interval_ms: u64,
 
     /// Print what was moved since the backends began, and end

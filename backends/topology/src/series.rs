@@ -182,11 +182,13 @@ pub(crate) mod tests {
         ) {
             let mut series = Series::default();
             for (at, look) in (0_u32..).zip(&looks) {
-                let cells: Vec<_> = (0_u32..).zip(look).map(|(n, bytes)| (n & 1, n >> 1, *bytes)).collect();
+                let cells = (0_u32..).zip(look).map(|(n, bytes)| (n & 1, n >> 1, *bytes));
+                let cells: Vec<_> = cells.collect();
                 series.take(f64::from(at), counters(&cells));
             }
             let steps = series.ticks.iter().filter_map(|tick| tick.devices.get("blk d"));
-            let sum: (u64, u64) = steps.fold((0, 0), |sum, step| (sum.0 + step.local, sum.1 + step.all));
+            let add = |sum: (u64, u64), step: &Step| (sum.0 + step.local, sum.1 + step.all);
+            let sum = steps.fold((0, 0), add);
             let total = totals(&series.moved).remove("blk d").unwrap_or_default();
             proptest::prop_assert_eq!(sum, (total.local, total.all));
             proptest::prop_assert!(total.local <= total.all);

@@ -213,7 +213,9 @@ mod tests {
     proptest! {
         /// Whatever paths do, a request is done again only over a path that is up, and ends.
         #[test]
-        fn every_request_ends(states in prop::collection::vec((0..8_u32, 0..8_u32), 1..200), flush: bool) {
+        fn every_request_ends(
+            states in prop::collection::vec((0..8_u32, 0..8_u32), 1..200), flush: bool,
+        ) {
             let mut request = waiting(0b001, 0);
             request.belongs_to = flush.then_some(0b001);
             for (n, (up, suspect)) in states.iter().enumerate() {

@@ -231,7 +231,8 @@ mod tests {
         write_labelled(&mut out, "farlane", "device", &things);
         assert_eq!(
             out,
-            "# HELP farlane_reads Reads.\nfarlane_reads{device=\"a\"} 1\nfarlane_reads{device=\"b\"} 2\n"
+            "# HELP farlane_reads Reads.\n\
+             farlane_reads{device=\"a\"} 1\nfarlane_reads{device=\"b\"} 2\n"
         );
     }
 
@@ -247,7 +248,8 @@ mod tests {
         write_labelled(&mut out, "farlane", "disk", &things);
         assert_eq!(
             out,
-            "# HELP farlane_reads Reads.\nfarlane_reads{disk=\"5\\\" \\\\ disk\\nfarlane_reads 8\"} 7\n"
+            "# HELP farlane_reads Reads.\n\
+             farlane_reads{disk=\"5\\\" \\\\ disk\\nfarlane_reads 8\"} 7\n"
         );
     }
 

@@ -43,7 +43,8 @@ impl DaemonOptions {
         let _ = crate::logging::init(logger);
         if !crate::eventfd::never_blocks() {
             log::warn!(
-                "There are no asynchronous requests (CONFIG_AIO, fs.aio-max-nr): a VMM whose eventfds block can hold up the others"
+                "There are no asynchronous requests (CONFIG_AIO, fs.aio-max-nr): a VMM whose \
+                 eventfds block can hold up the others"
             );
         }
     }
@@ -103,7 +104,8 @@ impl std::str::FromStr for MemoryNode {
     }
 }
 
-/// TLS identity of this end of a connection between hosts; flattened into a backend's own arguments.
+/// TLS identity of this end of a connection between hosts; flattened into a backend's own
+/// arguments.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct TlsOptions {
     /// Certificate chain of this host (PEM)

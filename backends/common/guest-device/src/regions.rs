@@ -299,12 +299,16 @@ mod tests {
                 let (of, region) = (context(of), region(number));
                 let extents: Extents = (0..pages).map(|i| (i << 20, PAGE_BYTES)).collect();
                 match step {
-                    0 => { let _ = regions.begin(of, new(number, 5 * PAGE_BYTES), extents, BUDGET); }
+                    0 => {
+                        let new = new(number, 5 * PAGE_BYTES);
+                        let _ = regions.begin(of, new, extents, BUDGET);
+                    }
                     1 | 2 => { let _ = regions.add(of, region, extents, BUDGET); }
                     3 => { regions.forget(of, region); }
                     _ => regions.forget_context(of),
                 }
-                let sum: u64 = regions.contexts.values().flat_map(|r| r.values()).map(|e| e.cost).sum();
+                let entries = regions.contexts.values().flat_map(|r| r.values());
+                let sum: u64 = entries.map(|e| e.cost).sum();
                 prop_assert_eq!(regions.used, sum);
                 prop_assert!(sum <= BUDGET);
             }

@@ -80,8 +80,8 @@ impl Memory {
         &self.space
     }
 
-    /// Takes a whole table, and returns it mapped. What is no longer in it is touched by nobody when
-    /// this returns. Each file is checked before it is mapped.
+    /// Takes a whole table, and returns it mapped. What is no longer in it is touched by nobody
+    /// when this returns. Each file is checked before it is mapped.
     ///
     /// # Errors
     /// See [`MemoryError`]; nothing has changed then.

@@ -201,8 +201,8 @@ impl<D: Device> Session<D> {
         self.update(number)
     }
 
-    /// Ends the requests that wait for the VMM, and stops all queues. Nothing touches the VM's memory
-    /// then.
+    /// Ends the requests that wait for the VMM, and stops all queues. Nothing touches the VM's
+    /// memory then.
     pub fn stop(&mut self) {
         self.channel.close();
         self.device.gone();

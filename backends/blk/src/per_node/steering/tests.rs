@@ -91,7 +91,8 @@ proptest! {
         least in prop::sample::select(vec![512_u64, 4096, 65536, 1 << 20]),
     ) {
         let map = striped();
-        let segments: Vec<_> = segments.iter().map(|&(at, n)| segment(at / 512 * 512, n * 512)).collect();
+        let segments = segments.iter().map(|&(at, n)| segment(at / 512 * 512, n * 512));
+        let segments: Vec<_> = segments.collect();
         let mut flat: Vec<(Node, u64)> = Vec::new();
         for s in &segments {
             map.cut(s.address, s.bytes, |node, _, bytes| flat.push((node, bytes)));

@@ -153,7 +153,8 @@ fn chains_that_cannot_be_are_refused() {
 proptest! {
     #[test]
     fn any_table_of_descriptors_is_survived(
-        words in prop::collection::vec((any::<u32>(), 0..70_u32, 0..8_u16, 0..10_u16), 16), head in 0..8_u16,
+        words in prop::collection::vec((any::<u32>(), 0..70_u32, 0..8_u16, 0..10_u16), 16),
+        head in 0..8_u16,
     ) {
         let space = space();
         let rings = rings(&space, 8);

@@ -163,7 +163,9 @@ fn with_event_indices_the_driver_is_told_of_what_it_asked_for() {
 
 proptest! {
     #[test]
-    fn an_event_is_passed_exactly_when_it_is_among_the_new(before: u16, count in 0..100_u16, event: u16) {
+    fn an_event_is_passed_exactly_when_it_is_among_the_new(
+        before: u16, count in 0..100_u16, event: u16,
+    ) {
         let after = before.wrapping_add(count);
         let among = (0..count).any(|n| before.wrapping_add(n) == event);
         prop_assert_eq!(passes(event, before, after), among);

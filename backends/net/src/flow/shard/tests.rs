@@ -117,7 +117,9 @@ proptest! {
                 Event::Insert(flow, source) => {
                     if !known.contains_key(&flow)
                         && let Some(slot) = shard.insert(
-                            named(flow, source), flow, now, |_, _| true, |_, value| { gone.insert(*value); })
+                            named(flow, source), flow, now, |_, _| true,
+                            |_, value| { gone.insert(*value); },
+                        )
                     {
                         known.insert(flow, slot);
                     }

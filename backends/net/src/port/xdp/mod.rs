@@ -89,8 +89,8 @@ pub enum XdpError {
     },
     /// Its driver takes VLAN tags out of received frames: the guest would get them without.
     #[error(
-        "Interface {name}: its driver takes VLAN tags out of received frames ({features}) and does not \
-         leave them in when it is told to"
+        "Interface {name}: its driver takes VLAN tags out of received frames ({features}) and \
+         does not leave them in when it is told to"
     )]
     Tags {
         name: String,
