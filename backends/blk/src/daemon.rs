@@ -7,10 +7,10 @@ use crate::tunnel::{self, Tunnel};
 use crate::{CAPABILITIES, metrics_text, paths};
 use farlane_daemon::control::Stopper;
 use farlane_daemon::keys::{Socket, SocketOption};
-use farlane_daemon::limb;
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::metrics::MetricsText;
 use farlane_daemon::options::{Capabilities, DaemonOptions};
+use farlane_daemon::per_node;
 use farlane_daemon::periodic::every;
 use farlane_daemon::run::{Daemon, Drain};
 use farlane_daemon::seccomp::{SystemCalls, UNIX_SOCKETS, With};
@@ -105,7 +105,7 @@ impl Daemon for BlkDaemon {
         SystemCalls::any(&[
             farlane_block::SYSTEM_CALLS,
             broker::SYSTEM_CALLS,
-            limb::SYSTEM_CALLS,
+            per_node::SYSTEM_CALLS,
             failover,
         ])
         .with(&[UNIX_SOCKETS, With::requests(farlane_block::storage::IOCTLS)])

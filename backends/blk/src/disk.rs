@@ -155,10 +155,9 @@ impl Disk {
             });
         }
         let names = paths.all().iter().map(|path| path.name().to_owned());
-        let nodes = around.limbs.all().iter().map(|limb| limb.node());
         Ok(Arc::new(Self {
             serial,
-            locality: Locality::new(nodes.collect(), names.collect()),
+            locality: Locality::new(around.nodes.numbers(), names.collect()),
             paths: Arc::new(paths),
             around: around.clone(),
             executors: OnceLock::new(),
@@ -181,10 +180,10 @@ impl Disk {
     /// What the system says.
     pub fn start(&self) -> io::Result<()> {
         prober::start(&self.paths)?;
-        let limbs = self.around.limbs.all();
-        if limbs.len() > 1 && self.paths.several() && self.around.steers {
-            let start = |limb| Executor::start(limb, Arc::clone(&self.paths));
-            let executors = limbs.iter().map(start).collect::<io::Result<_>>()?;
+        let nodes = self.around.nodes.all();
+        if nodes.len() > 1 && self.paths.several() && self.around.steers {
+            let start = |node| Executor::start(node, Arc::clone(&self.paths));
+            let executors = nodes.iter().map(start).collect::<io::Result<_>>()?;
             let _ = self.executors.set(executors);
         }
         Ok(())

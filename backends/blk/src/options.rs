@@ -6,8 +6,8 @@ use crate::paths::PathConfig;
 use crate::surroundings::{SPLIT, Surroundings};
 use farlane_daemon::keys::{Keys, all_different, bytes, value};
 pub use farlane_daemon::keys::{KeysError as OptionsError, SocketOption};
-use farlane_daemon::limb::Limbs;
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
+use farlane_daemon::per_node::WorkerNodes;
 use farlane_zero_copy::topology::Node;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -168,7 +168,7 @@ impl Options {
     #[must_use]
     pub fn surroundings(&self) -> Surroundings {
         Surroundings {
-            limbs: Limbs::new(self.locality.topology()),
+            nodes: WorkerNodes::new(self.locality.topology()),
             sysfs: self.locality.sysfs.clone(),
             given: self.locality.given(),
             steers: self.steer,

@@ -75,10 +75,10 @@ impl DiskDevice {
     /// Where the memory of the VM lies; none on a machine with one node.
     fn placement(&mut self, space: &Arc<AddressSpace>) -> io::Result<Option<Arc<Placement>>> {
         let around = self.disk.around();
-        if around.limbs.all().len() < 2 {
+        if around.nodes.all().len() < 2 {
             return Ok(None);
         }
-        let topology = around.limbs.topology();
+        let topology = around.nodes.topology();
         self.placement
             .look(space, topology, &around.given)
             .map(Some)

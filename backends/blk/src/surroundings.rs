@@ -1,7 +1,7 @@
 //! What disks are served in: the machine, and how requests are steered on it.
 
 use crate::paths::MAX_PATHS;
-use farlane_daemon::limb::Limbs;
+use farlane_daemon::per_node::WorkerNodes;
 use farlane_zero_copy::placement::Given;
 use farlane_zero_copy::topology::Topology;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub struct Surroundings {
     /// The machine's nodes, as places for threads.
-    pub limbs: Limbs,
+    pub nodes: WorkerNodes,
     /// Where block devices are described.
     pub sysfs: PathBuf,
     /// What is known of the VM's memory.
@@ -34,7 +34,7 @@ impl Default for Surroundings {
     /// This machine.
     fn default() -> Self {
         Self {
-            limbs: Limbs::new(Topology::default()),
+            nodes: WorkerNodes::new(Topology::default()),
             sysfs: "/sys".into(),
             given: Vec::new(),
             steers: true,

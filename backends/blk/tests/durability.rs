@@ -121,7 +121,7 @@ fn a_driver_that_cannot_flush_has_no_write_cache() {
 }
 
 #[test]
-fn a_flush_reaches_what_other_limbs_have_written() {
+fn a_flush_reaches_what_other_workers_have_written() {
     let stage = Stage::two_names();
     let mut vm = Vm::new();
     let _frontend = stage.boot(&mut vm);

@@ -14,9 +14,9 @@ use std::process::Command;
 
 const DISK: u64 = 16 << 20;
 
-/// Bytes that were moved: of node `data`, by the limb of node `limb`, over `path`.
-fn bytes(daemon: &Daemon, data: &str, limb: &str, path: &str) -> u64 {
-    let labels = [("data", data), ("limb", limb), ("path", path)];
+/// Bytes that were moved: of node `data`, by the worker of node `worker`, over `path`.
+fn bytes(daemon: &Daemon, data: &str, worker: &str, path: &str) -> u64 {
+    let labels = [("data", data), ("worker", worker), ("path", path)];
     daemon.labelled("locality_bytes", &labels)
 }
 
@@ -61,7 +61,7 @@ fn every_request_is_done_where_its_data_is() {
             .map(|l| l.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap())
             .sum();
         assert_eq!(sum, 262_144);
-        // Beyond the end it is an error at any limb, and memory that is not aligned is copied
+        // Beyond the end it is an error at any worker, and memory that is not aligned is copied
         // there.
         assert_eq!(vm.does(0, DISK / 512, FAR, 512), 1);
         assert_eq!(vm.does(0, 128, FAR + 3, 65536), 0);
@@ -161,7 +161,7 @@ fn a_worker_follows_its_data_to_another_node_and_back() {
 }
 
 #[test]
-fn without_steering_the_queues_limb_does_everything() {
+fn without_steering_the_queues_worker_does_everything() {
     let folder = tempfile::tempdir().unwrap();
     let _file = make_disk(folder.path(), DISK);
     let daemon = start(folder.path(), &["--steer", "off"]);
@@ -177,7 +177,7 @@ fn without_steering_the_queues_limb_does_everything() {
 }
 
 #[test]
-fn a_driver_of_others_works_with_limbs() {
+fn a_driver_of_others_works_with_workers() {
     let folder = tempfile::tempdir().unwrap();
     let _file = make_disk(folder.path(), DISK);
     let _daemon = start(folder.path(), &["--split", "512"]);
@@ -195,7 +195,7 @@ fn a_driver_of_others_works_with_limbs() {
 }
 
 #[test]
-fn a_backend_that_is_killed_with_parts_at_other_limbs_loses_nothing() {
+fn a_backend_that_is_killed_with_parts_at_other_workers_loses_nothing() {
     const REQUESTS: u16 = 40;
     const LENGTH: u32 = 131_072;
     let folder = tempfile::tempdir().unwrap();
@@ -237,7 +237,7 @@ fn a_backend_that_is_killed_with_parts_at_other_limbs_loses_nothing() {
 }
 
 #[test]
-fn a_queue_that_is_stopped_has_no_part_at_another_limb() {
+fn a_queue_that_is_stopped_has_no_part_at_another_worker() {
     use vhost::VhostBackend as _;
     let folder = tempfile::tempdir().unwrap();
     let _file = make_disk(folder.path(), DISK);

@@ -150,7 +150,7 @@ fn a_disk_that_is_only_read_has_nothing_to_flush() {
 
 #[test]
 fn an_error_of_a_durable_write_that_may_be_a_flushs_fails_all_later_flushes() {
-    // Of another limb's transfers, too.
+    // Of another worker's transfers, too.
     for at in [DATA, FAR] {
         let stage = device_with_two_names();
         let mut vm = Vm::new();

@@ -9,10 +9,10 @@ use crate::session::NetDevice;
 use crate::{CAPABILITIES, SYSTEM_CALLS, metrics_text};
 use farlane_daemon::control::Stopper;
 use farlane_daemon::keys::{Socket, SocketOption};
-use farlane_daemon::limb::{self, Limbs};
 use farlane_daemon::listener::Listener;
 use farlane_daemon::metrics::MetricsText;
 use farlane_daemon::options::{Capabilities, DaemonOptions};
+use farlane_daemon::per_node::{self, WorkerNodes};
 use farlane_daemon::periodic::every;
 use farlane_daemon::run::{Daemon, Drain};
 use farlane_daemon::seccomp::SystemCalls;
@@ -42,14 +42,14 @@ impl Daemon for NetDaemon {
     fn open(options: &Options) -> anyhow::Result<Self> {
         let nets = options.all_nets()?;
         let sockets = SocketOption::inherit_all(nets.iter().map(|net| &net.socket))?;
-        let limbs = Limbs::new(options.locality.topology());
+        let nodes = WorkerNodes::new(options.locality.topology());
         let mut interfaces = Vec::new();
         for net in &nets {
             let interface = Interface::new(
                 net.id.clone(),
                 open_port(net, options)?,
                 net.mac.map(|mac| mac.0),
-                limbs.clone(),
+                nodes.clone(),
                 options.locality.given(),
             );
             interfaces.push(Arc::new(interface));
@@ -81,7 +81,7 @@ impl Daemon for NetDaemon {
     }
 
     fn system_calls(&self) -> SystemCalls {
-        SystemCalls::any(&[limb::SYSTEM_CALLS]).with(SYSTEM_CALLS)
+        SystemCalls::any(&[per_node::SYSTEM_CALLS]).with(SYSTEM_CALLS)
     }
 
     fn end(&mut self) -> Option<Drain> {

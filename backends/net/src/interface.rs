@@ -4,10 +4,10 @@ use crate::bits::{Config, DUPLEX_UNKNOWN, SPEED_UNKNOWN, feature, status};
 use crate::counters::Counters;
 use crate::flow::FlowTable;
 use crate::port::Port;
-use farlane_daemon::limb::Limbs;
 use farlane_daemon::locality::Locality;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::metrics::{Sample, label};
+use farlane_daemon::per_node::WorkerNodes;
 use farlane_sys::sync::lock;
 use farlane_vhost_user::bits::feature as common;
 use farlane_zero_copy::placement::Given;
@@ -44,7 +44,7 @@ pub struct Interface {
     /// Its log lines that a guest can cause.
     pub limit: LogLimit,
     /// The machine.
-    pub limbs: Limbs,
+    pub nodes: WorkerNodes,
     /// Nodes of a VM's memory that are known beforehand.
     pub given: Vec<Given>,
     mac: [u8; 6],
@@ -70,11 +70,10 @@ impl Interface {
         name: String,
         port: Box<dyn Port>,
         mac: Option<[u8; 6]>,
-        limbs: Limbs,
+        nodes: WorkerNodes,
         given: Vec<Given>,
     ) -> Self {
-        let nodes: Vec<_> = limbs.all().iter().map(|limb| limb.node()).collect();
-        let locality = || Locality::new(nodes.clone(), vec![port.name()]);
+        let locality = || Locality::new(nodes.numbers(), vec![port.name()]);
         Self {
             locality: Directions {
                 receive: locality(),
@@ -89,7 +88,7 @@ impl Interface {
             begun: Instant::now(),
             name,
             port,
-            limbs,
+            nodes,
             given,
         }
     }

@@ -229,7 +229,7 @@ impl Device for NetDevice {
         let (index, side) = (queue.index, side_of(queue.index));
         let (framing, guest) = (self.framing(), Arc::clone(&self.guest));
         let interface = Arc::clone(&self.interface);
-        let (topology, given) = (interface.limbs.topology(), &interface.given);
+        let (topology, given) = (interface.nodes.topology(), &interface.given);
         let placement = self.placement.look(&queue.space, topology, given)?;
         let at = usize::from(index / 2);
         let is_first = self.used.iter().all(|used| used.serves == [false; 2]);
@@ -239,12 +239,19 @@ impl Device for NetDevice {
             Some(worker) => worker,
             None => {
                 let node = placement.look_at(queue.layout.available);
-                let limbs = &interface.limbs;
-                let limb = limbs.all().get(limbs.index_of(node));
-                let limb = limb.ok_or(io::ErrorKind::NotFound)?;
+                let nodes = &interface.nodes;
+                let worker_node = nodes.all().get(nodes.index_of(node));
+                let worker_node = worker_node.ok_or(io::ErrorKind::NotFound)?;
                 let table = self.table.as_ref();
                 let parts = (guest, table.cloned());
-                let worker = Worker::start(&interface, &self.pairs, pair, limb, &placement, parts)?;
+                let worker = Worker::start(
+                    &interface,
+                    &self.pairs,
+                    pair,
+                    worker_node,
+                    &placement,
+                    parts,
+                )?;
                 used.worker.insert(worker)
             }
         };

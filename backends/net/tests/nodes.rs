@@ -5,6 +5,7 @@
 mod common;
 
 use common::{Backend, datagram, echo, host_socket, next_datagram, wait_until};
+use farlane_support::process::metric;
 use farlane_vm_front_end::net::{Nic, Options, feature};
 use std::path::Path;
 
@@ -20,18 +21,20 @@ fn describe(root: &Path) {
     std::fs::write(nodes.join("online"), "0-1\n").unwrap();
 }
 
-/// Bytes by node of data and limb.
-fn bytes(backend: &Backend, direction: &str, data: u32, limb: u32) -> u64 {
-    let line = format!(
-        "farlane_net_locality_bytes{{net=\"tap0\",direction=\"{direction}\",data=\"{data}\",limb=\"{limb}\",path=\"tap0\"}} "
-    );
-    let text = backend.metrics();
-    let found = text.lines().find_map(|text| text.strip_prefix(&line));
-    found.unwrap().parse().unwrap()
+/// Bytes by node of data and worker.
+fn bytes(backend: &Backend, direction: &str, data: u32, worker: u32) -> u64 {
+    let [data, worker] = [data, worker].map(|node| node.to_string());
+    let labels = [
+        ("direction", direction),
+        ("data", &data),
+        ("worker", &worker),
+    ];
+    let name = "farlane_net_locality_bytes{";
+    metric(&backend.metrics(), name, &labels)
 }
 
 #[test]
-fn every_byte_is_moved_by_the_limb_of_its_node_and_flows_follow_their_senders() {
+fn every_byte_is_moved_by_the_worker_of_its_node_and_flows_follow_their_senders() {
     let options = Options {
         pairs: 2,
         features: feature::PLAIN,
@@ -75,11 +78,11 @@ fn every_byte_is_moved_by_the_limb_of_its_node_and_flows_follow_their_senders() 
     });
     wait_until(|| bytes(&backend, "rx", 1, 1) > 1000);
     for direction in ["rx", "tx"] {
-        for (data, limb) in [(0, 1), (1, 0)] {
+        for (data, worker) in [(0, 1), (1, 0)] {
             assert_eq!(
-                bytes(&backend, direction, data, limb),
+                bytes(&backend, direction, data, worker),
                 0,
-                "{direction} {data} {limb}"
+                "{direction} {data} {worker}"
             );
         }
     }

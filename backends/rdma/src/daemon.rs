@@ -8,10 +8,10 @@ use crate::{CAPABILITIES, metrics_text};
 use farlane_daemon::access::Access;
 use farlane_daemon::control::Stopper;
 use farlane_daemon::keys::{Socket, SocketOption};
-use farlane_daemon::limb;
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::metrics::MetricsText;
 use farlane_daemon::options::{Capabilities, DaemonOptions};
+use farlane_daemon::per_node;
 use farlane_daemon::privileges::Needs;
 use farlane_daemon::run::{Daemon, Drain};
 use farlane_daemon::seccomp::SystemCalls;
@@ -96,7 +96,7 @@ impl Daemon for RdmaDaemon {
     }
 
     fn system_calls(&self) -> SystemCalls {
-        SystemCalls::any(&[SYSTEM_CALLS, limb::SYSTEM_CALLS])
+        SystemCalls::any(&[SYSTEM_CALLS, per_node::SYSTEM_CALLS])
     }
 
     fn end(&mut self) -> Option<Drain> {

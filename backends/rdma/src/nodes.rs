@@ -1,7 +1,7 @@
 //! The workers of each NUMA node: where contexts' memory lies, and what was moved where.
 
-use farlane_daemon::limb::{Limb, Limbs};
 use farlane_daemon::locality::Locality;
+use farlane_daemon::per_node::WorkerNodes;
 use farlane_rdma_remoting::nodes::{TransferObserver, WorkerNode};
 use farlane_rdma_remoting::{Port, Server, ServerConfig, ServerError};
 use farlane_zero_copy::Region;
@@ -51,18 +51,15 @@ impl Nodes {
         if nodes.len() < 2 {
             return Ok((Server::new(config)?, None));
         }
-        let worker_node = |limb: &Limb| {
-            let limb = limb.clone();
-            WorkerNode {
-                node: limb.node(),
-                enter: Arc::new(move || limb.enter()),
-            }
-        };
-        let limbs = Limbs::new(topology.clone());
-        let worker_nodes = limbs.all().iter().map(worker_node).collect();
+        let places = WorkerNodes::new(topology.clone());
+        let worker_nodes = places.all().iter().cloned().map(|place| WorkerNode {
+            node: place.node(),
+            enter: Arc::new(move || place.enter()),
+        });
         let locality = Locality::new(nodes, vec!["memory".to_owned()]);
         let locality = Arc::new(Transfers(locality));
-        let server = Server::with_nodes(config, worker_nodes, Arc::clone(&locality) as _)?;
+        let server =
+            Server::with_nodes(config, worker_nodes.collect(), Arc::clone(&locality) as _)?;
         let this = Self {
             topology: topology.clone(),
             given,

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn each_limb_has_an_area_and_the_share_is_told() {
+    fn each_worker_has_an_area_and_the_share_is_told() {
         let mut series = Series::default();
         series.take(0.0, counters(&[(0, 0, 0), (1, 1, 0)]));
         series.take(1.0, counters(&[(0, 0, 1000), (1, 1, 0)]));

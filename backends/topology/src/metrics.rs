@@ -89,7 +89,7 @@ enum Kind {
     Requests,
 }
 
-/// `farlane_blk_locality_bytes{disk="a",data="0",limb="1",path="p"} 7`.
+/// `farlane_blk_locality_bytes{disk="a",data="0",worker="1",path="p"} 7`.
 fn parse_line(line: &str) -> Option<(Key, Kind, u64)> {
     let (name, rest) = line.split_once('{')?;
     let (labels, value) = rest.rsplit_once('}')?;
@@ -107,7 +107,7 @@ fn parse_line(line: &str) -> Option<(Key, Kind, u64)> {
     for (label, value) in parse_labels(labels)? {
         match label.as_str() {
             "data" => data = value.parse().ok(),
-            "limb" => worker = value.parse().ok(),
+            "worker" => worker = value.parse().ok(),
             "path" => path = Some(value),
             _ => device.push(value),
         }

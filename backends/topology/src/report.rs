@@ -18,7 +18,7 @@ pub struct Device {
     /// When it was looked at, in seconds after the first look.
     pub seconds: Vec<f64>,
     /// Bytes a second of the workers of each node since the look before.
-    pub limb_bytes_per_second: BTreeMap<u32, Vec<f64>>,
+    pub worker_bytes_per_second: BTreeMap<u32, Vec<f64>>,
     /// The share that was served locally since the look before, in per cent; none where nothing was
     /// moved.
     pub local_percent: Vec<Option<f64>>,
@@ -45,7 +45,7 @@ pub struct Cell {
     /// Node of the memory.
     pub data: u32,
     /// Node of the worker.
-    pub limb: u32,
+    pub worker: u32,
     /// Path to the hardware.
     pub path: String,
     /// Length in bytes.
@@ -67,7 +67,7 @@ impl Report {
                 device.local_percent.push(step.local_percent());
                 for worker in &workers {
                     let bytes = step.by_worker.get(worker).copied().unwrap_or(0);
-                    let rates = device.limb_bytes_per_second.entry(*worker).or_default();
+                    let rates = device.worker_bytes_per_second.entry(*worker).or_default();
                     rates.push(rate(bytes, tick.length));
                 }
             }
@@ -82,14 +82,14 @@ impl Report {
             let cells = counters.iter().filter(|(key, _)| key.device == name);
             let cells = cells.map(|(key, moved)| Cell {
                 data: key.data,
-                limb: key.worker,
+                worker: key.worker,
                 path: key.path.clone(),
                 bytes: moved.bytes,
                 requests: moved.requests,
             });
             let device = Device {
                 seconds: Vec::new(),
-                limb_bytes_per_second: BTreeMap::new(),
+                worker_bytes_per_second: BTreeMap::new(),
                 local_percent: Vec::new(),
                 total: Total {
                     bytes: total.all,
@@ -121,7 +121,7 @@ mod tests {
         let device = &json["devices"]["blk d"];
         assert_eq!(device["seconds"], serde_json::json!([0.5, 1.0]));
         let rates = serde_json::json!({"0": [600.0, 0.0], "1": [200.0, 0.0]});
-        assert_eq!(device["limb_bytes_per_second"], rates);
+        assert_eq!(device["worker_bytes_per_second"], rates);
         assert_eq!(device["local_percent"], serde_json::json!([75.0, null]));
         assert_eq!(device["total"]["local_bytes"], 300);
         assert_eq!(device["total"]["cells"].as_array().unwrap().len(), 2);

@@ -141,7 +141,7 @@ impl Locality {
             }
             let key = (
                 get("data")?.parse()?,
-                get("limb")?.parse()?,
+                get("worker")?.parse()?,
                 get("path")?.to_owned(),
             );
             *cells.entry(key).or_insert(0) += value;
@@ -200,10 +200,10 @@ mod tests {
 
     #[test]
     fn what_was_moved_where_is_summed() {
-        let text = "x_locality_bytes{disk=\"d\",data=\"0\",limb=\"0\",path=\"a\"} 10\n\
-            x_locality_bytes{disk=\"d\",data=\"1\",limb=\"0\",path=\"a\"} 3\n\
-            x_locality_bytes{disk=\"d\",data=\"1\",limb=\"1\",path=\"b\"} 7\n\
-            x_locality_bytes{disk=\"e\",data=\"1\",limb=\"1\",path=\"b\"} 100\n";
+        let text = "x_locality_bytes{disk=\"d\",data=\"0\",worker=\"0\",path=\"a\"} 10\n\
+            x_locality_bytes{disk=\"d\",data=\"1\",worker=\"0\",path=\"a\"} 3\n\
+            x_locality_bytes{disk=\"d\",data=\"1\",worker=\"1\",path=\"b\"} 7\n\
+            x_locality_bytes{disk=\"e\",data=\"1\",worker=\"1\",path=\"b\"} 100\n";
         let metrics = Metrics::parse(text, "x_");
         let all = Locality::bytes(&metrics, "disk", "d").unwrap();
         assert_eq!(

@@ -188,7 +188,7 @@ impl Paths {
         around: &Surroundings,
         blocks: Option<String>,
     ) -> Result<Self, PathError> {
-        let topology = around.limbs.topology();
+        let topology = around.nodes.topology();
         let fallback = topology.nodes().first().copied().unwrap_or_default();
         let alignment = opened
             .iter()
@@ -230,9 +230,9 @@ impl Paths {
             _ if from == to => 0,
             known => known.unwrap_or(u32::MAX),
         };
-        let nearest = around.limbs.all().iter().map(|limb| {
+        let nearest = around.nodes.all().iter().map(|worker_node| {
             let mut order: Vec<usize> = (0..all.len()).collect();
-            let far = |path: &usize| all.get(*path).map(|p| distance(limb.node(), p.node));
+            let far = |path: &usize| all.get(*path).map(|p| distance(worker_node.node(), p.node));
             order.sort_by_key(far);
             order
         });

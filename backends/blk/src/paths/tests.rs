@@ -6,7 +6,7 @@ use super::open::{Manner, Open};
 use super::{PathConfig, Paths, bit};
 use crate::disk::Cache;
 use crate::surroundings::Surroundings;
-use farlane_daemon::limb::Limbs;
+use farlane_daemon::per_node::WorkerNodes;
 use farlane_zero_copy::topology::{Described, Node, Topology};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -23,7 +23,7 @@ const MANNER: Manner = Manner {
 
 fn around() -> Surroundings {
     Surroundings {
-        limbs: Limbs::new(Topology::of(Described::pair())),
+        nodes: WorkerNodes::new(Topology::of(Described::pair())),
         ..Surroundings::default()
     }
 }
@@ -53,7 +53,7 @@ fn fail(paths: &Paths, path: usize) {
 }
 
 #[test]
-fn each_limb_has_its_own_nodes_path_and_others_where_that_has_failed() {
+fn each_worker_has_its_own_nodes_path_and_others_where_that_has_failed() {
     let folder = tempfile::tempdir().unwrap();
     let paths = paths(folder.path(), &[("a", 1), ("b", 0), ("c", 1)]);
     assert_eq!((paths.choose(0, 0), paths.choose(1, 0)), (Some(1), Some(0)));

@@ -5,7 +5,7 @@ use crate::paths::ring::PathRing;
 use farlane_block::engine::memory::Started;
 use farlane_block::engine::{Extent, Memory, Slot, Slots};
 use farlane_block::ring::{Durable, Event};
-use farlane_daemon::limb::Limb;
+use farlane_daemon::per_node::WorkerNode;
 use farlane_worker::idle::{Idle, Rest};
 use farlane_worker::mailbox::{self, Receiver, Refused, Sender};
 use farlane_worker::{policy, thread};
@@ -64,9 +64,9 @@ impl Executor {
     ///
     /// # Errors
     /// What the system says.
-    pub fn start(limb: &Limb, paths: Arc<Paths>) -> io::Result<Self> {
+    pub fn start(worker_node: &WorkerNode, paths: Arc<Paths>) -> io::Result<Self> {
         let (inbox, receiver) = mailbox::new(ROOM)?;
-        let thread = limb.spawn(format!("limb {}", limb.node()), move || {
+        let thread = worker_node.spawn(format!("worker {}", worker_node.node()), move || {
             thread::prepare();
             match PathRing::new(paths, &[receiver.fd()]) {
                 Ok(ring) => NodeWorker::new(receiver, ring).run(),

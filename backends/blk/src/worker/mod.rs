@@ -61,13 +61,13 @@ impl Worker {
         let stopping = Arc::new(AtomicBool::new(false));
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = rustix::event::eventfd(0, flags)?;
-        let limbs = &disk.around().limbs;
+        let nodes = &disk.around().nodes;
         let home = placement.as_ref().map_or(0, |placement| {
-            limbs.index_of(placement.look_at(setup.layout.descriptors))
+            nodes.index_of(placement.look_at(setup.layout.descriptors))
         });
         let steering = placement.map(Steering::new);
-        let limb = limbs.all().get(home).ok_or(io::ErrorKind::NotFound)?;
-        let thread = limb.spawn(format!("queue {}", setup.index), {
+        let worker_node = nodes.all().get(home).ok_or(io::ErrorKind::NotFound)?;
+        let thread = worker_node.spawn(format!("queue {}", setup.index), {
             let disk = Arc::clone(&disk);
             let stopping = Arc::clone(&stopping);
             let wake = Arc::new(wake.try_clone()?);

@@ -204,9 +204,9 @@ impl QueueWorker {
     fn follow(&mut self, node: usize) {
         let offload = self.offload.as_mut();
         if let Some(home) = offload.and_then(|offload| offload.follow(node, self.home))
-            && let Some(limb) = self.disk.around().limbs.all().get(home)
+            && let Some(worker_node) = self.disk.around().nodes.all().get(home)
         {
-            limb.enter();
+            worker_node.enter();
             self.home = home;
             count(&self.disk.counters().rehomed, 1);
         }
@@ -220,7 +220,7 @@ impl QueueWorker {
         }
         // Device memory is reached through this worker's tokens.
         match request.operation.memory().guest_mut() {
-            Some(guest) if !guest.is_tunnelled() => around.limbs.index_of(request.span.node()),
+            Some(guest) if !guest.is_tunnelled() => around.nodes.index_of(request.span.node()),
             _ => self.home,
         }
     }

@@ -170,15 +170,15 @@ impl QueueWorker {
 
     /// Counts bytes that a node has moved over a path.
     pub(super) fn count_locality(&self, span: &NumaSpan, node: usize, path: usize, bytes: u64) {
-        let Some(limb) = self.disk.around().limbs.all().get(node) else {
+        let Some(worker_node) = self.disk.around().nodes.all().get(node) else {
             return;
         };
         let locality = self.disk.locality();
         match span {
-            NumaSpan::Single(data) => locality.add(*data, limb.node(), path, bytes),
+            NumaSpan::Single(data) => locality.add(*data, worker_node.node(), path, bytes),
             NumaSpan::Split(all) => {
                 for (data, bytes) in all {
-                    locality.add(*data, limb.node(), path, *bytes);
+                    locality.add(*data, worker_node.node(), path, *bytes);
                 }
             }
         }

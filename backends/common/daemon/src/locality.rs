@@ -1,7 +1,7 @@
-//! Counters of what was moved where: by the node of the data, the node of the limb that moved it,
+//! Counters of what was moved where: by the node of the data, the node of the worker that moved it,
 //! and the path.
 //!
-//! The share that is served locally is what a device with limbs is for: bytes that a limb of their
+//! The share that is served locally is what per-node workers are for: bytes that a worker of their
 //! own node has moved, of all bytes (ioctopus-asplos20, section 5).
 
 use crate::metrics::label;
@@ -9,7 +9,7 @@ use farlane_zero_copy::topology::Node;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Requests and bytes of one combination. In cache lines of its own: limbs do not write each
+/// Requests and bytes of one combination. In cache lines of its own: workers do not write each
 /// other's.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -21,10 +21,10 @@ struct Cell {
 type CounterOf = fn(&Cell) -> &AtomicU64;
 type SumOf = fn(&Share) -> u64;
 
-/// Bytes of a device, and how many of them were moved by a limb of their own node.
+/// Bytes of a device, and how many of them were moved by a worker of their own node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Share {
-    /// Moved by a limb of the node on which they lie.
+    /// Moved by a worker of the node on which they lie.
     pub local_bytes: u64,
     /// All.
     pub all_bytes: u64,
@@ -35,7 +35,7 @@ pub struct Share {
 pub struct Locality {
     nodes: Vec<Node>,
     paths: Vec<String>,
-    /// By limb, data, path.
+    /// By worker, data, path.
     cells: Vec<Cell>,
 }
 
@@ -53,37 +53,37 @@ impl Locality {
     }
 
     /// The cell of these indices.
-    fn cell(&self, data: usize, limb: usize, path: usize) -> Option<&Cell> {
-        let at = (limb * self.nodes.len() + data) * self.paths.len() + path;
+    fn cell(&self, data: usize, worker: usize, path: usize) -> Option<&Cell> {
+        let at = (worker * self.nodes.len() + data) * self.paths.len() + path;
         self.cells.get(at).filter(|_| path < self.paths.len())
     }
 
-    /// Counts a request, or a part of one, of `bytes` that lie on node `data`, moved by the limb of
-    /// node `limb` over path number `path`. What is on a node that the machine has not, or over a
-    /// path that the device has not, is not counted.
-    pub fn add(&self, data: Node, limb: Node, path: usize, bytes: u64) {
-        self.add_all(data, limb, path, 1, bytes);
+    /// Counts a request, or a part of one, of `bytes` that lie on node `data`, moved by the worker
+    /// of node `worker` over path number `path`. What is on a node that the machine has not, or
+    /// over a path that the device has not, is not counted.
+    pub fn add(&self, data: Node, worker: Node, path: usize, bytes: u64) {
+        self.add_all(data, worker, path, 1, bytes);
     }
 
     /// Counts several of them at once.
-    pub fn add_all(&self, data: Node, limb: Node, path: usize, requests: u64, bytes: u64) {
+    pub fn add_all(&self, data: Node, worker: Node, path: usize, requests: u64, bytes: u64) {
         let index = |node| self.nodes.iter().position(|n| *n == node);
-        let (Some(data), Some(limb)) = (index(data), index(limb)) else {
+        let (Some(data), Some(worker)) = (index(data), index(worker)) else {
             return;
         };
-        if let Some(cell) = self.cell(data, limb, path) {
+        if let Some(cell) = self.cell(data, worker, path) {
             cell.requests.fetch_add(requests, Ordering::Relaxed);
             cell.bytes.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
-    /// Calls `each(data, limb, path, cell)` in this order.
+    /// Calls `each(data, worker, path, cell)` in this order.
     fn each(&self, mut each: impl FnMut(Node, Node, &str, &Cell)) {
         for (data, data_node) in self.nodes.iter().enumerate() {
-            for (limb, limb_node) in self.nodes.iter().enumerate() {
+            for (worker, worker_node) in self.nodes.iter().enumerate() {
                 for (path, name) in self.paths.iter().enumerate() {
-                    if let Some(cell) = self.cell(data, limb, path) {
-                        each(*data_node, *limb_node, name, cell);
+                    if let Some(cell) = self.cell(data, worker, path) {
+                        each(*data_node, *worker_node, name, cell);
                     }
                 }
             }
@@ -94,10 +94,10 @@ impl Locality {
     #[must_use]
     pub fn share(&self) -> Share {
         let mut share = Share::default();
-        self.each(|data, limb, _, cell| {
+        self.each(|data, worker, _, cell| {
             let bytes = cell.bytes.load(Ordering::Relaxed);
             share.all_bytes += bytes;
-            if data == limb {
+            if data == worker {
                 share.local_bytes += bytes;
             }
         });
@@ -111,7 +111,7 @@ impl Locality {
 }
 
 /// Writes the counters of devices as Prometheus text:
-/// `PREFIX_locality_bytes{LABELS,data="N",limb="N",path="P"}`, the same with `_requests`, and
+/// `PREFIX_locality_bytes{LABELS,data="N",worker="N",path="P"}`, the same with `_requests`, and
 /// `PREFIX_locality_local_bytes{LABELS}` beside `PREFIX_locality_all_bytes{LABELS}`, the share that
 /// is served locally. A device's labels are such as `disk="a",`, made with [`label`]; those of
 /// several devices differ.
@@ -125,14 +125,16 @@ pub fn write(out: &mut String, prefix: &str, devices: &[(String, &Locality)]) {
     for (kind, what, counter) in kinds {
         let _ = writeln!(
             out,
-            "# HELP {prefix}_locality_{kind} {what}, by the node of the memory, the node of the limb that moved them, and the path."
+            "# HELP {prefix}_locality_{kind} {what}, by the node of the memory, the node of the \
+             worker that moved them, and the path."
         );
         for (labels, device) in devices {
-            device.each(|data, limb, path, cell| {
+            device.each(|data, worker, path, cell| {
                 let (value, path) = (counter(cell).load(Ordering::Relaxed), label("path", path));
+                let nodes = format!("data=\"{data}\",worker=\"{worker}\"");
                 let _ = writeln!(
                     out,
-                    "{prefix}_locality_{kind}{{{labels}data=\"{data}\",limb=\"{limb}\",{path}}} {value}"
+                    "{prefix}_locality_{kind}{{{labels}{nodes},{path}}} {value}"
                 );
             });
         }
@@ -140,7 +142,7 @@ pub fn write(out: &mut String, prefix: &str, devices: &[(String, &Locality)]) {
     let sums: [(&str, &str, SumOf); 2] = [
         (
             "local_bytes",
-            "Bytes that a limb of their own node has moved.",
+            "Bytes that a worker of their own node has moved.",
             |share| share.local_bytes,
         ),
         (
@@ -185,10 +187,10 @@ mod tests {
         assert_eq!(
             values,
             [
-                "farlane_blk_locality_requests{disk=\"d\",data=\"0\",limb=\"4\",path=\"b\"} 2",
-                "farlane_blk_locality_requests{disk=\"d\",data=\"4\",limb=\"4\",path=\"a\"} 3",
-                "farlane_blk_locality_bytes{disk=\"d\",data=\"0\",limb=\"4\",path=\"b\"} 120",
-                "farlane_blk_locality_bytes{disk=\"d\",data=\"4\",limb=\"4\",path=\"a\"} 60",
+                "farlane_blk_locality_requests{disk=\"d\",data=\"0\",worker=\"4\",path=\"b\"} 2",
+                "farlane_blk_locality_requests{disk=\"d\",data=\"4\",worker=\"4\",path=\"a\"} 3",
+                "farlane_blk_locality_bytes{disk=\"d\",data=\"0\",worker=\"4\",path=\"b\"} 120",
+                "farlane_blk_locality_bytes{disk=\"d\",data=\"4\",worker=\"4\",path=\"a\"} 60",
                 "farlane_blk_locality_local_bytes{disk=\"d\"} 60",
                 "farlane_blk_locality_all_bytes{disk=\"d\"} 180",
             ]
@@ -199,8 +201,8 @@ mod tests {
     #[test]
     fn nodes_and_paths_that_are_not_there_disturb_nothing() {
         let device = two();
-        for (data, limb, path) in [(1, 0, 0), (0, 1, 0), (0, 0, 2), (4, 4, 2), (4, 4, 1 << 40)] {
-            device.add(Node(data), Node(limb), path, 1);
+        for (data, worker, path) in [(1, 0, 0), (0, 1, 0), (0, 0, 2), (4, 4, 2), (4, 4, 1 << 40)] {
+            device.add(Node(data), Node(worker), path, 1);
         }
         assert_eq!(device.share(), Share::default());
         Locality::new(Vec::new(), Vec::new()).add(Node(0), Node(0), 0, 1);
@@ -227,9 +229,9 @@ mod tests {
     }
 
     #[test]
-    fn limbs_share_no_cache_line() {
+    fn workers_share_no_cache_line() {
         let device = two();
-        let at = |data, limb, path| std::ptr::from_ref(device.cell(data, limb, path).unwrap());
+        let at = |data, worker, path| std::ptr::from_ref(device.cell(data, worker, path).unwrap());
         let lines: std::collections::BTreeSet<_> = (0..8)
             .map(|n| at(n & 1, n >> 1 & 1, n >> 2).addr() / 128)
             .collect();

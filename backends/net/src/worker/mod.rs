@@ -22,7 +22,7 @@ use crate::counters::count;
 use crate::interface::Interface;
 use crate::port::{Offloads, PortQueue};
 use context::{Context, Tally};
-use farlane_daemon::limb::Limb;
+use farlane_daemon::per_node::WorkerNode;
 use farlane_daemon::warn_limited;
 use farlane_sys::chain;
 use farlane_vhost_user::chain::ChainError;
@@ -106,7 +106,7 @@ struct PairWorker {
     inbox: Inbox,
     /// Frames of others that were taken out of the inbox in this turn.
     forwarded: VecDeque<Frame>,
-    limb: Limb,
+    worker_node: WorkerNode,
     port: Box<dyn PortQueue>,
     receive: Option<Receive>,
     transmit: Option<Transmit>,
@@ -117,13 +117,18 @@ struct PairWorker {
 }
 
 impl PairWorker {
-    fn new(context: Context, inbox: Inbox, limb: Limb, port: Box<dyn PortQueue>) -> Self {
-        let several_nodes = context.interface.limbs.all().len() > 1;
+    fn new(
+        context: Context,
+        inbox: Inbox,
+        worker_node: WorkerNode,
+        port: Box<dyn PortQueue>,
+    ) -> Self {
+        let several_nodes = context.interface.nodes.all().len() > 1;
         Self {
             context,
             inbox,
             forwarded: VecDeque::new(),
-            limb,
+            worker_node,
             port,
             receive: None,
             transmit: None,
@@ -345,13 +350,13 @@ impl PairWorker {
         for (node, bytes) in transmitted.chain(received.into_iter().flatten()) {
             homing.moved(node, bytes);
         }
-        let limbs = &self.context.interface.limbs;
-        if let Some(node) = homing.decide(self.limb.node(), self.context.now_us)
-            && let Some(limb) = limbs.all().get(limbs.index_of(node))
+        let nodes = &self.context.interface.nodes;
+        if let Some(node) = homing.decide(self.worker_node.node(), self.context.now_us)
+            && let Some(worker_node) = nodes.all().get(nodes.index_of(node))
         {
-            limb.enter();
-            self.limb = limb.clone();
-            self.context.node = limb.node();
+            worker_node.enter();
+            self.worker_node = worker_node.clone();
+            self.context.node = worker_node.node();
             count(&self.context.interface.counters.rehomed, 1);
         }
     }

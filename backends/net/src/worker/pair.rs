@@ -8,7 +8,7 @@ use crate::bits::low16;
 use crate::flow::FlowTable;
 use crate::guest::Guest;
 use crate::interface::Interface;
-use farlane_daemon::limb::Limb;
+use farlane_daemon::per_node::WorkerNode;
 use farlane_sys::sync::lock;
 use farlane_vhost_user::session::Setup;
 use farlane_vhost_user::vring::{Layout, Rings};
@@ -137,7 +137,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker for a pair, in a limb.
+    /// Starts a worker for a pair, on a node.
     ///
     /// # Errors
     /// There are no more threads, or the port's queue cannot be opened.
@@ -145,7 +145,7 @@ impl Worker {
         interface: &Arc<Interface>,
         pairs: &Arc<[Arc<Pair>]>,
         pair: &Arc<Pair>,
-        limb: &Limb,
+        worker_node: &WorkerNode,
         placement: &Arc<Placement>,
         guest: (Arc<Guest>, Option<Arc<FlowTable>>),
     ) -> io::Result<Self> {
@@ -156,11 +156,11 @@ impl Worker {
             Arc::clone(pairs),
             Arc::clone(pair),
             guest,
-            limb.node(),
+            worker_node.node(),
             Places::new(Arc::clone(placement)),
         );
-        let node = limb.clone();
-        let thread = limb.spawn(format!("pair {}", pair.index), move || {
+        let node = worker_node.clone();
+        let thread = worker_node.spawn(format!("pair {}", pair.index), move || {
             PairWorker::new(context, inbox, node, port).run();
         })?;
         Ok(Self {

@@ -2,7 +2,7 @@
 
 #![allow(dead_code)]
 
-use farlane_daemon::limb::Limbs;
+use farlane_daemon::per_node::WorkerNodes;
 use farlane_net::bits::{FrameHeader, HEADER_BYTES};
 use farlane_net::flow::FlowKey;
 use farlane_net::interface::Interface;
@@ -134,12 +134,12 @@ impl Feed {
             })
         };
         let lanes: Vec<_> = (0..queues).map(|_| lane()).collect();
-        let limbs = Limbs::new(topology);
+        let nodes = WorkerNodes::new(topology);
         let interface = Arc::new(Interface::new(
             "feed".to_owned(),
             Box::new(FeedPort(lanes.clone())),
             None,
-            limbs,
+            nodes,
             Vec::new(),
         ));
         let folder = tempfile::tempdir().unwrap();

@@ -133,7 +133,7 @@ fn local_share(metrics: &Path) -> Result<f64> {
         let value = line.rsplit(' ').next().unwrap_or_default();
         let bytes: f64 = value.parse()?;
         all += bytes;
-        local += if label("data") == label("limb") {
+        local += if label("data") == label("worker") {
             bytes
         } else {
             0.0

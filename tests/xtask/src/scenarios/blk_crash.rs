@@ -101,7 +101,7 @@ fn queues_up(guest: &Guest, node: &str) -> Result<bool> {
 /// Waits until the backend has requests under way, and a worker is about to move the data of one
 /// for the `turn`th time. Returns how many they are, and the workers, which stand still.
 fn caught(backend: &DiskBackend, work: &mut Work<'_>, turn: usize) -> Result<(usize, Held)> {
-    let is_worker = |name: &str| name.starts_with("queue") || name.starts_with("limb");
+    let is_worker = |name: &str| name.starts_with("queue") || name.starts_with("worker");
     let mut found = None;
     wait_until("the backend has requests under way", || {
         work.go_on()?;

@@ -58,9 +58,9 @@ fn request(socket: &impl std::os::fd::AsRawFd, request: libc::Ioctl) -> Option<i
     (rc < 0).then(|| std::io::Error::last_os_error().raw_os_error().unwrap())
 }
 
-/// All that limbs and those who follow a VM's memory do.
-fn limbs() {
-    use crate::limb::{Limbs, SYSTEM_CALLS};
+/// All that per-node workers and those who follow a VM's memory do.
+fn workers() {
+    use crate::per_node::{SYSTEM_CALLS, WorkerNodes};
     use farlane_zero_copy::AddressSpace;
     use farlane_zero_copy::placement::Placement;
     use farlane_zero_copy::topology::{Sysfs, Topology};
@@ -78,9 +78,9 @@ fn limbs() {
     folder.close().unwrap();
     confine(SeccompMode::Kill, &SystemCalls::any(&[SYSTEM_CALLS])).unwrap();
 
-    let limbs = Limbs::new(topology.clone());
-    for limb in limbs.all() {
-        let thread = limb.spawn("limb".to_owned(), || vec![7; 32 << 20]);
+    let nodes = WorkerNodes::new(topology.clone());
+    for node in nodes.all() {
+        let thread = node.spawn("worker".to_owned(), || vec![7; 32 << 20]);
         assert_eq!(thread.unwrap().join().unwrap().len(), 32 << 20);
     }
     let fd = rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
@@ -96,8 +96,8 @@ fn limbs() {
 }
 
 #[test]
-fn limbs_work_in_a_confined_process() {
-    assert!(confined("limbs").success());
+fn per_node_workers_work_in_a_confined_process() {
+    assert!(confined("workers").success());
 }
 
 #[test]
@@ -112,8 +112,8 @@ fn child() {
     let Ok(act) = std::env::var(ACT) else {
         return;
     };
-    if act == "limbs" {
-        return limbs();
+    if act == "workers" {
+        return workers();
     }
     let with = [UNIX_SOCKETS, NONBLOCKING];
     let calls = match act.starts_with("some ") {

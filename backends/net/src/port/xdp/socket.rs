@@ -8,7 +8,7 @@ use crate::bits::{FrameHeader, HEADER_BYTES, index, wide};
 use crate::header;
 use crate::offload::{self, Outgoing};
 use crate::port::FrameRoom;
-use farlane_daemon::limb;
+use farlane_daemon::per_node;
 use farlane_zero_copy::slices::{GuestRuns, ReadOnly};
 use farlane_zero_copy::topology::Node;
 use std::io;
@@ -144,7 +144,7 @@ impl XdpSocket {
         let umem = Mapping::anonymous(2 * CHUNK * CHUNKS)?;
         if let Some(node) = node {
             let address = umem.begin().as_ptr().addr();
-            if let Err(e) = limb::prefer_for(address, umem.bytes(), node) {
+            if let Err(e) = per_node::prefer_for(address, umem.bytes(), node) {
                 log::info!("Memory for queue {queue} is not asked for on node {node}: {e}");
             }
         }

@@ -1,8 +1,9 @@
-//! Limbs: the threads of a device that belong to a NUMA node (ioctopus-asplos20, section 3.3).
+//! Per-node workers: threads of a device that belong to a NUMA node (the limbs of
+//! ioctopus-asplos20, section 3.3).
 //!
-//! A limb's thread runs on the node's processors, and memory that it touches first is the node's. A
-//! node without processors has a limb, too, which runs on those of the nearest node that has some.
-//! On a machine with one node nothing is pinned.
+//! A worker runs on its node's processors, and memory that it touches first is the node's. A node
+//! without processors has workers, too, which run on those of the nearest node that has some. On a
+//! machine with one node nothing is pinned.
 
 use crate::log_limit::LogLimit;
 use crate::warn_limited;
@@ -11,8 +12,8 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// What limbs, and those who follow a VM's memory for them, ask of the kernel besides what every
-/// daemon does.
+/// What per-node workers, and those who follow a VM's memory for them, ask of the kernel besides
+/// what every daemon does.
 pub const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_get_mempolicy,
     libc::SYS_madvise,
@@ -27,7 +28,7 @@ const MASK_BITS: usize = 1024;
 
 /// A node of the machine, as a place for threads.
 #[derive(Clone, Debug)]
-pub struct Limb {
+pub struct WorkerNode {
     node: Node,
     /// Its processors; empty where nothing is to be pinned.
     cpus: Vec<u32>,
@@ -35,14 +36,14 @@ pub struct Limb {
     limit: Arc<LogLimit>,
 }
 
-impl Limb {
+impl WorkerNode {
     /// Its node.
     #[must_use]
     pub fn node(&self) -> Node {
         self.node
     }
 
-    /// Starts a thread that belongs to it.
+    /// Starts a worker.
     ///
     /// # Errors
     /// There are no more threads.
@@ -51,14 +52,14 @@ impl Limb {
         name: String,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<JoinHandle<T>> {
-        let limb = self.clone();
+        let node = self.clone();
         std::thread::Builder::new().name(name).spawn(move || {
-            limb.enter();
+            node.enter();
             work()
         })
     }
 
-    /// Makes the calling thread one of this limb. Where the system says no, as it may in a
+    /// Makes the calling thread a worker of this node. Where the system says no, as it may in a
     /// container, it runs anywhere: slower, no more.
     pub fn enter(&self) {
         if self.cpus.is_empty() {
@@ -132,20 +133,20 @@ pub fn prefer_for(address: usize, bytes: usize, node: Node) -> io::Result<()> {
     })
 }
 
-/// All limbs of a machine.
+/// All nodes of a machine, as places for threads.
 #[derive(Clone, Debug)]
-pub struct Limbs {
+pub struct WorkerNodes {
     topology: Topology,
-    limbs: Vec<Limb>,
+    nodes: Vec<WorkerNode>,
 }
 
-impl Limbs {
+impl WorkerNodes {
     /// One a node.
     #[must_use]
     pub fn new(topology: Topology) -> Self {
         let nodes = topology.nodes();
         let pins = nodes.len() > 1;
-        let limbs = nodes.iter().map(|&node| Limb {
+        let places = nodes.iter().map(|&node| WorkerNode {
             node,
             cpus: if pins {
                 nearest_cpus(&topology, node)
@@ -155,7 +156,7 @@ impl Limbs {
             limit: Arc::default(),
         });
         Self {
-            limbs: limbs.collect(),
+            nodes: places.collect(),
             topology,
         }
     }
@@ -168,15 +169,21 @@ impl Limbs {
 
     /// All, in order of their nodes; at least one.
     #[must_use]
-    pub fn all(&self) -> &[Limb] {
-        &self.limbs
+    pub fn all(&self) -> &[WorkerNode] {
+        &self.nodes
+    }
+
+    /// Their numbers, in the same order.
+    #[must_use]
+    pub fn numbers(&self) -> Vec<Node> {
+        self.nodes.iter().map(WorkerNode::node).collect()
     }
 
     /// The index of a node's; the first's for a node that is not there.
     #[must_use]
     pub fn index_of(&self, node: Node) -> usize {
-        let mut limbs = self.limbs.iter();
-        limbs.position(|limb| limb.node == node).unwrap_or(0)
+        let mut nodes = self.nodes.iter();
+        nodes.position(|other| other.node == node).unwrap_or(0)
     }
 }
 
@@ -205,19 +212,19 @@ mod tests {
             .collect()
     }
 
-    fn limbs(cpus: &[&[u32]]) -> Limbs {
-        Limbs::new(Topology::of(Described::new(cpus)))
+    fn described(cpus: &[&[u32]]) -> WorkerNodes {
+        WorkerNodes::new(Topology::of(Described::new(cpus)))
     }
 
     #[test]
     fn threads_run_on_the_processors_of_their_node() {
         let here = affinity();
         let (first, last) = (here[0], *here.last().unwrap());
-        let limbs = limbs(&[&[first], &[last]]);
-        let threads: Vec<_> = limbs
+        let nodes = described(&[&[first], &[last]]);
+        let threads: Vec<_> = nodes
             .all()
             .iter()
-            .map(|limb| limb.spawn("limb".to_owned(), affinity).unwrap())
+            .map(|node| node.spawn("worker".to_owned(), affinity).unwrap())
             .collect();
         let seen: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
         assert_eq!(seen, [[first], [last]]);
@@ -227,37 +234,37 @@ mod tests {
     #[test]
     fn a_machine_with_one_node_pins_nothing() {
         let here = affinity();
-        let limbs = limbs(&[&[here[0]]]);
-        let thread = limbs.all()[0].spawn("limb".to_owned(), affinity).unwrap();
+        let nodes = described(&[&[here[0]]]);
+        let thread = nodes.all()[0].spawn("worker".to_owned(), affinity).unwrap();
         assert_eq!(thread.join().unwrap(), here);
     }
 
     #[test]
     fn a_node_without_processors_borrows_the_nearest_ones() {
-        let limbs = limbs(&[&[0, 1], &[], &[], &[7]]);
-        let cpus: Vec<_> = limbs.all().iter().map(|limb| limb.cpus.clone()).collect();
+        let nodes = described(&[&[0, 1], &[], &[], &[7]]);
+        let cpus: Vec<_> = nodes.all().iter().map(|node| node.cpus.clone()).collect();
         assert_eq!(cpus, [vec![0, 1], vec![0, 1], vec![7], vec![7]]);
-        let index = |node| limbs.index_of(Node(node));
+        let index = |node| nodes.index_of(Node(node));
         assert_eq!((index(0), index(2), index(9)), (0, 2, 0));
-        assert_eq!(limbs.all()[1].node(), Node(1));
+        assert_eq!(nodes.all()[1].node(), Node(1));
     }
 
     #[test]
     fn processors_that_are_not_there_stop_nobody() {
-        let limbs = limbs(&[&[1_000_000], &[900]]);
-        for limb in limbs.all() {
-            let thread = limb.spawn("limb".to_owned(), || 7).unwrap();
+        let nodes = described(&[&[1_000_000], &[900]]);
+        for node in nodes.all() {
+            let thread = node.spawn("worker".to_owned(), || 7).unwrap();
             assert_eq!(thread.join().unwrap(), 7);
         }
     }
 
     /// Says that `child` is to be a daemon whose log can be counted.
-    const LOGS: &str = "FARLANE_TEST_LIMB_LOGS";
+    const LOGS: &str = "FARLANE_TEST_NODE_LOGS";
 
     #[test]
     fn a_thread_that_cannot_be_pinned_says_so_a_few_times_only() {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "limb::tests::child", "--nocapture"])
+            .args(["--exact", "per_node::tests::child", "--nocapture"])
             .env(LOGS, "1")
             .output()
             .unwrap();
@@ -275,9 +282,9 @@ mod tests {
         env_logger::Builder::new()
             .filter_level(log::LevelFilter::Warn)
             .init();
-        let limbs = limbs(&[&[900], &[901]]);
+        let nodes = described(&[&[900], &[901]]);
         for _ in 0..1000 {
-            limbs.all().iter().for_each(Limb::enter);
+            nodes.all().iter().for_each(WorkerNode::enter);
         }
     }
 

@@ -7,6 +7,7 @@ mod common;
 use common::{Backend, End, connect};
 use farlane_abi::queue::{OP_RDMA_READ, OP_RDMA_WRITE, SEND_SIGNALED, WC_STATUS_SUCCESS};
 use farlane_rdma_client::{Payload, SendRequest, Sge};
+use farlane_support::process::metric;
 use farlane_vm_front_end::guest_device::Vm;
 use std::path::Path;
 use std::sync::Arc;
@@ -60,12 +61,9 @@ fn transfer(from: &End, to: &End, opcode: u8) {
 /// Bytes by node of the memory and node of the worker.
 fn moved(backend: &Backend) -> [u64; 4] {
     let text = backend.metrics();
-    [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(data, limb)| {
-        let name = format!(
-            "farlane_rdma_locality_bytes{{data=\"{data}\",limb=\"{limb}\",path=\"memory\"}} "
-        );
-        let value = text.lines().find_map(|line| line.strip_prefix(&name));
-        value.unwrap().parse().unwrap()
+    [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")].map(|(data, worker)| {
+        let labels = [("data", data), ("worker", worker)];
+        metric(&text, "farlane_rdma_locality_bytes{", &labels)
     })
 }
 
