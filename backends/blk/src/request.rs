@@ -1,6 +1,7 @@
 //! Requests: from descriptors and bytes that a guest has written to something that is what it says.
 
 use crate::bits::{Header, ID_BYTES, RANGE_UNMAP, SECTOR, WireRange, kind};
+use farlane_abi::width::to_usize;
 use farlane_block::engine::{Deallocate, Extent, Range};
 use zerocopy::FromBytes as _;
 
@@ -124,7 +125,7 @@ pub fn parse(
 fn ranges(readable: u64, limits: Limits) -> Result<(), RequestError> {
     limits.writable()?;
     let most = size_of::<WireRange>() * MAX_RANGES;
-    let length = usize::try_from(readable).unwrap_or(usize::MAX);
+    let length = to_usize(readable);
     if length == 0 || !length.is_multiple_of(size_of::<WireRange>()) || length > most {
         return Err(RequestError::Ranges(readable));
     }

@@ -15,6 +15,7 @@ pub mod machine;
 pub mod options;
 pub mod setup;
 
+use farlane_abi::width::to_u64;
 use farlane_daemon::metrics::{Sample, write_labelled, write_samples};
 use farlane_vfio_remote::lender::Lender;
 
@@ -29,14 +30,13 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
 #[must_use]
 pub fn metrics_text(lender: &Lender) -> String {
     let mut text = String::new();
-    let sessions = u64::try_from(lender.sessions()).unwrap_or(u64::MAX);
     write_samples(
         &mut text,
         "farlane_lend",
         [Sample {
             name: "links",
             help: "Lending sessions that are open.",
-            value: sessions,
+            value: to_u64(lender.sessions()),
         }],
     );
     let held = lender.status().into_iter().map(|device| {
@@ -51,7 +51,8 @@ pub fn metrics_text(lender: &Lender) -> String {
             },
             Sample {
                 name: "quarantined",
-                help: "Whether it is not lent any more, because it could not be made as new: 0 or 1.",
+                help: "Whether it is not lent any more, because it could not be made as new: \
+                       0 or 1.",
                 value: u64::from(device.quarantine.is_some()),
             },
             Sample {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 /// Characters of the longest bar.
-const WIDTH: u32 = 18;
+const WIDTH: u16 = 18;
 /// Colours of workers, as in the drawing: blue, orange, green, red, violet, grey.
 const COLOURS: [u8; 6] = [34, 33, 32, 31, 35, 90];
 
@@ -93,7 +93,7 @@ impl Live {
                 let found = rates.iter().find(|(l, _)| *l == worker);
                 let rate = found.map_or(0.0, |(_, rate)| *rate);
                 let bar = bar(if peak > 0.0 { rate / peak } else { 0.0 });
-                let padding = usize::try_from(WIDTH).unwrap_or(0) - bar.chars().count();
+                let padding = usize::from(WIDTH) - bar.chars().count();
                 let _ = write!(
                     out,
                     "  node {worker} {}{:padding$} {:>9}/s",

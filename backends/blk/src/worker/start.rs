@@ -7,6 +7,7 @@ use crate::bits::{SECTOR, Status};
 use crate::counters::count;
 use crate::per_node::steering::{self, NumaSpan, Part};
 use crate::request::{HEADER_BYTES, Request as Kind, RequestError, parse, parse_ranges};
+use farlane_abi::width::to_usize;
 use farlane_block::engine::clear::Goal;
 use farlane_block::engine::{Clear, Extent, Memory, Operation, Range, Work};
 use farlane_block::ring::Durable;
@@ -263,8 +264,7 @@ impl QueueWorker {
                 Work::Write(durable) => Work::Write(*durable),
                 _ => Work::Read,
             };
-            let length = usize::try_from(bytes).unwrap_or(usize::MAX);
-            let front = slices.split_front(length, self.requests.list());
+            let front = slices.split_front(to_usize(bytes), self.requests.list());
             let memory = Memory::of_guest(front, alignment);
             let operation = Operation::new(0, work, part, memory, false);
             let answer = Answer::Whole(Rc::clone(&whole));
@@ -379,8 +379,7 @@ impl QueueWorker {
         let mut left: &[u8] = &id;
         let mut failed = false;
         take_front(writable, id.len() as u64, |part| {
-            let (bytes, after) =
-                left.split_at(usize::try_from(part.bytes).unwrap_or(0).min(left.len()));
+            let (bytes, after) = left.split_at(to_usize(part.bytes).min(left.len()));
             failed |= view.write(part.address, bytes).is_err();
             left = after;
         });
@@ -397,7 +396,7 @@ fn read_front(
     let mut at = 0;
     let mut result = Ok(());
     let taken = take_front(readable, HEADER_BYTES as u64, |part| {
-        let end = at + usize::try_from(part.bytes).unwrap_or(0);
+        let end = at + to_usize(part.bytes);
         if let Some(bytes) = header.get_mut(at..end)
             && let Err(e) = view.read(part.address, bytes)
         {
@@ -411,11 +410,10 @@ fn read_front(
 
 /// Reads all segments: few bytes.
 fn read_all(view: &View, segments: &[Segment]) -> Result<Vec<u8>, AddressSpaceError> {
-    let mut bytes = vec![0; usize::try_from(total(segments)).unwrap_or(0)];
+    let mut bytes = vec![0; to_usize(total(segments))];
     let mut rest = &mut bytes[..];
     for segment in segments {
-        let length = usize::try_from(segment.bytes).unwrap_or(usize::MAX);
-        let (part, after) = rest.split_at_mut(length.min(rest.len()));
+        let (part, after) = rest.split_at_mut(to_usize(segment.bytes).min(rest.len()));
         view.read(segment.address, part)?;
         rest = after;
     }

@@ -5,6 +5,7 @@ use crate::bits::Status;
 use crate::counters::count;
 use crate::disk::Disk;
 use crate::request::Request as Kind;
+use farlane_abi::width::to_u64;
 use farlane_daemon::warn_limited;
 use farlane_sys::chain;
 use farlane_vhost_user::call::Call;
@@ -121,15 +122,15 @@ impl Virtqueue {
             let left = inflight.recover(used);
             // Whatever was taken is either used or under way, so this is where the predecessor was;
             // the front-end of a backend that was killed does not know.
-            let count = u16::try_from(left.len()).unwrap_or(0);
-            next_available = used.wrapping_add(count);
-            if count > 0 {
+            next_available = left.iter().fold(used, |index, _| index.wrapping_add(1));
+            if !left.is_empty() {
+                let count = left.len();
                 log::info!(
                     "Disk {}, queue {}: goes on with {count} requests",
                     self.disk.serial(),
                     self.index
                 );
-                crate::counters::count(&self.disk.counters().resubmitted, count.into());
+                crate::counters::count(&self.disk.counters().resubmitted, to_u64(count));
             }
             self.resubmit = left.into();
         }

@@ -7,6 +7,7 @@
 
 use crate::log_limit::LogLimit;
 use crate::warn_limited;
+use farlane_abi::width::to_usize;
 use farlane_zero_copy::topology::{Node, Topology};
 use std::io;
 use std::sync::Arc;
@@ -67,7 +68,7 @@ impl WorkerNode {
         }
         let mut set = rustix::thread::CpuSet::new();
         for cpu in &self.cpus {
-            let cpu = usize::try_from(*cpu).unwrap_or(usize::MAX);
+            let cpu = to_usize((*cpu).into());
             if cpu < rustix::thread::CpuSet::MAX_CPU {
                 set.set(cpu);
             }

@@ -342,25 +342,36 @@ fn refused(any: &[libc::c_long], with: &[With]) -> Result<Rules, seccompiler::Ba
     Ok(rules)
 }
 
+/// A constant that has 16 bits.
+const fn low16(value: u32) -> u16 {
+    let [low, high, 0, 0] = value.to_le_bytes() else {
+        panic!("it has more than 16 bits");
+    };
+    u16::from_le_bytes([low, high])
+}
+
 /// What is put before an allow-list: newer calls fail with `ENOSYS`. It belongs into the list's
 /// program: whatever another one answered, the list's action would be stricter. That numbers are
 /// this architecture's all programs make sure of.
 fn newer_calls_fail() -> [sock_filter; 4] {
-    let instruction = |code: u32, jt, jf, k| sock_filter {
-        code: u16::try_from(code).unwrap_or(u16::MAX),
-        jt,
-        jf,
-        k,
+    const LOAD: u16 = low16(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS);
+    const JUMP_GE: u16 = low16(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K);
+    const JUMP_GT: u16 = low16(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K);
+    const RETURN: u16 = low16(libc::BPF_RET | libc::BPF_K);
+    const LAST: u32 = {
+        let [a, b, c, d, 0, 0, 0, 0] = NEWEST.to_le_bytes() else {
+            panic!("it has more than 32 bits");
+        };
+        u32::from_le_bytes([a, b, c, d])
     };
-    let jump = |when, k, jt, jf| instruction(libc::BPF_JMP | when | libc::BPF_K, jt, jf, k);
-    let newest = u32::try_from(NEWEST).unwrap_or(u32::MAX);
+    let instruction = |code, jt, jf, k| sock_filter { code, jt, jf, k };
     let fails = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs();
     [
         // The number, the first field of `struct seccomp_data`.
-        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        jump(libc::BPF_JGE, OTHER_INTERFACE, 2, 0),
-        jump(libc::BPF_JGT, newest, 0, 1),
-        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, fails),
+        instruction(LOAD, 0, 0, 0),
+        instruction(JUMP_GE, 2, 0, OTHER_INTERFACE),
+        instruction(JUMP_GT, 0, 1, LAST),
+        instruction(RETURN, 0, 0, fails),
     ]
 }
 

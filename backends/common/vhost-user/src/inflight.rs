@@ -9,6 +9,7 @@
 //! Behind the queues is a [`Note`]: words of the device for its next backend. The guest does not
 //! see them.
 
+use farlane_abi::width::to_u64;
 use farlane_zero_copy::memory_file::{self, MemoryFileError, Source};
 use farlane_zero_copy::{Mapping, MappingError};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -83,8 +84,7 @@ fn all_queues_bytes(queues: u16, entries: u16) -> usize {
 /// Bytes for so many queues of so many entries, and the note.
 #[must_use]
 pub fn region_bytes(queues: u16, entries: u16) -> u64 {
-    let bytes = all_queues_bytes(queues, entries) + QUEUE_ALIGN;
-    u64::try_from(bytes).unwrap_or(u64::MAX)
+    to_u64(all_queues_bytes(queues, entries) + QUEUE_ALIGN)
 }
 
 /// Makes a file for so many queues of so many entries, with nothing under way.
@@ -109,7 +109,7 @@ impl Inflight {
         queues: u16,
         entries: u16,
     ) -> Result<Self, InflightError> {
-        let least = u64::try_from(all_queues_bytes(queues, entries)).unwrap_or(u64::MAX);
+        let least = to_u64(all_queues_bytes(queues, entries));
         if bytes < least {
             return Err(InflightError::Size {
                 bytes,
