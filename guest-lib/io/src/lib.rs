@@ -4,21 +4,24 @@
 //! buffer is not registered device memory goes on to them after two comparisons. Everything else is
 //! in [`farlane_io_core`].
 
-/// Exports functions under the C library's names; what they do with their arguments is as safe as
-/// there.
+/// Exports functions under the C library's names, one or more for the same code, which calls its own
+/// `NAME`; what they do with their arguments is as safe as there.
 macro_rules! exports {
-    ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*) -> $ret:ty = $body:expr;)*) => {
-        $(
-            $(#[$doc])*
-            ///
-            /// # Safety
-            /// As the C library's function of this name.
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($argument: $type),*) -> $ret {
-                // SAFETY: as promised by the caller.
-                unsafe { $body }
-            }
-        )*
+    (@one $doc:meta, $name:ident ($($argument:ident: $type:ty),*) $ret:ty, $body:expr) => {
+        #[$doc]
+        ///
+        /// # Safety
+        /// As the C library's function of this name.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $ret {
+            #[allow(dead_code, reason = "not all look at it")]
+            const NAME: &str = stringify!($name);
+            // SAFETY: as promised by the caller.
+            unsafe { $body }
+        }
+    };
+    ($(#[$doc:meta] fn [$($name:ident)+] $arguments:tt -> $ret:ty = $body:expr;)*) => {
+        $($(exports! { @one $doc, $name $arguments $ret, $body })+)*
     };
 }
 

@@ -60,13 +60,10 @@ pub unsafe extern "C" fn lockf(fd: c_int, command: c_int, length: off_t) -> c_in
 }
 
 exports! {
-    /// `fcntl` with large files.
-    fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int =
-        fcntl(fd, command, argument);
-    /// Another name of `fcntl`.
-    fn __fcntl(fd: c_int, command: c_int, argument: usize) -> c_int =
+    /// `fcntl` with large files, and another name of it.
+    fn [fcntl64 __fcntl](fd: c_int, command: c_int, argument: usize) -> c_int =
         fcntl(fd, command, argument);
     /// `lockf` with large files.
-    fn lockf64(fd: c_int, command: c_int, length: off_t) -> c_int =
+    fn [lockf64](fd: c_int, command: c_int, length: off_t) -> c_int =
         lockf(fd, command, length);
 }

@@ -45,9 +45,9 @@ originals! {
     pwritev2 = c"pwritev64v2": fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t,
         or wide(syscall(libc::SYS_pwritev2, fd, buffers, count, offset, 0, flags));
     read_chk = c"__read_chk": fn(fd: c_int, buffer: *mut c_void, length: size_t, room: size_t) -> ssize_t,
-        or unchecked(fd, buffer, length, room);
+        or checked(length, room, || read(fd, buffer, length));
     pread_chk = c"__pread64_chk": fn(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t) -> ssize_t,
-        or unchecked_at(fd, buffer, length, offset, room);
+        or checked(length, room, || pread(fd, buffer, length, offset));
     mmap = c"mmap64": fn(address: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void,
         or std::ptr::with_exposed_provenance_mut(usize::from_ne_bytes(
             syscall(libc::SYS_mmap, address, length, protection, flags, fd, offset).to_ne_bytes()));
@@ -67,69 +67,28 @@ originals! {
     fadvise = c"posix_fadvise64": fn(fd: c_int, offset: off_t, length: off_t, advice: c_int) -> c_int,
         or error_of(syscall(libc::SYS_fadvise64, fd, offset, length, advice));
     fclose = c"fclose": fn(file: *mut libc::FILE) -> c_int,
-        or late_fclose(file);
+        or late(&table::fclose, libc::EOF, || fclose(file));
     freopen = c"freopen64": fn(path: *const c_char, mode: *const c_char, file: *mut libc::FILE) -> *mut libc::FILE,
-        or late_freopen(path, mode, file);
+        or late(&table::freopen, std::ptr::null_mut(), || freopen(path, mode, file));
     // Declared with any arguments: those that it has are passed as here.
     fcntl = c"fcntl": fn(fd: c_int, command: c_int, argument: usize) -> c_int,
         or narrow(syscall(libc::SYS_fcntl, fd, command, argument));
     lockf = c"lockf64": fn(fd: c_int, command: c_int, length: off_t) -> c_int,
-        or late_lockf(fd, command, length);
+        or late(&table::lockf, -1, || lockf(fd, command, length));
 }
 
 /// As the C library's checks: a buffer that is too small ends the program.
-unsafe fn unchecked(fd: c_int, buffer: *mut c_void, length: size_t, room: size_t) -> ssize_t {
+fn checked(length: size_t, room: size_t, plain: impl FnOnce() -> ssize_t) -> ssize_t {
     if length > room {
         std::process::abort();
     }
-    // SAFETY: as promised by the caller.
-    unsafe { read(fd, buffer, length) }
+    plain()
 }
 
-unsafe fn unchecked_at(
-    fd: c_int,
-    buffer: *mut c_void,
-    length: size_t,
-    offset: off_t,
-    room: size_t,
-) -> ssize_t {
-    if length > room {
-        std::process::abort();
+/// What no system call does alone is looked up now: `otherwise` where it is not there.
+fn late<T>(original: &Original, otherwise: T, call: impl FnOnce() -> T) -> T {
+    if original.resolve().is_null() {
+        return otherwise;
     }
-    // SAFETY: as promised by the caller.
-    unsafe { pread(fd, buffer, length, offset) }
-}
-
-/// No system call closes a stream: looks the function up now.
-unsafe fn late_fclose(file: *mut libc::FILE) -> c_int {
-    let address = table::fclose.resolve();
-    if address.is_null() {
-        return libc::EOF;
-    }
-    // SAFETY: as promised by the caller; it is there now.
-    unsafe { fclose(file) }
-}
-
-/// Nor does one open another file in its place.
-unsafe fn late_freopen(
-    path: *const c_char,
-    mode: *const c_char,
-    file: *mut libc::FILE,
-) -> *mut libc::FILE {
-    let address = table::freopen.resolve();
-    if address.is_null() {
-        return std::ptr::null_mut();
-    }
-    // SAFETY: as promised by the caller; it is there now.
-    unsafe { freopen(path, mode, file) }
-}
-
-/// Nor does one know its commands.
-unsafe fn late_lockf(fd: c_int, command: c_int, length: off_t) -> c_int {
-    let address = table::lockf.resolve();
-    if address.is_null() {
-        return -1;
-    }
-    // SAFETY: as promised by the caller; it is there now.
-    unsafe { lockf(fd, command, length) }
+    call()
 }

@@ -159,70 +159,48 @@ const CURRENT: Position = Position::Current;
 
 exports! {
     /// `read`.
-    fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t =
-        one(call("read", fd, buffer, length, CURRENT), Read, || next::read(fd, buffer, length));
-    /// `pread`.
-    fn pread(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t) -> ssize_t =
-        read_at("pread", fd, buffer, length, offset);
-    /// `pread` with large offsets.
-    fn pread64(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t) -> ssize_t =
-        read_at("pread64", fd, buffer, length, offset);
+    fn [read](fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t =
+        one(call(NAME, fd, buffer, length, CURRENT), Read, || next::read(fd, buffer, length));
+    /// `pread`; `64`: with large offsets.
+    fn [pread pread64](fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t) -> ssize_t =
+        read_at(NAME, fd, buffer, length, offset);
     /// `readv`.
-    fn readv(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t =
-        several("readv", fd, buffers, count, Some(CURRENT), Read)
+    fn [readv](fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t =
+        several(NAME, fd, buffers, count, Some(CURRENT), Read)
             .unwrap_or_else(|| next::readv(fd, buffers, count));
-    /// `preadv`.
-    fn preadv(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t =
-        several("preadv", fd, buffers, count, position(offset), Read)
+    /// `preadv`; `64`: with large offsets.
+    fn [preadv preadv64](fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t =
+        several(NAME, fd, buffers, count, position(offset), Read)
             .unwrap_or_else(|| next::preadv(fd, buffers, count, offset));
-    /// `preadv` with large offsets.
-    fn preadv64(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t =
-        several("preadv64", fd, buffers, count, position(offset), Read)
-            .unwrap_or_else(|| next::preadv(fd, buffers, count, offset));
-    /// `preadv2`.
-    fn preadv2(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
-        several("preadv2", fd, buffers, count, position_with(offset, flags), Read)
-            .unwrap_or_else(|| next::preadv2(fd, buffers, count, offset, flags));
-    /// `preadv2` with large offsets.
-    fn preadv64v2(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
-        several("preadv64v2", fd, buffers, count, position_with(offset, flags), Read)
+    /// `preadv2`; `64`: with large offsets.
+    fn [preadv2 preadv64v2](fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
+        several(NAME, fd, buffers, count, position_with(offset, flags), Read)
             .unwrap_or_else(|| next::preadv2(fd, buffers, count, offset, flags));
     /// `write`.
-    fn write(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t =
-        one(call("write", fd, buffer, length, CURRENT), Write, || next::write(fd, buffer, length));
-    /// `pwrite`.
-    fn pwrite(fd: c_int, buffer: *const c_void, length: size_t, offset: off_t) -> ssize_t =
-        write_at("pwrite", fd, buffer, length, offset);
-    /// `pwrite` with large offsets.
-    fn pwrite64(fd: c_int, buffer: *const c_void, length: size_t, offset: off_t) -> ssize_t =
-        write_at("pwrite64", fd, buffer, length, offset);
+    fn [write](fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t =
+        one(call(NAME, fd, buffer, length, CURRENT), Write, || next::write(fd, buffer, length));
+    /// `pwrite`; `64`: with large offsets.
+    fn [pwrite pwrite64](fd: c_int, buffer: *const c_void, length: size_t, offset: off_t) -> ssize_t =
+        write_at(NAME, fd, buffer, length, offset);
     /// `writev`.
-    fn writev(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t =
-        several("writev", fd, buffers, count, Some(CURRENT), Write)
+    fn [writev](fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t =
+        several(NAME, fd, buffers, count, Some(CURRENT), Write)
             .unwrap_or_else(|| next::writev(fd, buffers, count));
-    /// `pwritev`.
-    fn pwritev(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t =
-        several("pwritev", fd, buffers, count, position(offset), Write)
+    /// `pwritev`; `64`: with large offsets.
+    fn [pwritev pwritev64](fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t =
+        several(NAME, fd, buffers, count, position(offset), Write)
             .unwrap_or_else(|| next::pwritev(fd, buffers, count, offset));
-    /// `pwritev` with large offsets.
-    fn pwritev64(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t =
-        several("pwritev64", fd, buffers, count, position(offset), Write)
-            .unwrap_or_else(|| next::pwritev(fd, buffers, count, offset));
-    /// `pwritev2`.
-    fn pwritev2(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
-        several("pwritev2", fd, buffers, count, position_with(offset, flags), Write)
-            .unwrap_or_else(|| next::pwritev2(fd, buffers, count, offset, flags));
-    /// `pwritev2` with large offsets.
-    fn pwritev64v2(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
-        several("pwritev64v2", fd, buffers, count, position_with(offset, flags), Write)
+    /// `pwritev2`; `64`: with large offsets.
+    fn [pwritev2 pwritev64v2](fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
+        several(NAME, fd, buffers, count, position_with(offset, flags), Write)
             .unwrap_or_else(|| next::pwritev2(fd, buffers, count, offset, flags));
     /// `read` of programs that are built to check sizes.
-    fn __read_chk(fd: c_int, buffer: *mut c_void, length: size_t, room: size_t) -> ssize_t =
+    fn [__read_chk](fd: c_int, buffer: *mut c_void, length: size_t, room: size_t) -> ssize_t =
         if length > room { next::read_chk(fd, buffer, length, room) } else { read(fd, buffer, length) };
     /// `pread` of programs that are built to check sizes.
-    fn __pread_chk(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t) -> ssize_t =
-        if length > room { next::pread_chk(fd, buffer, length, offset, room) } else { read_at("pread", fd, buffer, length, offset) };
-    /// `pread64` of programs that are built to check sizes.
-    fn __pread64_chk(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t) -> ssize_t =
-        if length > room { next::pread_chk(fd, buffer, length, offset, room) } else { read_at("pread64", fd, buffer, length, offset) };
+    fn [__pread_chk](fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t) -> ssize_t =
+        if length > room { next::pread_chk(fd, buffer, length, offset, room) } else { pread(fd, buffer, length, offset) };
+    /// The same with large offsets.
+    fn [__pread64_chk](fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t) -> ssize_t =
+        if length > room { next::pread_chk(fd, buffer, length, offset, room) } else { pread64(fd, buffer, length, offset) };
 }

@@ -30,15 +30,25 @@ macro_rules! opaque {
     };
 }
 
-/// Structures as C lays them out, with every field public.
-macro_rules! structures {
-    ($($name:ident { $($field:ident: $type:ty,)* })*) => {
+/// Structures or unions as C lays them out, with every field public.
+macro_rules! layouts {
+    ($kind:tt: $($name:ident { $($field:ident: $type:ty,)* })*) => {
         $(
             #[repr(C)]
             #[derive(Clone, Copy)]
-            pub struct $name {
+            pub $kind $name {
                 $(pub $field: $type,)*
             }
+        )*
+    };
+}
+
+/// C enumerations, and those of their constants that are used.
+macro_rules! enumerations {
+    ($($name:ident: $type:ty { $($constant:ident = $value:literal,)* })*) => {
+        $(
+            pub type $name = $type;
+            $(pub const $constant: $name = $value;)*
         )*
     };
 }
@@ -48,125 +58,108 @@ opaque! {
     verbs_ex_private
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub union ibv_gid {
-    pub raw: [u8; 16],
-    pub global: ibv_gid_global,
-}
-pub const IBV_GID_TYPE_IB: ibv_gid_type = 0;
-pub const IBV_GID_TYPE_ROCE_V2: ibv_gid_type = 2;
-pub type ibv_gid_type = c_uint;
-pub const IBV_NODE_CA: ibv_node_type = 1;
-pub type ibv_node_type = c_int;
-pub const IBV_TRANSPORT_IB: ibv_transport_type = 0;
-pub type ibv_transport_type = c_int;
-pub const IBV_FORK_UNNEEDED: ibv_fork_status = 2;
-pub type ibv_fork_status = c_uint;
-pub const IBV_ATOMIC_NONE: ibv_atomic_cap = 0;
-pub type ibv_atomic_cap = c_uint;
-pub type ibv_mtu = c_uint;
-pub type ibv_port_state = c_uint;
 pub const IBV_LINK_LAYER_ETHERNET: c_uint = 2;
-pub const IBV_EVENT_CQ_ERR: ibv_event_type = 0;
-pub const IBV_EVENT_QP_FATAL: ibv_event_type = 1;
-pub const IBV_EVENT_QP_REQ_ERR: ibv_event_type = 2;
-pub const IBV_EVENT_QP_ACCESS_ERR: ibv_event_type = 3;
-pub const IBV_EVENT_COMM_EST: ibv_event_type = 4;
-pub const IBV_EVENT_SQ_DRAINED: ibv_event_type = 5;
-pub const IBV_EVENT_PATH_MIG: ibv_event_type = 6;
-pub const IBV_EVENT_PATH_MIG_ERR: ibv_event_type = 7;
-pub const IBV_EVENT_DEVICE_FATAL: ibv_event_type = 8;
-pub const IBV_EVENT_PORT_ACTIVE: ibv_event_type = 9;
-pub const IBV_EVENT_PORT_ERR: ibv_event_type = 10;
-pub const IBV_EVENT_LID_CHANGE: ibv_event_type = 11;
-pub const IBV_EVENT_PKEY_CHANGE: ibv_event_type = 12;
-pub const IBV_EVENT_SM_CHANGE: ibv_event_type = 13;
-pub const IBV_EVENT_QP_LAST_WQE_REACHED: ibv_event_type = 16;
-pub const IBV_EVENT_CLIENT_REREGISTER: ibv_event_type = 17;
-pub const IBV_EVENT_GID_CHANGE: ibv_event_type = 18;
-pub const IBV_EVENT_WQ_FATAL: ibv_event_type = 19;
-pub type ibv_event_type = c_uint;
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub union ibv_async_event_element {
-    pub cq: *mut ibv_cq,
-    pub qp: *mut ibv_qp,
-    pub srq: *mut ibv_srq,
-    pub wq: *mut ibv_wq,
-    pub port_num: c_int,
-}
-pub const IBV_WC_REM_ACCESS_ERR: ibv_wc_status = 10;
-pub type ibv_wc_status = c_uint;
-pub const IBV_WC_RECV_RDMA_WITH_IMM: ibv_wc_opcode = 129;
-pub type ibv_wc_opcode = c_uint;
 pub const IBV_WC_STANDARD_FLAGS: c_uint = 127;
-pub const IBV_WC_WITH_IMM: ibv_wc_flags = 2;
-pub type ibv_wc_flags = c_uint;
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub union ibv_wc_imm {
-    pub imm_data: u32,
-    pub invalidated_rkey: u32,
-}
-pub const IBV_ACCESS_HUGETLB: ibv_access_flags = 128;
-pub type ibv_access_flags = c_uint;
-pub const IBV_RATE_MAX: ibv_rate = 0;
-pub type ibv_rate = c_uint;
-pub const IBV_QPT_RC: ibv_qp_type = 2;
-pub type ibv_qp_type = c_uint;
-pub const IBV_QP_INIT_ATTR_PD: ibv_qp_init_attr_mask = 1;
-pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: ibv_qp_init_attr_mask = 4;
-pub type ibv_qp_init_attr_mask = c_uint;
-pub const IBV_QP_STATE: ibv_qp_attr_mask = 1;
-pub type ibv_qp_attr_mask = c_uint;
-pub const IBV_QPS_RESET: ibv_qp_state = 0;
-pub type ibv_qp_state = c_uint;
-pub type ibv_mig_state = c_uint;
-pub const IBV_WR_RDMA_WRITE: ibv_wr_opcode = 0;
-pub const IBV_WR_RDMA_WRITE_WITH_IMM: ibv_wr_opcode = 1;
-pub const IBV_WR_SEND: ibv_wr_opcode = 2;
-pub const IBV_WR_SEND_WITH_IMM: ibv_wr_opcode = 3;
-pub const IBV_WR_RDMA_READ: ibv_wr_opcode = 4;
-pub const IBV_WR_ATOMIC_FETCH_AND_ADD: ibv_wr_opcode = 6;
-pub const IBV_WR_DRIVER1: ibv_wr_opcode = 11;
-pub type ibv_wr_opcode = c_uint;
-pub const IBV_SEND_FENCE: ibv_send_flags = 1;
-pub const IBV_SEND_SIGNALED: ibv_send_flags = 2;
-pub const IBV_SEND_SOLICITED: ibv_send_flags = 4;
-pub const IBV_SEND_INLINE: ibv_send_flags = 8;
-pub const IBV_SEND_IP_CSUM: ibv_send_flags = 16;
-pub type ibv_send_flags = c_uint;
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub union ibv_send_wr_imm {
-    pub imm_data: u32,
-    pub invalidate_rkey: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub union ibv_send_wr_target {
-    pub rdma: ibv_send_wr_rdma,
-    pub atomic: ibv_send_wr_atomic,
-    pub ud: ibv_send_wr_ud,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub union ibv_send_wr_qp_type {
-    pub xrc: ibv_send_wr_xrc,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub union ibv_send_wr_extra {
-    pub bind_mw: ibv_send_wr_bind_mw,
-    pub tso: ibv_send_wr_tso,
-}
-pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: ibv_cq_init_attr_mask = 1;
-pub type ibv_cq_init_attr_mask = c_uint;
-pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: ibv_create_cq_attr_flags = 1;
-pub type ibv_create_cq_attr_flags = c_uint;
 
-structures! {
+enumerations! {
+    ibv_gid_type: c_uint {
+        IBV_GID_TYPE_IB = 0,
+        IBV_GID_TYPE_ROCE_V2 = 2,
+    }
+    ibv_node_type: c_int { IBV_NODE_CA = 1, }
+    ibv_transport_type: c_int { IBV_TRANSPORT_IB = 0, }
+    ibv_fork_status: c_uint { IBV_FORK_UNNEEDED = 2, }
+    ibv_atomic_cap: c_uint { IBV_ATOMIC_NONE = 0, }
+    ibv_mtu: c_uint {}
+    ibv_port_state: c_uint {}
+    ibv_event_type: c_uint {
+        IBV_EVENT_CQ_ERR = 0,
+        IBV_EVENT_QP_FATAL = 1,
+        IBV_EVENT_QP_REQ_ERR = 2,
+        IBV_EVENT_QP_ACCESS_ERR = 3,
+        IBV_EVENT_COMM_EST = 4,
+        IBV_EVENT_SQ_DRAINED = 5,
+        IBV_EVENT_PATH_MIG = 6,
+        IBV_EVENT_PATH_MIG_ERR = 7,
+        IBV_EVENT_DEVICE_FATAL = 8,
+        IBV_EVENT_PORT_ACTIVE = 9,
+        IBV_EVENT_PORT_ERR = 10,
+        IBV_EVENT_LID_CHANGE = 11,
+        IBV_EVENT_PKEY_CHANGE = 12,
+        IBV_EVENT_SM_CHANGE = 13,
+        IBV_EVENT_QP_LAST_WQE_REACHED = 16,
+        IBV_EVENT_CLIENT_REREGISTER = 17,
+        IBV_EVENT_GID_CHANGE = 18,
+        IBV_EVENT_WQ_FATAL = 19,
+    }
+    ibv_wc_status: c_uint { IBV_WC_REM_ACCESS_ERR = 10, }
+    ibv_wc_opcode: c_uint { IBV_WC_RECV_RDMA_WITH_IMM = 129, }
+    ibv_wc_flags: c_uint { IBV_WC_WITH_IMM = 2, }
+    ibv_access_flags: c_uint { IBV_ACCESS_HUGETLB = 128, }
+    ibv_rate: c_uint { IBV_RATE_MAX = 0, }
+    ibv_qp_type: c_uint { IBV_QPT_RC = 2, }
+    ibv_qp_init_attr_mask: c_uint {
+        IBV_QP_INIT_ATTR_PD = 1,
+        IBV_QP_INIT_ATTR_CREATE_FLAGS = 4,
+    }
+    ibv_qp_attr_mask: c_uint { IBV_QP_STATE = 1, }
+    ibv_qp_state: c_uint { IBV_QPS_RESET = 0, }
+    ibv_mig_state: c_uint {}
+    ibv_wr_opcode: c_uint {
+        IBV_WR_RDMA_WRITE = 0,
+        IBV_WR_RDMA_WRITE_WITH_IMM = 1,
+        IBV_WR_SEND = 2,
+        IBV_WR_SEND_WITH_IMM = 3,
+        IBV_WR_RDMA_READ = 4,
+        IBV_WR_ATOMIC_FETCH_AND_ADD = 6,
+        IBV_WR_DRIVER1 = 11,
+    }
+    ibv_send_flags: c_uint {
+        IBV_SEND_FENCE = 1,
+        IBV_SEND_SIGNALED = 2,
+        IBV_SEND_SOLICITED = 4,
+        IBV_SEND_INLINE = 8,
+        IBV_SEND_IP_CSUM = 16,
+    }
+    ibv_cq_init_attr_mask: c_uint { IBV_CQ_INIT_ATTR_MASK_FLAGS = 1, }
+    ibv_create_cq_attr_flags: c_uint { IBV_CREATE_CQ_ATTR_SINGLE_THREADED = 1, }
+}
+
+layouts! { union:
+    ibv_gid {
+        raw: [u8; 16],
+        global: ibv_gid_global,
+    }
+    ibv_async_event_element {
+        cq: *mut ibv_cq,
+        qp: *mut ibv_qp,
+        srq: *mut ibv_srq,
+        wq: *mut ibv_wq,
+        port_num: c_int,
+    }
+    ibv_wc_imm {
+        imm_data: u32,
+        invalidated_rkey: u32,
+    }
+    ibv_send_wr_imm {
+        imm_data: u32,
+        invalidate_rkey: u32,
+    }
+    ibv_send_wr_target {
+        rdma: ibv_send_wr_rdma,
+        atomic: ibv_send_wr_atomic,
+        ud: ibv_send_wr_ud,
+    }
+    ibv_send_wr_qp_type {
+        xrc: ibv_send_wr_xrc,
+    }
+    ibv_send_wr_extra {
+        bind_mw: ibv_send_wr_bind_mw,
+        tso: ibv_send_wr_tso,
+    }
+}
+
+layouts! { struct:
     ibv_gid_global {
         subnet_prefix: u64,
         interface_id: u64,
