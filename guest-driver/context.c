@@ -136,6 +136,16 @@ static long farlane_ioctl_info(struct farlane_context *ctx, void __user *user)
 	return copy_to_user(user, &info, sizeof(info)) ? -EFAULT : 0;
 }
 
+/* What a process cannot be told of, it does not have. */
+static long farlane_tell_region(struct farlane_context *ctx, void __user *user,
+				const void *arg, size_t bytes, u32 region)
+{
+	if (!copy_to_user(user, arg, bytes))
+		return 0;
+	farlane_detach(ctx, region);
+	return -EFAULT;
+}
+
 static long farlane_ioctl_segment(struct farlane_context *ctx,
 				  void __user *user)
 {
@@ -147,11 +157,7 @@ static long farlane_ioctl_segment(struct farlane_context *ctx,
 	err = farlane_segment(ctx, &arg);
 	if (err)
 		return err;
-	if (copy_to_user(user, &arg, sizeof(arg))) {
-		farlane_detach(ctx, arg.region);
-		return -EFAULT;
-	}
-	return 0;
+	return farlane_tell_region(ctx, user, &arg, sizeof(arg), arg.region);
 }
 
 static long farlane_ioctl_pin(struct farlane_context *ctx, void __user *user,
@@ -165,11 +171,7 @@ static long farlane_ioctl_pin(struct farlane_context *ctx, void __user *user,
 	err = pin(ctx, &arg);
 	if (err)
 		return err;
-	if (copy_to_user(user, &arg, sizeof(arg))) {
-		farlane_detach(ctx, arg.region);
-		return -EFAULT;
-	}
-	return 0;
+	return farlane_tell_region(ctx, user, &arg, sizeof(arg), arg.region);
 }
 
 static long farlane_ioctl_detach(struct farlane_context *ctx,

@@ -1,71 +1,14 @@
 //! The memory of one VM as its backend sees it.
 
 use crate::memory_file::{self, MemoryFileError};
-use crate::region::Inner;
+use crate::snapshot::{AddressSpaceError, Range, RangeKind, Snapshot};
 use crate::topology::{Node, Topology, majority};
-use crate::view::{View, Views};
-use crate::{Mapping, MappingError};
+use crate::view::View;
+use farlane_abi::width::to_usize;
 use farlane_sys::sync::{lock, read, write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
-use thiserror::Error;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
-
-/// Why an address space could not be changed or an address not be resolved.
-#[derive(Debug, Error)]
-pub enum AddressSpaceError {
-    /// Nothing, or not all, lies at the address.
-    #[error("{length:#x} bytes at guest address {address:#x} are not memory")]
-    Unmapped {
-        /// Guest-physical address.
-        address: u64,
-        /// Bytes.
-        length: u64,
-    },
-    /// A range without a file behind it cannot be shared.
-    #[error("The range at guest address {address:#x} has no file behind it")]
-    NotShared {
-        /// Guest-physical address.
-        address: u64,
-    },
-    /// Two ranges claim the same addresses.
-    #[error("The range of {length:#x} bytes at guest address {address:#x} overlaps another")]
-    Overlap {
-        /// Guest-physical address.
-        address: u64,
-        /// Bytes.
-        length: u64,
-    },
-    /// The range is not one of this address space.
-    #[error("No range of {length:#x} bytes begins at guest address {address:#x}")]
-    NotARange {
-        /// Guest-physical address.
-        address: u64,
-        /// Bytes.
-        length: u64,
-    },
-    /// A write to a range that is not writable.
-    #[error("The range at guest address {address:#x} is not writable")]
-    ReadOnly {
-        /// Guest-physical address.
-        address: u64,
-    },
-    /// A file that must not be mapped.
-    #[error("The file of a guest memory range cannot be used")]
-    File(#[from] MemoryFileError),
-    /// The range went away meanwhile.
-    #[error("The range at guest address {address:#x} is gone")]
-    Gone {
-        /// Guest-physical address.
-        address: u64,
-    },
-    /// A mapping failed.
-    #[error(transparent)]
-    Mapping(#[from] MappingError),
-    /// The system failed.
-    #[error("Cannot examine the file of a guest memory range")]
-    Io(#[from] std::io::Error),
-}
 
 /// Pages by which the node of a granule is told.
 const SAMPLES: u8 = 4;
@@ -85,147 +28,6 @@ pub struct Placed {
     pub node: Option<Node>,
     /// The node from which memory will come, as far as the range's policy says.
     pub preferred: Option<Node>,
-}
-
-/// What lies behind a range.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RangeKind {
-    /// The VM's memory.
-    #[default]
-    Ram,
-    /// Memory of a device, such as a BAR.
-    DeviceBar,
-    /// Memory of a backend, mapped into the VM.
-    Shared,
-}
-
-/// Identity of a file's bytes: the same in two tables means the same memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileId {
-    device: u64,
-    inode: u64,
-}
-
-#[derive(Debug)]
-pub(crate) struct Range {
-    start: u64,
-    length: u64,
-    kind: RangeKind,
-    pub writable: bool,
-    pub mapping: Arc<Mapping>,
-    pub file: Arc<OwnedFd>,
-    pub file_offset: u64,
-    id: FileId,
-    /// Regions over this range, to be revoked when it goes; `None` once it has gone.
-    regions: Mutex<Option<Vec<Weak<Inner>>>>,
-}
-
-impl Range {
-    fn regions(&self) -> MutexGuard<'_, Option<Vec<Weak<Inner>>>> {
-        lock(&self.regions)
-    }
-
-    fn is_same(&self, start: u64, length: u64, id: FileId, file_offset: u64) -> bool {
-        (self.start, self.length, self.id, self.file_offset) == (start, length, id, file_offset)
-            && self.writable
-    }
-
-    fn end(&self) -> u64 {
-        self.start + (self.length - 1)
-    }
-
-    /// Ends all access to the range. When it returns, nothing touches it.
-    fn drain(&self) {
-        let regions = self.regions().take().unwrap_or_default();
-        for region in regions.iter().filter_map(Weak::upgrade) {
-            region.revoke();
-        }
-    }
-}
-
-/// One consistent state of an address space: ranges sorted by address, disjoint.
-#[derive(Debug, Default)]
-pub(crate) struct Snapshot {
-    ranges: Vec<Arc<Range>>,
-    /// Whether one of them is memory of a device.
-    has_devices: bool,
-    pub views: Views,
-}
-
-impl Snapshot {
-    fn find(&self, address: u64) -> Option<&Arc<Range>> {
-        let index = self.ranges.partition_point(|r| r.end() < address);
-        self.ranges.get(index).filter(|r| r.start <= address)
-    }
-
-    /// Calls `each(range, offset in its mapping, bytes)` for every run of
-    /// `[address, address + length)`.
-    pub fn resolve(
-        &self,
-        address: u64,
-        length: u64,
-        mut each: impl FnMut(&Range, usize, u64),
-    ) -> Result<(), AddressSpaceError> {
-        let unmapped = || AddressSpaceError::Unmapped { address, length };
-        if length == 0 || address.checked_add(length).is_none() {
-            return Err(unmapped());
-        }
-        let mut at = address;
-        let end = address + length;
-        while at < end {
-            let range = self.find(at).ok_or_else(unmapped)?;
-            let offset = at - range.start;
-            let run = (range.length - offset).min(end - at);
-            each(range, usize::try_from(offset).map_err(|_| unmapped())?, run);
-            at += run;
-        }
-        Ok(())
-    }
-
-    /// How many of `length` bytes at `address` are memory of devices.
-    pub fn device_bytes(&self, address: u64, length: u64) -> u64 {
-        if !self.has_devices {
-            return 0;
-        }
-        let end = address.saturating_add(length);
-        let devices = self
-            .ranges
-            .iter()
-            .filter(|r| r.kind == RangeKind::DeviceBar);
-        devices
-            .map(|r| {
-                let upto = end.min(r.start + r.length);
-                upto.saturating_sub(address.max(r.start))
-            })
-            .sum()
-    }
-
-    /// Has `region`, which lies in `extents`, revoked when one of its ranges goes.
-    pub fn attach(
-        &self,
-        extents: &[(u64, u64)],
-        region: &Arc<Inner>,
-    ) -> Result<(), AddressSpaceError> {
-        for range in &self.ranges {
-            let touched = extents.iter().any(|&(address, length)| {
-                address < range.start + range.length && range.start < address + length
-            });
-            if !touched {
-                continue;
-            }
-            let mut regions = range.regions();
-            let Some(list) = regions.as_mut() else {
-                return Err(AddressSpaceError::Gone {
-                    address: range.start,
-                });
-            };
-            if list.len() == list.capacity() {
-                list.retain(|r| r.strong_count() > 0);
-            }
-            list.push(Arc::downgrade(region));
-        }
-        Ok(())
-    }
 }
 
 /// The memory of one VM: ranges of guest-physical addresses that come and go.
@@ -279,14 +81,8 @@ impl AddressSpace {
                 .ok_or(AddressSpaceError::NotShared { address: start })?;
             let (file, offset) = (file_offset.file().as_fd(), file_offset.start());
             memory_file::check_ram(file, (offset, region.len()))?;
-            let range = (start, region.len());
-            ranges.push(Self::keep_or_map(
-                &old,
-                self.kind,
-                range,
-                (file, offset),
-                true,
-            )?);
+            let (range, file) = ((start, region.len()), (file, offset));
+            ranges.push(old.keep_or_map(self.kind, range, file, true)?);
         }
         ranges.sort_by_key(|r| r.start);
         for pair in ranges.windows(2) {
@@ -349,7 +145,7 @@ impl AddressSpace {
     ) -> Result<(), AddressSpaceError> {
         let earlier = lock(&self.change);
         let stat = rustix::fs::fstat(file).map_err(std::io::Error::from)?;
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let size = memory_file::size_of(&stat)?;
         if file_offset.checked_add(length).is_none_or(|end| end > size) {
             return Err(MemoryFileError::TooShort {
                 offset: file_offset,
@@ -360,7 +156,7 @@ impl AddressSpace {
         }
         let none = Snapshot::default();
         let place = (file, file_offset);
-        let range = Self::keep_or_map(&none, kind, (start, length), place, writable)?;
+        let range = none.keep_or_map(kind, (start, length), place, writable)?;
         let old = self.snapshot();
         let at = old.ranges.partition_point(|r| r.start < start);
         let before = at.checked_sub(1).and_then(|i| old.ranges.get(i));
@@ -405,44 +201,6 @@ impl AddressSpace {
         View::new(&current)
     }
 
-    fn keep_or_map(
-        old: &Snapshot,
-        kind: RangeKind,
-        (start, length): (u64, u64),
-        (fd, file_offset): (BorrowedFd<'_>, u64),
-        writable: bool,
-    ) -> Result<Arc<Range>, AddressSpaceError> {
-        let stat = rustix::fs::fstat(fd).map_err(std::io::Error::from)?;
-        let id = FileId {
-            device: stat.st_dev,
-            inode: stat.st_ino,
-        };
-        if start.checked_add(length).is_none() || length == 0 {
-            return Err(AddressSpaceError::Unmapped {
-                address: start,
-                length,
-            });
-        }
-        if let Some(range) = old
-            .find(start)
-            .filter(|r| r.is_same(start, length, id, file_offset))
-        {
-            return Ok(Arc::clone(range));
-        }
-        let file = fd.try_clone_to_owned()?;
-        Ok(Arc::new(Range {
-            start,
-            length,
-            kind,
-            writable,
-            mapping: Arc::new(Mapping::new(file.as_fd(), file_offset, length, writable)?),
-            file: Arc::new(file),
-            file_offset,
-            id,
-            regions: Mutex::new(Some(Vec::new())),
-        }))
-    }
-
     /// Makes `ranges` the current state. When this returns, nothing touches a range of an earlier
     /// state that is not among them. Whoever changes it meanwhile does not wait for that.
     fn publish(
@@ -457,11 +215,7 @@ impl AddressSpace {
             .filter(|r| !ranges.iter().any(|n| Arc::ptr_eq(r, n)))
             .cloned()
             .collect();
-        *write(&self.current) = Arc::new(Snapshot {
-            has_devices: ranges.iter().any(|r| r.kind == RangeKind::DeviceBar),
-            ranges,
-            views: Views::default(),
-        });
+        *write(&self.current) = Arc::new(Snapshot::new(ranges));
         earlier.retain(|state| state.upgrade().is_some_and(|s| s.views.any()));
         earlier.push(Arc::downgrade(old));
         if gone.is_empty() {
@@ -539,8 +293,8 @@ impl AddressSpace {
             return Some(end);
         }
         let address_of = |guest: u64| {
-            let offset = usize::try_from(guest - range.start).unwrap_or(0);
-            base.wrapping_add(offset).cast_const()
+            base.wrapping_add(to_usize(guest - range.start))
+                .cast_const()
         };
         let mut parts = Vec::with_capacity(most);
         let mut pages = Vec::with_capacity(most * usize::from(SAMPLES));

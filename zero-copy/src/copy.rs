@@ -1,7 +1,8 @@
 //! Moving bytes between regions: once.
 
-use crate::Process;
-use crate::region::{Access, MappedRuns, Region, RegionError, Runs};
+use crate::registration::{Access, MappedRuns, Runs};
+use crate::{Process, Region, RegionError};
+use farlane_abi::width::to_usize;
 use std::cell::RefCell;
 use std::sync::atomic::{Ordering, fence};
 use thiserror::Error;
@@ -67,7 +68,7 @@ pub fn copy(
     if length == 0 {
         return Ok(());
     }
-    let total = usize::try_from(length).unwrap_or(usize::MAX);
+    let total = to_usize(length);
     match (to.runs(), from.runs()) {
         (Runs::Mapped(to), Runs::Mapped(from)) => copy_mapped(to, from, total),
         (Runs::Process(process, address), Runs::Mapped(from)) => {

@@ -3,7 +3,9 @@
 //! A fault in a mapping waits for whoever serves its file: in a file of FUSE, or of a server that
 //! is gone, for ever, and with it the thread that has touched it.
 
-use rustix::fs::{AtFlags, FileType, OFlags, SealFlags, StatxFlags, fstat, fstatfs, statx};
+use farlane_abi::width::halves;
+use rustix::fs::{AtFlags, FileType, OFlags, SealFlags, Stat, StatxFlags, fstat, fstatfs, statx};
+
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -96,7 +98,7 @@ pub fn check(
     if flags.contains(OFlags::PATH) || mode == OFlags::WRONLY {
         return Err(MemoryFileError::Unreadable);
     }
-    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let size = size_of(&stat)?;
     let end = offset.checked_add(length).filter(|_| length > 0);
     if end.is_none_or(|end| end > size) {
         return Err(MemoryFileError::TooShort {
@@ -127,6 +129,11 @@ pub fn check_ram(file: BorrowedFd<'_>, range: (u64, u64)) -> Result<(), MemoryFi
     check(file, range, true, Source::Vmm).map(drop)
 }
 
+/// Bytes of a file.
+pub(crate) fn size_of(stat: &Stat) -> Result<u64, MemoryFileError> {
+    Ok(u64::try_from(stat.st_size).map_err(|_| Errno::OVERFLOW)?)
+}
+
 /// Whether a file lies on a disk of this host: nobody else is asked for that.
 fn is_of_a_disk(file: BorrowedFd<'_>) -> Result<bool, MemoryFileError> {
     // File systems without a block device have numbers with major 0.
@@ -134,13 +141,14 @@ fn is_of_a_disk(file: BorrowedFd<'_>) -> Result<bool, MemoryFileError> {
         return Ok(false);
     }
     // A number of 32 bits, with its sign extended where it is a signed one.
-    let system = u64::try_from(fstatfs(file)?.f_type & 0xffff_ffff).unwrap_or(0);
-    Ok(DISK.contains(&system))
+    let [system, _] = halves(fstatfs(file)?.f_type.cast_unsigned());
+    Ok(DISK.contains(&system.into()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farlane_abi::width::halves;
     use rustix::fs::{MemfdFlags, Mode, fcntl_add_seals, ftruncate, memfd_create};
     use std::io::Write as _;
     use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};

@@ -2,6 +2,7 @@
 
 use crate::topology::{Node, Topology};
 use crate::{AddressSpace, Placed};
+use farlane_abi::width::to_usize;
 use farlane_sys::sync::{read, write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, mpsc};
@@ -69,12 +70,9 @@ impl NodeMap {
     /// The node at an address, and the address up to which it is the same.
     fn run_at(&self, address: u64) -> (Node, u64) {
         let ends_before = |run: &&Run| run.1 <= address;
-        let granule = usize::try_from(address / GRANULE).unwrap_or(usize::MAX);
-        let run = match self.index.get(granule) {
+        let run = match self.index.get(to_usize(address / GRANULE)) {
             Some(&first) => {
-                let runs = self
-                    .runs
-                    .get(usize::try_from(first).unwrap_or(usize::MAX)..);
+                let runs = self.runs.get(to_usize(first.into())..);
                 runs.and_then(|runs| runs.iter().find(|run| !ends_before(run)))
             }
             None => {
@@ -578,7 +576,11 @@ mod tests {
 
         #[test]
         fn what_is_given_lies_over_what_is_seen(
-            map in maps(), start in 0_u64..100, length in 0_u64..30, node in 0_u32..3, address in 0_u64..150
+            map in maps(),
+            start in 0_u64..100,
+            length in 0_u64..30,
+            node in 0_u32..3,
+            address in 0_u64..150,
         ) {
             let given = Given { start, length, node: Node(node) };
             let over = NodeMap::new(overlaid(&map.runs, &given), map.other);

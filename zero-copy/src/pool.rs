@@ -6,6 +6,7 @@
 
 use crate::{Mapping, MappingError, punch_hole};
 use farlane_abi::PAGE_BYTES;
+use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::any::Any;
@@ -365,9 +366,7 @@ impl PoolBuffer {
 
     pub(crate) fn parts(&self) -> (&Arc<Mapping>, &Arc<OwnedFd>, usize) {
         let run = self.run();
-        // An offset in a mapping fits usize.
-        let offset = usize::try_from(run.offset).unwrap_or(0);
-        (&run.mapping, &run.file, offset)
+        (&run.mapping, &run.file, to_usize(run.offset))
     }
 }
 

@@ -1,22 +1,17 @@
 //! Registered buffers.
 
-mod access;
-
-use crate::address_space::{AddressSpace, AddressSpaceError};
 use crate::memory_file::{self, MemoryFileError, Source};
 use crate::placement::Given;
+use crate::registration::{Access, Gates, Memory, Piece, Registration};
 use crate::topology::{Node, Topology};
-use crate::{Mapping, MappingError, PoolBuffer, Process, SharedMemory};
+use crate::{AddressSpace, AddressSpaceError, Mapping, MappingError};
+use crate::{PoolBuffer, Process, SharedMemory};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::width::to_usize;
-use farlane_sys::sync::write;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 use thiserror::Error;
-
-pub(crate) use access::{Access, MappedRuns, Runs};
 
 /// Largest number of extents that [`Region::stitch`] maps one by one. The kernel limits mappings
 /// of a process (`vm.max_map_count`, 65530 unless changed).
@@ -81,164 +76,18 @@ pub enum RegionError {
     Io(#[from] std::io::Error),
 }
 
-/// A run of mapped memory inside of a region.
-#[derive(Debug)]
-pub(crate) struct Piece {
-    /// Offset of its first byte in the region.
-    pub start: u64,
-    /// Bytes.
-    pub length: u64,
-    /// Guest-physical address of its first byte, where it is a VM's.
-    pub guest: Option<u64>,
-    /// Offset of its first byte in the mapping.
-    pub offset: usize,
-    /// Keeps the memory mapped.
-    pub mapping: Arc<Mapping>,
-    /// The file behind it, and where.
-    pub file: Arc<OwnedFd>,
-    /// Offset of the first byte in the file.
-    pub file_offset: u64,
-}
-
-impl Piece {
-    /// The node on which it lies, as it is given or else as the topology knows it.
-    fn node(&self, topology: &Topology, given: &[Given]) -> Option<Node> {
-        let said = self.guest.and_then(|address| {
-            let holds = |g: &&Given| address.checked_sub(g.start).is_some_and(|at| at < g.length);
-            given.iter().rev().find(holds).map(|given| given.node)
-        });
-        said.or_else(|| {
-            let base = self.mapping.base().wrapping_add(self.offset);
-            let length = to_usize(self.length);
-            topology
-                .binding_of_range(base, length)
-                .or_else(|| topology.node_of_range(base, length))
-        })
-    }
-}
-
-#[derive(Debug)]
-pub(crate) enum Memory {
-    /// Mapped here; sorted by `start`, without gaps.
-    Mapped(Vec<Piece>),
-    /// Reached by system calls.
-    Process { process: Arc<Process>, address: u64 },
-}
-
-#[derive(Debug)]
-pub(crate) struct Inner {
-    behind: Behind,
-    pub length: u64,
-    pub writable: bool,
-}
-
-/// What a region is of. Each has a gate: its readers are transfers under way, its writer is the one
-/// who revokes. A reader never waits (it takes a pending writer for a revocation), so no order
-/// between the gates of two regions is needed.
-#[derive(Debug)]
-enum Behind {
-    Own(Own),
-    /// Another region's memory, with an end of its own. It does not keep the memory: the other
-    /// region does, as long as it is open.
-    Shared {
-        open: RwLock<bool>,
-        of: Arc<Inner>,
-    },
-}
-
-/// Memory that may be touched while it is there.
-#[derive(Debug)]
-struct Own {
-    gate: RwLock<Option<Memory>>,
-    /// Where it was found to lie.
-    node: AtomicU32,
-}
-
-/// A node that is not known.
-const NO_NODE: u32 = u32::MAX;
-
-impl Inner {
-    fn own(&self) -> &Own {
-        match &self.behind {
-            Behind::Own(own) => own,
-            Behind::Shared { of, .. } => of.own(),
-        }
-    }
-
-    /// Opens the gates for a transfer, unless the region has ended, or is about to.
-    fn enter(&self) -> Option<Gates<'_>> {
-        match &self.behind {
-            Behind::Own(own) => {
-                let memory = own.gate.try_read().ok()?;
-                memory.is_some().then_some(Gates {
-                    memory,
-                    _shared: None,
-                })
-            }
-            Behind::Shared { open, of } => {
-                let open = open.try_read().ok().filter(|open| **open)?;
-                let gates = of.enter()?;
-                Some(Gates {
-                    _shared: Some(open),
-                    ..gates
-                })
-            }
-        }
-    }
-
-    /// Ends all access. When it returns, no transfer touches the memory, and the region does not
-    /// keep it any more.
-    pub fn revoke(&self) {
-        match &self.behind {
-            Behind::Own(own) => {
-                let mut gate = write(&own.gate);
-                let memory = gate.take();
-                drop(gate);
-                // Many extents take long: nobody who finds the gate locked has to.
-                drop(memory);
-            }
-            Behind::Shared { open, .. } => {
-                *write(open) = false;
-            }
-        }
-    }
-}
-
-/// Gates that a transfer holds open.
-struct Gates<'a> {
-    memory: RwLockReadGuard<'a, Option<Memory>>,
-    /// Of the region itself, where the memory is another's.
-    _shared: Option<RwLockReadGuard<'a, bool>>,
-}
-
-impl Gates<'_> {
-    fn memory(&self) -> &Memory {
-        match &*self.memory {
-            Some(memory) => memory,
-            None => unreachable!("nobody enters a region that has ended"),
-        }
-    }
-}
-
 /// A registered buffer of a guest application or a host process: a list of extents, plus rights.
 ///
 /// Cloning gives another handle to the same buffer.
 #[derive(Clone, Debug)]
 pub struct Region {
-    inner: Arc<Inner>,
+    inner: Arc<Registration>,
 }
 
 impl Region {
     fn new(memory: Memory, length: u64, writable: bool) -> Self {
         Self {
-            inner: Arc::new(Inner {
-                behind: Behind::Own(Own {
-                    gate: RwLock::new(Some(memory)),
-                    node: AtomicU32::new(NO_NODE),
-                }),
-                length,
-                writable,
-            }),
+            inner: Registration::new(memory, length, writable),
         }
     }
 
@@ -250,19 +99,8 @@ impl Region {
         if Arc::strong_count(&self.inner) == 1 {
             return self;
         }
-        let of = match &self.inner.behind {
-            Behind::Own(_) => &self.inner,
-            Behind::Shared { of, .. } => of,
-        };
         Self {
-            inner: Arc::new(Inner {
-                behind: Behind::Shared {
-                    open: RwLock::new(true),
-                    of: Arc::clone(of),
-                },
-                length: self.inner.length,
-                writable: self.inner.writable,
-            }),
+            inner: self.inner.share(),
         }
     }
 
@@ -428,7 +266,7 @@ impl Region {
             let pieces = &pieces[..pieces.len().min(PIECES_AT_ONCE)];
             at += pieces.len();
             for piece in pieces {
-                if let Some(node) = piece.node(topology, given) {
+                if let Some(node) = node_of(piece, topology, given) {
                     *bytes.entry(node).or_default() += piece.length;
                 }
             }
@@ -439,18 +277,14 @@ impl Region {
         let most = bytes
             .into_iter()
             .max_by_key(|&(node, bytes)| (bytes, std::cmp::Reverse(node)));
-        let node = most.map_or(NO_NODE, |(node, _)| node.0);
-        self.inner.own().node.store(node, Ordering::Relaxed);
+        self.inner.set_node(most.map(|(node, _)| node));
     }
 
     /// The node on which most of it lies; none where nobody has [found out](Self::locate), or its
     /// memory is not known to lie on one.
     #[must_use]
     pub fn node(&self) -> Option<Node> {
-        match self.inner.own().node.load(Ordering::Relaxed) {
-            NO_NODE => None,
-            node => Some(Node(node)),
-        }
+        self.inner.node()
     }
 
     /// Ends all access through this region. When it returns, no transfer touches the memory, none
@@ -471,11 +305,8 @@ impl Region {
         if write && !self.inner.writable {
             return Err(RegionError::ReadOnly);
         }
-        Ok(Access {
-            gates: self.inner.enter().ok_or(RegionError::Revoked)?,
-            offset,
-            length,
-        })
+        let gates = self.inner.enter().ok_or(RegionError::Revoked)?;
+        Ok(Access::new(gates, offset, length))
     }
 
     /// Checks that `[offset, offset + length)` lies inside.
@@ -529,6 +360,21 @@ impl Region {
         }
         Ok(SharedMemory::first(mapping, to_usize(length)))
     }
+}
+
+/// The node on which a piece lies, as it is given or else as the topology knows it.
+fn node_of(piece: &Piece, topology: &Topology, given: &[Given]) -> Option<Node> {
+    let said = piece.guest.and_then(|address| {
+        let holds = |g: &&Given| address.checked_sub(g.start).is_some_and(|at| at < g.length);
+        given.iter().rev().find(holds).map(|given| given.node)
+    });
+    said.or_else(|| {
+        let base = piece.mapping.base().wrapping_add(piece.offset);
+        let length = to_usize(piece.length);
+        topology
+            .binding_of_range(base, length)
+            .or_else(|| topology.node_of_range(base, length))
+    })
 }
 
 #[cfg(test)]

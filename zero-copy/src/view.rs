@@ -1,49 +1,9 @@
 //! One consistent state of an address space, kept as it is while transfers use it.
 
-use crate::AddressSpaceError;
-use crate::address_space::Snapshot;
-use farlane_sys::sync::{held, lock};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
-
-/// Counts the views of a state.
-#[derive(Debug, Default)]
-pub(crate) struct Views {
-    count: AtomicUsize,
-    /// Somebody waits for the last view to go.
-    awaited: AtomicBool,
-    /// Guards nothing; orders the last view's notice after the wait for it.
-    lock: Mutex<()>,
-    idle: Condvar,
-}
-
-impl Views {
-    fn enter(&self) {
-        self.count.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn leave(&self) {
-        let was_last = self.count.fetch_sub(1, Ordering::SeqCst) == 1;
-        if was_last && self.awaited.load(Ordering::SeqCst) {
-            let _guard = lock(&self.lock);
-            self.idle.notify_all();
-        }
-    }
-
-    /// Whether there are views.
-    pub fn any(&self) -> bool {
-        self.count.load(Ordering::SeqCst) > 0
-    }
-
-    /// Waits until there are none. New ones must not be taken meanwhile, but from others.
-    pub fn wait(&self) {
-        self.awaited.store(true, Ordering::SeqCst);
-        let mut guard = lock(&self.lock);
-        while self.any() {
-            guard = held(self.idle.wait(guard));
-        }
-    }
-}
+use crate::snapshot::{AddressSpaceError, Snapshot};
+use farlane_abi::width::to_u64;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 /// One state of an [`AddressSpace`](crate::AddressSpace). While it lives, the memory that it
 /// resolves stays mapped, and whoever takes a range of it away waits: a transfer keeps it from
@@ -131,7 +91,7 @@ impl View {
     /// # Errors
     /// As [`resolve`](Self::resolve).
     pub fn read(&self, address: u64, data: &mut [u8]) -> Result<(), AddressSpaceError> {
-        let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        let length = to_u64(data.len());
         let mut rest = data;
         self.resolve(address, length, false, |base, run| {
             if let Some((part, after)) = std::mem::take(&mut rest).split_at_mut_checked(run) {
@@ -148,7 +108,7 @@ impl View {
     /// # Errors
     /// As [`resolve`](Self::resolve). A part may have been written then.
     pub fn write(&self, address: u64, data: &[u8]) -> Result<(), AddressSpaceError> {
-        let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        let length = to_u64(data.len());
         let mut rest = data;
         self.resolve(address, length, true, |base, run| {
             if let Some((part, after)) = rest.split_at_checked(run) {

@@ -101,7 +101,9 @@ macro_rules! methods {
             /// The object is one that this library gave out and that is not freed yet; pointers to
             /// results can be written, descriptors can be read.
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($object: *const $type $(, $arg: $arg_type)*) $(-> $ret)? {
+            pub unsafe extern "C" fn $name(
+                $object: *const $type $(, $arg: $arg_type)*
+            ) $(-> $ret)? {
                 // SAFETY: an object that is not freed yet, says the caller.
                 let $object = unsafe { &*$object };
                 $body

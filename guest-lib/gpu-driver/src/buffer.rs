@@ -3,7 +3,7 @@
 use crate::gpu::Device;
 use crate::{DmaBuffer, GpuError, hook};
 use farlane_abi::gpu as abi;
-use farlane_abi::width::{to_u64, to_usize};
+use farlane_abi::width::{halves, to_u64, to_usize};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -127,7 +127,7 @@ impl Buffer {
             ..Default::default()
         };
         let completion = self.device.queue.execute("a checksum", &command)?;
-        Ok(u32::try_from(completion.result.get() & 0xffff_ffff).unwrap_or(0))
+        Ok(halves(completion.result.get())[0])
     }
 
     /// Copies a range of another buffer to byte `at` of this one, by the device.

@@ -255,12 +255,14 @@ fn unmapping(address: *mut c_void, length: size_t) {
 
 exports! {
     /// `freopen` with large files.
-    fn [freopen64](path: *const c_char, mode: *const c_char, file: *mut libc::FILE) -> *mut libc::FILE =
+    fn [freopen64](path: *const c_char, mode: *const c_char, file: *mut libc::FILE)
+        -> *mut libc::FILE =
         freopen(path, mode, file);
     /// `posix_fadvise` with large offsets.
     fn [posix_fadvise64](fd: c_int, offset: off_t, length: off_t, advice: c_int) -> c_int =
         posix_fadvise(fd, offset, length, advice);
     /// `mmap` with large offsets.
-    fn [mmap64](address: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void =
+    fn [mmap64](address: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int,
+        offset: off_t) -> *mut c_void =
         mmap(address, length, protection, flags, fd, offset);
 }

@@ -4,8 +4,8 @@
 //! buffer is not registered device memory goes on to them after two comparisons. Everything else is
 //! in [`farlane_io_core`].
 
-/// Exports functions under the C library's names, one or more for the same code, which calls its own
-/// `NAME`; what they do with their arguments is as safe as there.
+/// Exports functions under the C library's names, one or more for the same code, which knows its
+/// own as `NAME`; what they do with their arguments is as safe as there.
 macro_rules! exports {
     (@one $doc:meta, $name:ident ($($argument:ident: $type:ty),*) $ret:ty, $body:expr) => {
         #[$doc]

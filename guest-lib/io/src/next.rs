@@ -26,32 +26,44 @@ fn error_of(result: c_long) -> c_int {
 originals! {
     read = c"read": fn(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t,
         or wide(syscall(libc::SYS_read, fd, buffer, length));
-    pread = c"pread64": fn(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t) -> ssize_t,
+    pread = c"pread64":
+        fn(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t) -> ssize_t,
         or wide(syscall(libc::SYS_pread64, fd, buffer, length, offset));
     readv = c"readv": fn(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t,
         or wide(syscall(libc::SYS_readv, fd, buffers, count));
-    preadv = c"preadv64": fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t,
+    preadv = c"preadv64":
+        fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t,
         or wide(syscall(libc::SYS_preadv, fd, buffers, count, offset, 0));
-    preadv2 = c"preadv64v2": fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t,
+    preadv2 = c"preadv64v2":
+        fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t,
         or wide(syscall(libc::SYS_preadv2, fd, buffers, count, offset, 0, flags));
     write = c"write": fn(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t,
         or wide(syscall(libc::SYS_write, fd, buffer, length));
-    pwrite = c"pwrite64": fn(fd: c_int, buffer: *const c_void, length: size_t, offset: off_t) -> ssize_t,
+    pwrite = c"pwrite64":
+        fn(fd: c_int, buffer: *const c_void, length: size_t, offset: off_t) -> ssize_t,
         or wide(syscall(libc::SYS_pwrite64, fd, buffer, length, offset));
     writev = c"writev": fn(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t,
         or wide(syscall(libc::SYS_writev, fd, buffers, count));
-    pwritev = c"pwritev64": fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t,
+    pwritev = c"pwritev64":
+        fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t,
         or wide(syscall(libc::SYS_pwritev, fd, buffers, count, offset, 0));
-    pwritev2 = c"pwritev64v2": fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t,
+    pwritev2 = c"pwritev64v2":
+        fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t,
         or wide(syscall(libc::SYS_pwritev2, fd, buffers, count, offset, 0, flags));
-    read_chk = c"__read_chk": fn(fd: c_int, buffer: *mut c_void, length: size_t, room: size_t) -> ssize_t,
+    read_chk = c"__read_chk":
+        fn(fd: c_int, buffer: *mut c_void, length: size_t, room: size_t) -> ssize_t,
         or checked(length, room, || read(fd, buffer, length));
-    pread_chk = c"__pread64_chk": fn(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t) -> ssize_t,
+    pread_chk = c"__pread64_chk":
+        fn(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t) -> ssize_t,
         or checked(length, room, || pread(fd, buffer, length, offset));
-    mmap = c"mmap64": fn(address: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void,
+    mmap = c"mmap64":
+        fn(address: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int,
+           offset: off_t) -> *mut c_void,
         or std::ptr::with_exposed_provenance_mut(usize::from_ne_bytes(
             syscall(libc::SYS_mmap, address, length, protection, flags, fd, offset).to_ne_bytes()));
-    mremap = c"mremap": fn(old: *mut c_void, old_length: size_t, new_length: size_t, flags: c_int, new: *mut c_void) -> *mut c_void,
+    mremap = c"mremap":
+        fn(old: *mut c_void, old_length: size_t, new_length: size_t, flags: c_int,
+           new: *mut c_void) -> *mut c_void,
         or std::ptr::with_exposed_provenance_mut(usize::from_ne_bytes(
             syscall(libc::SYS_mremap, old, old_length, new_length, flags, new).to_ne_bytes()));
     munmap = c"munmap": fn(address: *mut c_void, length: size_t) -> c_int,
@@ -59,16 +71,22 @@ originals! {
     close = c"close": fn(fd: c_int) -> c_int,
         or narrow(syscall(libc::SYS_close, fd));
     dup2 = c"dup2": fn(old: c_int, new: c_int) -> c_int,
-        or if old == new { libc::fcntl(old, libc::F_GETFD).min(0) | old } else { narrow(syscall(libc::SYS_dup3, old, new, 0)) };
+        or if old == new {
+            libc::fcntl(old, libc::F_GETFD).min(0) | old
+        } else {
+            narrow(syscall(libc::SYS_dup3, old, new, 0))
+        };
     dup3 = c"dup3": fn(old: c_int, new: c_int, flags: c_int) -> c_int,
         or narrow(syscall(libc::SYS_dup3, old, new, flags));
     close_range = c"close_range": fn(first: c_uint, last: c_uint, flags: c_int) -> c_int,
         or narrow(syscall(libc::SYS_close_range, first, last, flags));
-    fadvise = c"posix_fadvise64": fn(fd: c_int, offset: off_t, length: off_t, advice: c_int) -> c_int,
+    fadvise = c"posix_fadvise64":
+        fn(fd: c_int, offset: off_t, length: off_t, advice: c_int) -> c_int,
         or error_of(syscall(libc::SYS_fadvise64, fd, offset, length, advice));
     fclose = c"fclose": fn(file: *mut libc::FILE) -> c_int,
         or late(&table::fclose, libc::EOF, || fclose(file));
-    freopen = c"freopen64": fn(path: *const c_char, mode: *const c_char, file: *mut libc::FILE) -> *mut libc::FILE,
+    freopen = c"freopen64":
+        fn(path: *const c_char, mode: *const c_char, file: *mut libc::FILE) -> *mut libc::FILE,
         or late(&table::freopen, std::ptr::null_mut(), || freopen(path, mode, file));
     // Declared with any arguments: those that it has are passed as here.
     fcntl = c"fcntl": fn(fd: c_int, command: c_int, argument: usize) -> c_int,

@@ -48,9 +48,8 @@ macro_rules! originals {
                     return unsafe { $fallback };
                 }
                 // SAFETY: the C library's function of that name has this type.
-                let function = unsafe {
-                    std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $ret>(address)
-                };
+                let function: unsafe extern "C" fn($($type),*) -> $ret =
+                    unsafe { std::mem::transmute(address) };
                 // SAFETY: as promised by the caller.
                 unsafe { function($($argument),*) }
             }

@@ -173,34 +173,52 @@ exports! {
         several(NAME, fd, buffers, count, position(offset), Read)
             .unwrap_or_else(|| next::preadv(fd, buffers, count, offset));
     /// `preadv2`; `64`: with large offsets.
-    fn [preadv2 preadv64v2](fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
+    fn [preadv2 preadv64v2](fd: c_int, buffers: *const iovec, count: c_int, offset: off_t,
+        flags: c_int) -> ssize_t =
         several(NAME, fd, buffers, count, position_with(offset, flags), Read)
             .unwrap_or_else(|| next::preadv2(fd, buffers, count, offset, flags));
     /// `write`.
     fn [write](fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t =
         one(call(NAME, fd, buffer, length, CURRENT), Write, || next::write(fd, buffer, length));
     /// `pwrite`; `64`: with large offsets.
-    fn [pwrite pwrite64](fd: c_int, buffer: *const c_void, length: size_t, offset: off_t) -> ssize_t =
+    fn [pwrite pwrite64](fd: c_int, buffer: *const c_void, length: size_t, offset: off_t)
+        -> ssize_t =
         write_at(NAME, fd, buffer, length, offset);
     /// `writev`.
     fn [writev](fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t =
         several(NAME, fd, buffers, count, Some(CURRENT), Write)
             .unwrap_or_else(|| next::writev(fd, buffers, count));
     /// `pwritev`; `64`: with large offsets.
-    fn [pwritev pwritev64](fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t =
+    fn [pwritev pwritev64](fd: c_int, buffers: *const iovec, count: c_int, offset: off_t)
+        -> ssize_t =
         several(NAME, fd, buffers, count, position(offset), Write)
             .unwrap_or_else(|| next::pwritev(fd, buffers, count, offset));
     /// `pwritev2`; `64`: with large offsets.
-    fn [pwritev2 pwritev64v2](fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
+    fn [pwritev2 pwritev64v2](fd: c_int, buffers: *const iovec, count: c_int, offset: off_t,
+        flags: c_int) -> ssize_t =
         several(NAME, fd, buffers, count, position_with(offset, flags), Write)
             .unwrap_or_else(|| next::pwritev2(fd, buffers, count, offset, flags));
     /// `read` of programs that are built to check sizes.
     fn [__read_chk](fd: c_int, buffer: *mut c_void, length: size_t, room: size_t) -> ssize_t =
-        if length > room { next::read_chk(fd, buffer, length, room) } else { read(fd, buffer, length) };
+        if length > room {
+            next::read_chk(fd, buffer, length, room)
+        } else {
+            read(fd, buffer, length)
+        };
     /// `pread` of programs that are built to check sizes.
-    fn [__pread_chk](fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t) -> ssize_t =
-        if length > room { next::pread_chk(fd, buffer, length, offset, room) } else { pread(fd, buffer, length, offset) };
+    fn [__pread_chk](fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t)
+        -> ssize_t =
+        if length > room {
+            next::pread_chk(fd, buffer, length, offset, room)
+        } else {
+            pread(fd, buffer, length, offset)
+        };
     /// The same with large offsets.
-    fn [__pread64_chk](fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t) -> ssize_t =
-        if length > room { next::pread_chk(fd, buffer, length, offset, room) } else { pread64(fd, buffer, length, offset) };
+    fn [__pread64_chk](fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t)
+        -> ssize_t =
+        if length > room {
+            next::pread_chk(fd, buffer, length, offset, room)
+        } else {
+            pread64(fd, buffer, length, offset)
+        };
 }

@@ -16,7 +16,11 @@ pub enum TransportError {
         source: std::io::Error,
     },
     /// The other side speaks another version of the interface.
-    #[error("{} speaks version {found} of the interface, this library {}", path.display(), farlane_abi::config::ABI_VERSION)]
+    #[error(
+        "{} speaks version {found} of the interface, this library {}",
+        path.display(),
+        farlane_abi::config::ABI_VERSION
+    )]
     Version {
         /// Path of the device file.
         path: PathBuf,

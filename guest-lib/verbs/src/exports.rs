@@ -13,7 +13,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// Exports functions under their C names.
 macro_rules! exports {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)? = $target:path;)*) => {
+    ($($(#[$doc:meta])*
+       fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)? = $target:path;)*) => {
         $(
             $(#[$doc])*
             ///
@@ -67,13 +68,15 @@ exports! {
     fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int
         = attributes::query_device;
     /// Attributes of a port, as far as the structure reached in rdma-core 1.0.
-    fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut _compat_ibv_port_attr) -> c_int
+    fn ibv_query_port(
+        context: *mut ibv_context, port: u8, attr: *mut _compat_ibv_port_attr) -> c_int
         = attributes::query_port_compat;
     /// An entry of a GID table.
     fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int
         = tables::query_gid;
     /// An entry of a GID table, with its type.
-    fn _ibv_query_gid_ex(context: *mut ibv_context, port: u32, index: u32, entry: *mut ibv_gid_entry,
+    fn _ibv_query_gid_ex(
+        context: *mut ibv_context, port: u32, index: u32, entry: *mut ibv_gid_entry,
         flags: u32, entry_size: usize) -> c_int = tables::query_gid_ex;
     /// The GID tables of all ports.
     fn _ibv_query_gid_table(context: *mut ibv_context, entries: *mut ibv_gid_entry,
@@ -99,7 +102,8 @@ exports! {
     fn ibv_reg_mr_iova(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_int)
         -> *mut ibv_mr = memory::reg_mr_iova;
     /// Registers memory under another address, with optional access flags.
-    fn ibv_reg_mr_iova2(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint)
+    fn ibv_reg_mr_iova2(
+        pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint)
         -> *mut ibv_mr = memory::reg_mr_iova2;
     /// Ends a registration.
     fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int = memory::dereg_mr;

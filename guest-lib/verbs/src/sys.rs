@@ -521,7 +521,7 @@ layouts! { struct:
         status: ibv_wc_status,
         wr_id: u64,
         start_poll:
-            Option<unsafe extern "C" fn(current: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int>,
+            Option<unsafe extern "C" fn(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int>,
         next_poll: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> c_int>,
         end_poll: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex)>,
         read_opcode: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ibv_wc_opcode>,
@@ -542,7 +542,7 @@ layouts! { struct:
     }
     _ibv_device_ops {
         _dummy1:
-            Option<unsafe extern "C" fn(device: *mut ibv_device, cmd_fd: c_int) -> *mut ibv_context>,
+            Option<unsafe extern "C" fn(dev: *mut ibv_device, cmd_fd: c_int) -> *mut ibv_context>,
         _dummy2: Option<unsafe extern "C" fn(context: *mut ibv_context)>,
     }
     ibv_device {
@@ -556,7 +556,7 @@ layouts! { struct:
     }
     ibv_context_ops {
         _compat_query_device: Option<
-            unsafe extern "C" fn(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> c_int,
+            unsafe extern "C" fn(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int,
         >,
         _compat_query_port: Option<
             unsafe extern "C" fn(
@@ -575,7 +575,7 @@ layouts! { struct:
         dealloc_mw: Unset,
         _compat_create_cq: Unset,
         poll_cq:
-            Option<unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int>,
+            Option<unsafe extern "C" fn(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int>,
         req_notify_cq:
             Option<unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: c_int) -> c_int>,
         _compat_cq_event: Unset,

@@ -12,7 +12,9 @@ pub fn generate() -> String {
         "/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR BSD-3-Clause */\n\
          /* Generated from zero-copy/abi; do not edit. See zero-copy/abi/src/header.rs. */\n\
          #ifndef FARLANE_ABI_H\n#define FARLANE_ABI_H\n\n\
-         #include <linux/types.h>\n#include <linux/ioctl.h>\n#ifdef __KERNEL__\n#include <linux/stddef.h>\n#include <linux/build_bug.h>\n#else\n#include <stddef.h>\n#endif\n\n",
+         #include <linux/types.h>\n#include <linux/ioctl.h>\n#ifdef __KERNEL__\n\
+         #include <linux/stddef.h>\n#include <linux/build_bug.h>\n#else\n\
+         #include <stddef.h>\n#endif\n\n",
     );
     macro_rules! define {
         ($($prefix:literal: $($module:ident::$name:ident),*;)*) => {
@@ -27,7 +29,8 @@ pub fn generate() -> String {
         "FARLANE_": control::OP_OPEN, control::OP_CLOSE, control::OP_ATTACH,
             control::OP_ATTACH_MORE, control::OP_DETACH, control::OP_WINDOW_MAP,
             control::OP_WINDOW_UNMAP, control::OP_PING, control::KIND_SEGMENT, control::KIND_PIN,
-            control::KIND_DEVICE, control::FLAG_WRITABLE, control::FLAG_PHONY, control::MAX_EXTENTS_PER_REQUEST, control::MAX_REGION_BYTES,
+            control::KIND_DEVICE, control::FLAG_WRITABLE, control::FLAG_PHONY,
+            control::MAX_EXTENTS_PER_REQUEST, control::MAX_REGION_BYTES,
             control::MAX_SEGMENT_BYTES, control::EVENT_WAKE, control::MAX_CONTEXTS,
             control::MAX_REGIONS, control::MAX_EVENTS;
         "FARLANE_": arena::OFF_DEAD, arena::HEADER_SEGMENT_BYTES;

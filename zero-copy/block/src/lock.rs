@@ -70,7 +70,7 @@ pub fn leave(file: &OwnedFd, user: u64) {
 }
 
 fn use_of(user: u64) -> libc::off_t {
-    USES + libc::off_t::try_from(user % USERS).unwrap_or(0)
+    USES + (user % USERS).cast_signed()
 }
 
 fn take(file: &OwnedFd, has: &[libc::off_t]) -> Result<(), Errno> {

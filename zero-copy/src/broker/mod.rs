@@ -210,7 +210,7 @@ enum ConnectionError {
     #[error("The connection was closed")]
     Closed,
     /// It speaks another version.
-    #[error("The other end speaks version {0} of the protocol, not {version}", version = wire::VERSION)]
+    #[error("The other end speaks version {0} of the protocol, not {ours}", ours = wire::VERSION)]
     Version(u32),
     /// A message that means nothing, or not now.
     #[error("{0} was not expected")]

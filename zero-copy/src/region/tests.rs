@@ -1,6 +1,6 @@
 use super::*;
 use crate::topology::Described;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
 fn a_region_is_where_most_of_it_lies() {

@@ -4,6 +4,7 @@ use super::TokenError;
 use farlane_abi::tunnel::{
     ENVELOPE_MAGIC, Envelope, MAX_SLOTS, SECTOR_BYTES, SECTORS_PER_PAGE, SEQUENCE_END,
 };
+use farlane_abi::width::to_usize;
 use farlane_abi::{PAGE_BYTES, zerocopy::FromBytes as _};
 use std::num::NonZeroU64;
 
@@ -37,16 +38,13 @@ impl Sectors {
     /// A bit for each.
     #[must_use]
     pub fn bits(self) -> u8 {
-        let all = (1u16 << self.count) - 1;
-        u8::try_from(all << self.first & 0xff).unwrap_or(0)
+        first(self.count.into()) << self.first
     }
 
     /// A bit for each of the first sectors of a page, `length` bytes of them.
     #[must_use]
     pub fn bits_of(length: u32) -> u8 {
-        let count = usize::try_from(length).unwrap_or(usize::MAX) / SECTOR_BYTES;
-        let count = count.min(SECTORS_PER_PAGE);
-        u8::try_from((1u16 << count) - 1).unwrap_or(u8::MAX)
+        first(to_usize(length.into()) / SECTOR_BYTES)
     }
 
     /// Offset of the first one in its page, in bytes.
@@ -60,6 +58,11 @@ impl Sectors {
     pub fn length(self) -> u64 {
         u64::from(self.count) * SECTOR_BYTES as u64
     }
+}
+
+/// A bit for each of the first sectors of a page, of which there may be fewer.
+fn first(sectors: usize) -> u8 {
+    (0..sectors.min(SECTORS_PER_PAGE)).fold(0, |bits, sector| bits | 1 << sector)
 }
 
 /// What an envelope says.
@@ -181,7 +184,11 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_is_taken_for_an_envelope_is_within_bounds(
-            raw in any::<[u8; ENVELOPE_BYTES]>(), true_magic: bool, first in 0u64..8, address: u64, length: u64,
+            raw in any::<[u8; ENVELOPE_BYTES]>(),
+            true_magic: bool,
+            first in 0u64..8,
+            address: u64,
+            length: u64,
         ) {
             let _ = Sectors::new(address, length);
             let mut raw = raw;
@@ -190,7 +197,8 @@ mod tests {
             }
             let sectors = Sectors::new(first * 512, 512).unwrap();
             if let Ok(claim) = parse(0, &raw, sectors) {
-                prop_assert!(true_magic && claim.slot < MAX_SLOTS && claim.sequence.get() < SEQUENCE_END);
+                prop_assert!(true_magic && claim.slot < MAX_SLOTS);
+                prop_assert!(claim.sequence.get() < SEQUENCE_END);
             }
         }
     }

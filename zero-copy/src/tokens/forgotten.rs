@@ -120,7 +120,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_are_forgotten_that_were_added_last(steps in prop::collection::vec((any::<bool>(), 0u64..64, 0u64..64), 0..40)) {
+        fn bytes_are_forgotten_that_were_added_last(
+            steps in prop::collection::vec((any::<bool>(), 0u64..64, 0u64..64), 0..40),
+        ) {
             let mut forgotten = Forgotten::default();
             let mut model = [false; 64];
             for (add, start, end) in steps {
@@ -133,7 +135,8 @@ mod tests {
                     model[usize::try_from(at).unwrap()] = add;
                 }
                 for at in 0..64 {
-                    prop_assert_eq!(forgotten.overlaps(at, at + 1), model[usize::try_from(at).unwrap()]);
+                    let is_forgotten = model[usize::try_from(at).unwrap()];
+                    prop_assert_eq!(forgotten.overlaps(at, at + 1), is_forgotten);
                 }
                 prop_assert_eq!(forgotten.is_empty(), model.iter().all(|byte| !byte));
             }

@@ -5,109 +5,30 @@
 //! known, and the VM's disks [`open`](Tokens::open) the requests that come from phony buffers.
 
 mod context;
+mod device_region;
 mod envelope;
+mod error;
 mod forgotten;
 mod gate;
 mod keys;
 mod opening;
+mod slots;
 
-use crate::{AddressSpace, AddressSpaceError, SharedMemory, View};
-use context::{Context, DeviceRegion, Receipt};
+use crate::{AddressSpace, SharedMemory, View};
+use context::Context;
+use device_region::DeviceRegion;
+pub use error::TokenError;
 use farlane_abi::tunnel::Disk;
 use farlane_abi::{Errno, PAGE_BYTES};
 use farlane_sys::sync::{read, write};
 use forgotten::Forgotten;
-use gate::Pass;
 pub use keys::Secret;
+pub use opening::Opened;
 use opening::{Opening, Turn};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use thiserror::Error;
-
-/// Why a request of a phony buffer is refused.
-#[derive(Debug, Error)]
-pub enum TokenError {
-    /// The request is not made of whole sectors.
-    #[error("{length:#x} bytes at {address:#x} of a phony buffer are not whole sectors")]
-    Misaligned {
-        /// Guest-physical address.
-        address: u64,
-        /// Bytes.
-        length: u64,
-    },
-    /// No envelope.
-    #[error("The phony page at {address:#x} carries no envelope")]
-    NotAnEnvelope {
-        /// Guest-physical address of the sector.
-        address: u64,
-    },
-    /// A slot or a process that is not there.
-    #[error("A token that this process does not have")]
-    Foreign,
-    /// A wrong key.
-    #[error("Token of slot {slot}: not its key")]
-    Forged {
-        /// The slot.
-        slot: u32,
-    },
-    /// Not armed, or not with this number.
-    #[error("Token of slot {slot}: stale")]
-    Stale {
-        /// The slot.
-        slot: u32,
-    },
-    /// Used before.
-    #[error("Token of slot {slot}: used before")]
-    Replayed {
-        /// The slot.
-        slot: u32,
-    },
-    /// Armed too long ago.
-    #[error("Token of slot {slot}: expired")]
-    Expired {
-        /// The slot.
-        slot: u32,
-    },
-    /// For the other direction.
-    #[error("Token of slot {slot}: not for this direction")]
-    Direction {
-        /// The slot.
-        slot: u32,
-    },
-    /// No such device memory (any more).
-    #[error("There is no device memory {region}")]
-    NoRegion {
-        /// The region.
-        region: u32,
-    },
-    /// Beyond the device memory.
-    #[error("A page at {offset:#x} is not inside of device memory {region}")]
-    OutOfBounds {
-        /// The region.
-        region: u32,
-        /// Offset in bytes.
-        offset: u64,
-    },
-    /// An envelope of a backend that is no more, or from before a reset of the device.
-    #[error(
-        "The page at {address:#x} carries an envelope of an earlier backend, or from before a reset"
-    )]
-    Orphan {
-        /// Guest-physical address of the sector.
-        address: u64,
-    },
-    /// An envelope, while the VM does not run or has reset the device.
-    #[error("The page at {address:#x} carries an envelope, and the device does not run")]
-    Suspended {
-        /// Guest-physical address of the sector.
-        address: u64,
-    },
-    /// The addresses are no memory (any more).
-    #[error(transparent)]
-    Memory(#[from] AddressSpaceError),
-}
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,65 +70,6 @@ pub struct Tokens {
     /// Whether there are phony buffers, or pages that were: looked at for every request.
     any: AtomicBool,
     state: RwLock<State>,
-}
-
-/// A request whose bytes lie elsewhere. While it lives, its memory stays.
-#[derive(Debug)]
-pub struct Opened {
-    direction: Direction,
-    runs: Vec<(*mut u8, usize)>,
-    refused: Vec<(u64, u64)>,
-    why: Option<TokenError>,
-    tunnelled: u64,
-    receipts: Vec<(Arc<Context>, Receipt)>,
-    _passes: Vec<[Pass; 2]>,
-    _views: [View; 2],
-}
-
-// SAFETY: the pointers are to shared mappings that the views keep, which are not bound to a thread.
-unsafe impl Send for Opened {}
-
-impl Opened {
-    /// Where the request's bytes are, in order: first byte, bytes. Others access them at any time.
-    #[must_use]
-    pub fn runs(&self) -> &[(*mut u8, usize)] {
-        &self.runs
-    }
-
-    /// Whether they are to be written: those of a read of the disk.
-    #[must_use]
-    pub fn is_written(&self) -> bool {
-        self.direction == Direction::IntoDevice
-    }
-
-    /// Bytes of phony pages that no good token stands for: first one, counted in the request, and
-    /// how many; in order, not adjacent. A read moves them into the phony pages themselves. A write
-    /// has zeroes among its [runs](Self::runs) instead: to leave these bytes of the disk as they
-    /// are would show what others have written there to who reads a file system's new block. Whose
-    /// pages they are is told by there being no receipt.
-    #[must_use]
-    pub fn refused(&self) -> &[(u64, u64)] {
-        &self.refused
-    }
-
-    /// Why the first of them was [refused](Self::refused).
-    #[must_use]
-    pub fn why_refused(&self) -> Option<&TokenError> {
-        self.why.as_ref()
-    }
-
-    /// Bytes of device memory among them.
-    #[must_use]
-    pub fn tunnelled_bytes(&self) -> u64 {
-        self.tunnelled
-    }
-
-    /// All bytes have moved: tells the processes. To be called before the request is completed.
-    pub fn landed(self) {
-        for (context, receipt) in &self.receipts {
-            context.landed(*receipt);
-        }
-    }
 }
 
 impl Tokens {

@@ -1,13 +1,15 @@
 //! Opening a request: what its segments are made of, and what stands for tokens that are not good.
 
-use super::context::{Context, Receipt};
+use super::context::Context;
 use super::envelope::{self, ENVELOPE_BYTES, Sectors};
 use super::forgotten::Forgotten;
 use super::gate::Pass;
-use super::{Direction, Opened, Secret, State, TokenError};
+use super::slots::Receipt;
+use super::{Direction, Secret, State, TokenError};
 use crate::View;
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::tunnel::{SECTOR_BYTES, SECTORS_PER_PAGE};
+use farlane_abi::width::to_usize;
 use std::sync::Arc;
 
 /// What is written where no good token stands for a page.
@@ -26,6 +28,65 @@ fn has_envelope(ram: &View, address: u64, secret: Option<Secret>) -> bool {
     ram.read(address, &mut bytes).is_ok()
         && envelope::parse(address, &bytes, sectors)
             .is_ok_and(|claim| secret.is_some_and(|secret| secret.has_made(claim.key)))
+}
+
+/// A request whose bytes lie elsewhere. While it lives, its memory stays.
+#[derive(Debug)]
+pub struct Opened {
+    direction: Direction,
+    runs: Vec<(*mut u8, usize)>,
+    refused: Vec<(u64, u64)>,
+    why: Option<TokenError>,
+    tunnelled: u64,
+    receipts: Vec<(Arc<Context>, Receipt)>,
+    _passes: Vec<[Pass; 2]>,
+    _views: [View; 2],
+}
+
+// SAFETY: the pointers are to shared mappings that the views keep, which are not bound to a thread.
+unsafe impl Send for Opened {}
+
+impl Opened {
+    /// Where the request's bytes are, in order: first byte, bytes. Others access them at any time.
+    #[must_use]
+    pub fn runs(&self) -> &[(*mut u8, usize)] {
+        &self.runs
+    }
+
+    /// Whether they are to be written: those of a read of the disk.
+    #[must_use]
+    pub fn is_written(&self) -> bool {
+        self.direction == Direction::IntoDevice
+    }
+
+    /// Bytes of phony pages that no good token stands for: first one, counted in the request, and
+    /// how many; in order, not adjacent. A read moves them into the phony pages themselves. A write
+    /// has zeroes among its [runs](Self::runs) instead: to leave these bytes of the disk as they
+    /// are would show what others have written there to who reads a file system's new block. Whose
+    /// pages they are is told by there being no receipt.
+    #[must_use]
+    pub fn refused(&self) -> &[(u64, u64)] {
+        &self.refused
+    }
+
+    /// Why the first of them was [refused](Self::refused).
+    #[must_use]
+    pub fn why_refused(&self) -> Option<&TokenError> {
+        self.why.as_ref()
+    }
+
+    /// Bytes of device memory among them.
+    #[must_use]
+    pub fn tunnelled_bytes(&self) -> u64 {
+        self.tunnelled
+    }
+
+    /// All bytes have moved: tells the processes. To be called before the request is completed.
+    pub fn landed(self) {
+        for (context, receipt) in &self.receipts {
+            context.landed(*receipt);
+        }
+    }
 }
 
 /// How often a request has been begun.
@@ -210,7 +271,7 @@ impl Opening {
             self.plain(address, length)?;
         } else {
             for at in (0..length).step_by(ZEROES.0.len()) {
-                let bytes = usize::try_from(length - at).unwrap_or(usize::MAX);
+                let bytes = to_usize(length - at);
                 let zeroes = ZEROES.0.as_ptr().cast_mut();
                 self.runs.push((zeroes, bytes.min(ZEROES.0.len())));
             }

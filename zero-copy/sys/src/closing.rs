@@ -2,8 +2,8 @@
 //!
 //! `close` may ask whoever serves a file (`FUSE_FLUSH`), or wait for the peer of a socket
 //! (`SO_LINGER`): for ever. That is so also of descriptors that nobody has received and that end
-//! with the socket in which they lie. So they are closed on a thread of their own, and wait where none
-//! can be started.
+//! with the socket in which they lie. So they are closed on a thread of their own, and wait where
+//! none can be started.
 
 use crate::sync::lock;
 use std::collections::HashMap;

@@ -48,8 +48,10 @@ impl LogLimit {
         let passed = now.saturating_duration_since(bucket.filled);
         let earned = passed.as_nanos() / Self::INTERVAL.as_nanos();
         if earned > 0 {
-            let earned = u32::try_from(earned).unwrap_or(u32::MAX);
-            bucket.tokens = bucket.tokens.saturating_add(earned).min(Self::BURST);
+            let all = bucket
+                .tokens
+                .saturating_add(earned.try_into().unwrap_or(Self::BURST));
+            bucket.tokens = all.min(Self::BURST);
             bucket.filled = now;
         }
         if bucket.tokens == 0 {

@@ -37,54 +37,43 @@ fn what_is_not_right_in_every_part_is_refused() {
         Err(TokenError::Replayed { slot: 1 })
     ));
     // Beyond the region, and a length that is none.
+    let prepare = |page| vm.prepare(0, page);
     let end = DEVICE_PAGES * PAGE_BYTES;
-    vm.prepare(
-        0,
-        Page {
-            sequence: 2,
-            offset: end - 4095,
-            ..page
-        },
-    );
+    prepare(Page {
+        sequence: 2,
+        offset: end - 4095,
+        ..page
+    });
     assert!(matches!(
         vm.open(&whole),
         Err(TokenError::OutOfBounds { .. })
     ));
-    vm.prepare(
-        0,
-        Page {
-            sequence: 3,
-            offset: u64::MAX - 10,
-            ..page
-        },
-    );
+    prepare(Page {
+        sequence: 3,
+        offset: u64::MAX - 10,
+        ..page
+    });
     assert!(matches!(
         vm.open(&whole),
         Err(TokenError::OutOfBounds { .. })
     ));
     for length in [0, 511, 513, 4608, u32::MAX] {
-        vm.prepare(
-            0,
-            Page {
-                sequence: 4,
-                length,
-                ..page
-            },
-        );
+        prepare(Page {
+            sequence: 4,
+            length,
+            ..page
+        });
         assert!(matches!(
             vm.open(&whole),
             Err(TokenError::Stale { slot: 1 })
         ));
     }
     // More than the token is for.
-    vm.prepare(
-        0,
-        Page {
-            sequence: 5,
-            length: 1024,
-            ..page
-        },
-    );
+    prepare(Page {
+        sequence: 5,
+        length: 1024,
+        ..page
+    });
     assert!(matches!(
         vm.open(&whole),
         Err(TokenError::Replayed { slot: 1 })
@@ -93,25 +82,19 @@ fn what_is_not_right_in_every_part_is_refused() {
     assert_eq!(vm.landed(1), 5 << 16 | 3);
     // Replayed, and an earlier number.
     assert!(vm.open(&[(PHONY, 512)]).is_err());
-    vm.prepare(
-        0,
-        Page {
-            sequence: 2,
-            ..page
-        },
-    );
+    prepare(Page {
+        sequence: 2,
+        ..page
+    });
     assert!(matches!(
         vm.open(&whole),
         Err(TokenError::Stale { slot: 1 })
     ));
     // Parts of sectors.
-    vm.prepare(
-        0,
-        Page {
-            sequence: 6,
-            ..page
-        },
-    );
+    prepare(Page {
+        sequence: 6,
+        ..page
+    });
     for segment in [(PHONY + 1, 512), (PHONY, 100)] {
         assert!(matches!(
             vm.open(&[segment]),

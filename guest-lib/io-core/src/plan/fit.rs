@@ -93,7 +93,11 @@ pub enum FitError {
         r2: f64,
     },
     /// The times lie on another line.
-    #[error("{way}: the fit misses the times by {:.0} % on average, more than {:.0} %", miss * 100.0, LARGEST_MISS * 100.0)]
+    #[error(
+        "{way}: the fit misses the times by {:.0} % on average, more than {:.0} %",
+        miss * 100.0,
+        LARGEST_MISS * 100.0
+    )]
     Misses {
         /// Way whose samples do not fit: P2P or cache.
         way: &'static str,

@@ -187,8 +187,13 @@ fn a_number_that_was_closed_around_us_is_not_closed_again() {
     let _turn = turn();
     let (ours, _) = guarded(Kind::File);
     let before = number(&ours);
-    let program = tempfile::tempfile().unwrap();
-    // SAFETY: as a program that makes system calls by itself.
+    stays_the_programs(ours, before, &tempfile::tempfile().unwrap());
+}
+
+/// A program that makes system calls by itself gets the number of `ours` for its file: that is
+/// closed by nobody else.
+fn stays_the_programs(ours: Guarded, before: RawFd, program: &File) {
+    // SAFETY: as such a program does.
     let at = unsafe { libc::dup2(program.as_raw_fd(), before) };
     assert_eq!(at, before);
     assert!(!is_ours(before) && !ours.is_intact());
@@ -209,15 +214,7 @@ fn a_number_of_the_same_file_that_is_not_for_direct_io_is_the_programs() {
     let ours = Guarded::new(ours, Kind::File);
     let before = number(&ours);
     assert!(is_ours(before));
-    // SAFETY: as a program that makes system calls by itself, and gets the number again for the
-    // same file.
-    let at = unsafe { libc::dup2(program.as_raw_fd(), before) };
-    assert_eq!(at, before);
-    assert!(!is_ours(before) && !ours.is_intact());
-    drop(ours);
-    assert_eq!(inode(before), Some(program.metadata().unwrap().ino()));
-    // SAFETY: the program's.
-    assert_eq!(unsafe { libc::close(before) }, 0);
+    stays_the_programs(ours, before, &program);
 }
 
 #[test]

@@ -209,8 +209,8 @@ impl<V> Memory<V> {
         }
     }
 
-    /// What was under way has ended with `result`: the ring has told so. Bytes that were read to a copy are in the
-    /// guest's memory then.
+    /// What was under way has ended with `result`: the ring has told so. Bytes that were read to a
+    /// copy are in the guest's memory then.
     pub fn end(&mut self, result: i32, write: bool) {
         let was_under_way = std::mem::take(&mut self.under_way);
         if let (Some(guest), Ok(moved)) = (&self.guest, usize::try_from(result))

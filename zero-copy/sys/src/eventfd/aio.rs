@@ -117,7 +117,7 @@ impl Signaller {
 
     fn submit(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
         // Descriptors are not negative.
-        let number = |fd: i32| u32::try_from(fd).unwrap_or(u32::MAX);
+        let number = |fd: i32| fd.cast_unsigned();
         let mut request = Request {
             opcode: READ,
             fd: number(self.source.as_raw_fd()),

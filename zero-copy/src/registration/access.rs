@@ -5,9 +5,9 @@ use crate::Process;
 
 /// A checked part of a region that stays valid while this value lives.
 pub(crate) struct Access<'a> {
-    pub(super) gates: Gates<'a>,
-    pub(super) offset: u64,
-    pub(super) length: u64,
+    gates: Gates<'a>,
+    offset: u64,
+    length: u64,
 }
 
 /// What a part of a region is made of.
@@ -16,7 +16,16 @@ pub(crate) enum Runs<'a> {
     Process(&'a Process, u64),
 }
 
-impl Access<'_> {
+impl<'a> Access<'a> {
+    /// Of `length` bytes at `offset`, which lie inside.
+    pub fn new(gates: Gates<'a>, offset: u64, length: u64) -> Self {
+        Self {
+            gates,
+            offset,
+            length,
+        }
+    }
+
     pub fn runs(&self) -> Runs<'_> {
         match self.gates.memory() {
             Memory::Mapped(pieces) => {

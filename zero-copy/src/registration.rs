@@ -1,0 +1,176 @@
+//! What all handles to a registered buffer share: its memory, and the gates of who touches it.
+
+mod access;
+
+use crate::topology::Node;
+use crate::{Mapping, Process};
+use farlane_sys::sync::write;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, RwLock, RwLockReadGuard};
+
+pub(crate) use access::{Access, MappedRuns, Runs};
+
+/// A run of mapped memory inside of a region.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    /// Offset of its first byte in the region.
+    pub start: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Guest-physical address of its first byte, where it is a VM's.
+    pub guest: Option<u64>,
+    /// Offset of its first byte in the mapping.
+    pub offset: usize,
+    /// Keeps the memory mapped.
+    pub mapping: Arc<Mapping>,
+    /// The file behind it, and where.
+    pub file: Arc<OwnedFd>,
+    /// Offset of the first byte in the file.
+    pub file_offset: u64,
+}
+
+/// Where the bytes of a registered buffer are.
+#[derive(Debug)]
+pub(crate) enum Memory {
+    /// Mapped here; sorted by `start`, without gaps.
+    Mapped(Vec<Piece>),
+    /// Reached by system calls.
+    Process { process: Arc<Process>, address: u64 },
+}
+
+/// A registered buffer, as all handles to it and the memory that it lies in know it.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    behind: Behind,
+    pub length: u64,
+    pub writable: bool,
+}
+
+/// What a region is of. Each has a gate: its readers are transfers under way, its writer is the one
+/// who revokes. A reader never waits (it takes a pending writer for a revocation), so no order
+/// between the gates of two regions is needed.
+#[derive(Debug)]
+enum Behind {
+    Own(Own),
+    /// Another region's memory, with an end of its own. It does not keep the memory: the other
+    /// region does, as long as it is open.
+    Shared {
+        open: RwLock<bool>,
+        of: Arc<Registration>,
+    },
+}
+
+/// Memory that may be touched while it is there.
+#[derive(Debug)]
+struct Own {
+    gate: RwLock<Option<Memory>>,
+    /// Where it was found to lie.
+    node: AtomicU32,
+}
+
+/// A node that is not known.
+const NO_NODE: u32 = u32::MAX;
+
+impl Registration {
+    pub fn new(memory: Memory, length: u64, writable: bool) -> Arc<Self> {
+        Arc::new(Self {
+            behind: Behind::Own(Own {
+                gate: RwLock::new(Some(memory)),
+                node: AtomicU32::new(NO_NODE),
+            }),
+            length,
+            writable,
+        })
+    }
+
+    /// One of the same memory with an end of its own.
+    pub fn share(self: &Arc<Self>) -> Arc<Self> {
+        let of = match &self.behind {
+            Behind::Own(_) => self,
+            Behind::Shared { of, .. } => of,
+        };
+        Arc::new(Self {
+            behind: Behind::Shared {
+                open: RwLock::new(true),
+                of: Arc::clone(of),
+            },
+            length: self.length,
+            writable: self.writable,
+        })
+    }
+
+    /// The node on which most of it lies, as [`set_node`](Self::set_node) was told.
+    pub fn node(&self) -> Option<Node> {
+        match self.own().node.load(Ordering::Relaxed) {
+            NO_NODE => None,
+            node => Some(Node(node)),
+        }
+    }
+
+    pub fn set_node(&self, node: Option<Node>) {
+        let node = node.map_or(NO_NODE, |node| node.0);
+        self.own().node.store(node, Ordering::Relaxed);
+    }
+
+    fn own(&self) -> &Own {
+        match &self.behind {
+            Behind::Own(own) => own,
+            Behind::Shared { of, .. } => of.own(),
+        }
+    }
+
+    /// Opens the gates for a transfer, unless the region has ended, or is about to.
+    pub fn enter(&self) -> Option<Gates<'_>> {
+        match &self.behind {
+            Behind::Own(own) => {
+                let memory = own.gate.try_read().ok()?;
+                memory.is_some().then_some(Gates {
+                    memory,
+                    _shared: None,
+                })
+            }
+            Behind::Shared { open, of } => {
+                let open = open.try_read().ok().filter(|open| **open)?;
+                let gates = of.enter()?;
+                Some(Gates {
+                    _shared: Some(open),
+                    ..gates
+                })
+            }
+        }
+    }
+
+    /// Ends all access. When it returns, no transfer touches the memory, and the region does not
+    /// keep it any more.
+    pub fn revoke(&self) {
+        match &self.behind {
+            Behind::Own(own) => {
+                let mut gate = write(&own.gate);
+                let memory = gate.take();
+                drop(gate);
+                // Many extents take long: nobody who finds the gate locked has to.
+                drop(memory);
+            }
+            Behind::Shared { open, .. } => {
+                *write(open) = false;
+            }
+        }
+    }
+}
+
+/// Gates that a transfer holds open.
+pub(crate) struct Gates<'a> {
+    memory: RwLockReadGuard<'a, Option<Memory>>,
+    /// Of the region itself, where the memory is another's.
+    _shared: Option<RwLockReadGuard<'a, bool>>,
+}
+
+impl Gates<'_> {
+    pub fn memory(&self) -> &Memory {
+        match &*self.memory {
+            Some(memory) => memory,
+            None => unreachable!("nobody enters a region that has ended"),
+        }
+    }
+}
