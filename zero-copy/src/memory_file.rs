@@ -148,7 +148,6 @@ fn is_of_a_disk(file: BorrowedFd<'_>) -> Result<bool, MemoryFileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farlane_abi::width::halves;
     use rustix::fs::{MemfdFlags, Mode, fcntl_add_seals, ftruncate, memfd_create};
     use std::io::Write as _;
     use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};

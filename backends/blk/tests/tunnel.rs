@@ -6,6 +6,7 @@ mod common;
 
 use common::vmm::{DATA, Vm};
 use common::{Daemon, make_disk};
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::tunnel::{
     DIRECTION_INTO_DEVICE, DIRECTION_OUT_OF_DEVICE, ENVELOPE_MAGIC, Envelope, OFF_EPOCH, OFF_SLOTS,
     SLOT_ARMED, SLOT_KEY, SLOT_LANDED, SLOT_LENGTH, SLOT_OFFSET, SLOT_REGION, segment_bytes,
@@ -118,14 +119,16 @@ impl Process {
             .map(DEVICE, PAGE, memory_of_device.as_fd(), 0, true)
             .unwrap();
         let tokens = Tokens::new(Arc::clone(&device), Vec::new());
-        tokens.open_context(0).unwrap();
+        let context = ContextId::new(0).unwrap();
+        let [pin, region] = [1, REGION].map(|number| RegionId::new(number).unwrap());
+        tokens.open_context(context).unwrap();
         let bytes = segment_bytes(8);
         let header = memory(bytes);
         let map = || SharedMemory::new(Mapping::new(header.as_fd(), 0, bytes, true).unwrap());
-        tokens.set_header(0, map()).unwrap();
-        tokens.add_phony(0, 1, &[(DATA, 2 * PAGE)]).unwrap();
+        tokens.set_header(context, map()).unwrap();
+        tokens.add_phony(context, pin, &[(DATA, 2 * PAGE)]).unwrap();
         tokens
-            .add_device(0, REGION, &[(DEVICE, PAGE)], true)
+            .add_device(context, region, &[(DEVICE, PAGE)], true)
             .unwrap();
         let config = DiskConfig {
             paths: vec![PathConfig::new(folder.join("disk"))],

@@ -2,9 +2,9 @@
 
 use crate::nodes::Nodes;
 use farlane_abi::Errno;
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_guest_device::contexts::{Contexts, Memory, WindowRange};
 use farlane_guest_device::events::ContextEvents;
-use farlane_guest_device::ids::{ContextId, RegionId};
 use farlane_rdma_remoting::{EventSink, Port, Server};
 use farlane_zero_copy::{Pool, Region};
 use std::any::Any;

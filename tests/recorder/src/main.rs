@@ -12,13 +12,13 @@ use std::thread;
 
 use anyhow::{Context as _, Result};
 use farlane_abi::Errno;
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_daemon::access::Access;
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_guest_device::contexts::{Contexts, Memory};
 use farlane_guest_device::control::RequestCounters;
 use farlane_guest_device::device::{FarlaneDevice, Vm};
 use farlane_guest_device::events::ContextEvents;
-use farlane_guest_device::ids::{ContextId, RegionId};
 use farlane_kit::recorder::{Detaching, Event, Order};
 use farlane_vhost_user::serve::serve;
 use farlane_zero_copy::Pool;

@@ -8,6 +8,7 @@ use super::slots::{Receipt, Slots};
 use super::{Direction, TokenError};
 use crate::SharedMemory;
 use farlane_abi::Errno;
+use farlane_abi::ids::RegionId;
 use farlane_abi::tunnel::{
     Disk, MAX_DISKS, OFF_DISK_COUNT, OFF_DISKS, OFF_EPOCH, OFF_SLOT_COUNT, TOKEN_EPOCHS,
 };
@@ -26,7 +27,7 @@ const PATIENCE: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub struct Context {
     slots: OnceLock<Slots>,
-    devices: RwLock<HashMap<u32, Arc<DeviceRegion>>>,
+    devices: RwLock<HashMap<RegionId, Arc<DeviceRegion>>>,
     epoch: AtomicU32,
     gate: Arc<Gate>,
     /// Receipts that are not written because the VM does not run; `None` while it does.
@@ -96,7 +97,7 @@ impl Context {
     }
 
     /// Device memory `region` becomes known.
-    pub fn add_device(&self, region: u32, memory: DeviceRegion) -> Result<(), Errno> {
+    pub fn add_device(&self, region: RegionId, memory: DeviceRegion) -> Result<(), Errno> {
         let mut devices = write(&self.devices);
         if devices.contains_key(&region) {
             return Err(Errno::EEXIST);
@@ -106,7 +107,7 @@ impl Context {
     }
 
     /// Whether there is device memory `region`.
-    pub fn has_device(&self, region: u32) -> bool {
+    pub fn has_device(&self, region: RegionId) -> bool {
         let devices = read(&self.devices);
         devices.contains_key(&region)
     }
@@ -117,7 +118,7 @@ impl Context {
     /// # Errors
     /// `ENOENT` where there is none such, `EAGAIN` where requests that are under way have not ended
     /// within [`PATIENCE`].
-    pub fn remove_device(&self, region: u32) -> Result<(), Errno> {
+    pub fn remove_device(&self, region: RegionId) -> Result<(), Errno> {
         let memory = {
             let devices = read(&self.devices);
             devices.get(&region).cloned().ok_or(Errno::ENOENT)?
@@ -155,10 +156,10 @@ impl Context {
         if wanted.direction != direction {
             return Err(TokenError::Direction { slot: claim.slot });
         }
-        let region = {
+        let region = RegionId::new(wanted.region).and_then(|region| {
             let devices = read(&self.devices);
-            devices.get(&wanted.region).cloned()
-        };
+            devices.get(&region).cloned()
+        });
         let gone = TokenError::NoRegion {
             region: wanted.region,
         };

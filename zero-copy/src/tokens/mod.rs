@@ -18,6 +18,7 @@ use crate::{AddressSpace, SharedMemory, View};
 use context::Context;
 use device_region::DeviceRegion;
 pub use error::TokenError;
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::tunnel::Disk;
 use farlane_abi::{Errno, PAGE_BYTES};
 use farlane_sys::sync::{read, write};
@@ -43,14 +44,14 @@ pub enum Direction {
 #[derive(Debug)]
 struct Phony {
     end: u64,
-    region: u32,
-    owner: u32,
+    region: RegionId,
+    owner: ContextId,
     context: Arc<Context>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    contexts: HashMap<u32, Arc<Context>>,
+    contexts: HashMap<ContextId, Arc<Context>>,
     /// By guest-physical address of the first byte; disjoint.
     phony: BTreeMap<u64, Phony>,
     /// What may carry envelopes and is no phony buffer that is known: of an earlier backend, which
@@ -188,7 +189,7 @@ impl Tokens {
     ///
     /// # Errors
     /// `EEXIST` for one in use.
-    pub fn open_context(&self, id: u32) -> Result<(), Errno> {
+    pub fn open_context(&self, id: ContextId) -> Result<(), Errno> {
         let mut state = self.state_mut();
         if state.contexts.contains_key(&id) {
             return Err(Errno::EEXIST);
@@ -203,7 +204,7 @@ impl Tokens {
 
     /// Whether context `id` is open.
     #[must_use]
-    pub fn has_context(&self, id: u32) -> bool {
+    pub fn has_context(&self, id: ContextId) -> bool {
         self.state().contexts.contains_key(&id)
     }
 
@@ -213,7 +214,7 @@ impl Tokens {
         self.state().contexts.is_empty()
     }
 
-    fn context(&self, id: u32) -> Result<Arc<Context>, Errno> {
+    fn context(&self, id: ContextId) -> Result<Arc<Context>, Errno> {
         let state = self.state();
         state.contexts.get(&id).cloned().ok_or(Errno::ENOENT)
     }
@@ -224,7 +225,7 @@ impl Tokens {
     /// # Errors
     /// `ENOENT` where none is open, `EAGAIN` where requests are still under way: it is to be asked
     /// again.
-    pub fn close_context(&self, id: u32) -> Result<(), Errno> {
+    pub fn close_context(&self, id: ContextId) -> Result<(), Errno> {
         self.context(id)?.try_close()?;
         // Not before: what still comes out of its pages is refused, not written as it stands there.
         let mut state = self.state_mut();
@@ -258,7 +259,7 @@ impl Tokens {
     ///
     /// # Errors
     /// `EEXIST` where it has one, `EINVAL` for memory that is too small.
-    pub fn set_header(&self, id: u32, shared: SharedMemory) -> Result<(), Errno> {
+    pub fn set_header(&self, id: ContextId, shared: SharedMemory) -> Result<(), Errno> {
         let secret = self.state_mut().secret().map_err(|_| Errno::EIO)?;
         self.context(id)?.set_header(shared, &self.disks, secret)
     }
@@ -268,7 +269,12 @@ impl Tokens {
     /// # Errors
     /// `EBUSY` where some are already, `EINVAL` for parts of pages, `ENOENT` where no such context
     /// is open.
-    pub fn add_phony(&self, id: u32, region: u32, pages: &[(u64, u64)]) -> Result<(), Errno> {
+    pub fn add_phony(
+        &self,
+        id: ContextId,
+        region: RegionId,
+        pages: &[(u64, u64)],
+    ) -> Result<(), Errno> {
         let mut state = self.state_mut();
         let context = state.contexts.get(&id).cloned().ok_or(Errno::ENOENT)?;
         let mut added = Vec::new();
@@ -313,8 +319,8 @@ impl Tokens {
     /// `EEXIST` for a region in use, `ENOENT` where no such context is open.
     pub fn add_device(
         &self,
-        id: u32,
-        region: u32,
+        id: ContextId,
+        region: RegionId,
         runs: &[(u64, u64)],
         writable: bool,
     ) -> Result<(), Errno> {
@@ -328,7 +334,7 @@ impl Tokens {
     /// # Errors
     /// `ENOENT` where there is none such, `EAGAIN` where requests are still under way in it: it is
     /// to be asked again.
-    pub fn detach(&self, id: u32, region: u32) -> Result<(), Errno> {
+    pub fn detach(&self, id: ContextId, region: RegionId) -> Result<(), Errno> {
         let context = self.context(id)?;
         if context.has_device(region) {
             return context.remove_device(region);

@@ -1,6 +1,6 @@
 //! What ends: tokens by their time, device memory, and the VM for a while.
 
-use crate::vm::{DEVICE, DEVICE_PAGES, PHONY, PIN, Page, REGION, Vm, read_disk};
+use crate::vm::{DEVICE, DEVICE_PAGES, PHONY, PIN, Page, REGION, Vm, context, read_disk, region};
 use farlane_abi::tunnel::{DIRECTION_OUT_OF_DEVICE, Envelope, OFF_EPOCH, TOKEN_EPOCHS};
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_abi::{Errno, PAGE_BYTES};
@@ -48,7 +48,10 @@ fn tokens_expire_and_are_revoked() {
     let opened = vm.open(&whole).unwrap();
     for sequence in 4..6 {
         // Whoever has it go is not kept waiting, and asks again.
-        assert_eq!(vm.tokens.detach(0, REGION), Err(Errno::EAGAIN));
+        assert_eq!(
+            vm.tokens.detach(context(0), region(REGION)),
+            Err(Errno::EAGAIN)
+        );
         vm.prepare(
             1,
             Page {
@@ -62,14 +65,17 @@ fn tokens_expire_and_are_revoked() {
         ));
         let again = vm
             .tokens
-            .add_device(0, REGION, &[(DEVICE, PAGE_BYTES)], true);
+            .add_device(context(0), region(REGION), &[(DEVICE, PAGE_BYTES)], true);
         assert_eq!(again, Err(Errno::EEXIST));
     }
     read_disk(opened, &[5; 4096]);
-    vm.tokens.detach(0, REGION).unwrap();
-    assert_eq!(vm.tokens.detach(0, REGION), Err(Errno::ENOENT));
+    vm.tokens.detach(context(0), region(REGION)).unwrap();
+    assert_eq!(
+        vm.tokens.detach(context(0), region(REGION)),
+        Err(Errno::ENOENT)
+    );
     // The phony buffer goes: its pages are ordinary memory again.
-    vm.tokens.detach(0, PIN).unwrap();
+    vm.tokens.detach(context(0), region(PIN)).unwrap();
     assert!(
         vm.open_with(Direction::IntoDevice, &whole)
             .unwrap()
@@ -138,15 +144,15 @@ fn receipts_wait_while_the_vm_does_not_run() {
     let last = vm.open(&[(PHONY + 2 * PAGE_BYTES, PAGE_BYTES)]).unwrap();
     vm.prepare(1, Page::new(1, 0));
     for _ in 0..2 {
-        assert_eq!(vm.tokens.close_context(0), Err(Errno::EAGAIN));
+        assert_eq!(vm.tokens.close_context(context(0)), Err(Errno::EAGAIN));
         // What still comes out of its pages is no data.
         let envelope = vm.open(&[(PHONY + PAGE_BYTES, PAGE_BYTES)]);
         assert!(matches!(envelope, Err(TokenError::Foreign)), "{envelope:?}");
-        assert!(vm.tokens.has_context(0));
-        assert_eq!(vm.tokens.open_context(0), Err(Errno::EEXIST));
+        assert!(vm.tokens.has_context(context(0)));
+        assert_eq!(vm.tokens.open_context(context(0)), Err(Errno::EEXIST));
     }
     read_disk(last, &[3; 4096]);
-    vm.tokens.close_context(0).unwrap();
+    vm.tokens.close_context(context(0)).unwrap();
     assert_eq!(vm.landed(2), 0);
     assert!(
         vm.open_with(Direction::IntoDevice, &[(PHONY, 512)])
@@ -198,11 +204,14 @@ fn what_is_under_way_has_its_receipt_before_the_device_is_reset() {
     let vm = Vm::new();
     vm.prepare(0, Page::new(0, 0));
     let read = vm.open(&[(PHONY, PAGE_BYTES)]).unwrap();
-    assert_eq!(vm.tokens.detach(0, REGION), Err(Errno::EAGAIN));
+    assert_eq!(
+        vm.tokens.detach(context(0), region(REGION)),
+        Err(Errno::EAGAIN)
+    );
     read_disk(read, &[9; 4096]);
     assert_eq!(vm.device_bytes(0, 4096), [9; 4096]);
     assert_eq!(vm.landed(0), 1 << 16 | 0xff);
-    vm.tokens.detach(0, REGION).unwrap();
+    vm.tokens.detach(context(0), region(REGION)).unwrap();
     // What a process reads now goes into its pages, where it finds it.
     vm.prepare(1, Page::new(1, 0));
     let beside = vm
@@ -238,8 +247,10 @@ fn what_is_under_way_has_its_receipt_before_the_device_is_reset() {
     };
     assert!(is_refused());
     // Another process comes, which does not change what this one has sent.
-    vm.tokens.open_context(1).unwrap();
-    vm.tokens.add_phony(1, PIN, &[(PHONY, PAGE_BYTES)]).unwrap();
+    vm.tokens.open_context(context(1)).unwrap();
+    vm.tokens
+        .add_phony(context(1), region(PIN), &[(PHONY, PAGE_BYTES)])
+        .unwrap();
     assert!(is_refused());
     let beside = vm.open_with(
         Direction::OutOfDevice,
@@ -250,9 +261,11 @@ fn what_is_under_way_has_its_receipt_before_the_device_is_reset() {
     drop(beside);
     // Its pages are phony again, and then no more.
     let page = [(PHONY + 2 * PAGE_BYTES, PAGE_BYTES)];
-    vm.tokens.add_phony(1, PIN + 1, &page).unwrap();
+    vm.tokens
+        .add_phony(context(1), region(PIN + 1), &page)
+        .unwrap();
     assert!(matches!(write(), Err(TokenError::Foreign)));
-    vm.tokens.detach(1, PIN + 1).unwrap();
+    vm.tokens.detach(context(1), region(PIN + 1)).unwrap();
     assert!(write().unwrap().is_none());
 }
 

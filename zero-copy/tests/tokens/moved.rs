@@ -1,6 +1,8 @@
 //! Requests whose tokens are good.
 
-use crate::vm::{DEVICE, DEVICE_PAGES, PHONY, Page, SLOTS, Vm, read_disk, slot_at};
+use crate::vm::{
+    DEVICE, DEVICE_PAGES, PHONY, Page, SLOTS, Vm, context, read_disk, region, slot_at,
+};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::tunnel::{
     DIRECTION_INTO_DEVICE, DIRECTION_OUT_OF_DEVICE, Disk, OFF_DISK_COUNT, OFF_DISKS,
@@ -127,7 +129,7 @@ fn writes_of_the_disk_read_device_memory_and_other_segments_stay_what_they_are()
     assert_eq!(written, [&[1; 512][..], &[2; 4096], &[1; 512]].concat());
     // Read-only device memory is not written.
     vm.tokens
-        .add_device(0, 1, &[(DEVICE, PAGE_BYTES)], false)
+        .add_device(context(0), region(1), &[(DEVICE, PAGE_BYTES)], false)
         .unwrap();
     vm.arm(Page {
         sequence: 2,

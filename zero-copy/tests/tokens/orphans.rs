@@ -1,6 +1,6 @@
 //! Envelopes of a backend that is no more.
 
-use crate::vm::{PHONY, Page, Vm};
+use crate::vm::{PHONY, Page, Vm, context};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::tunnel::Envelope;
 use farlane_abi::zerocopy::IntoBytes as _;
@@ -59,7 +59,7 @@ fn envelopes_of_a_backend_that_is_no_more_are_not_written_as_data() {
     );
     assert!(read.unwrap().is_none());
     // A process comes that knows of this backend; others may not know yet.
-    next.open_context(0).unwrap();
+    next.open_context(context(0)).unwrap();
     let is_refused = || {
         let opened = write(&[(phony, PAGE_BYTES)]).unwrap().unwrap();
         opened.refused() == [(0, PAGE_BYTES)]

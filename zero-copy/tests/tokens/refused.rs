@@ -1,6 +1,8 @@
 //! Tokens that are not good, and requests of which a part is not.
 
-use crate::vm::{DEVICE_PAGES, PHONY, PHONY_PAGES, Page, RAM_BYTES, Vm, read_disk};
+use crate::vm::{
+    DEVICE_PAGES, PHONY, PHONY_PAGES, Page, RAM_BYTES, Vm, context, read_disk, region,
+};
 use farlane_abi::tunnel::DIRECTION_OUT_OF_DEVICE;
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_abi::{Errno, PAGE_BYTES};
@@ -111,7 +113,7 @@ fn a_token_that_is_no_good_costs_its_own_page_only() {
     // do.
     let forged = PHONY + PHONY_PAGES * PAGE_BYTES;
     vm.tokens
-        .add_phony(1, 1, &[(forged, 2 * PAGE_BYTES)])
+        .add_phony(context(1), region(1), &[(forged, 2 * PAGE_BYTES)])
         .unwrap();
     let forge = || vm.ram.view().write(forged, &[0x55; 8192]).unwrap();
     let segments = [
@@ -181,19 +183,31 @@ fn phony_pages_have_one_owner() {
         (PHONY + (PHONY_PAGES - 1) * PAGE_BYTES, PAGE_BYTES),
     ] {
         let free = (PHONY + PHONY_PAGES * PAGE_BYTES, PAGE_BYTES);
-        assert_eq!(vm.tokens.add_phony(1, 1, &[free, pages]), Err(Errno::EBUSY));
+        assert_eq!(
+            vm.tokens.add_phony(context(1), region(1), &[free, pages]),
+            Err(Errno::EBUSY)
+        );
     }
     assert_eq!(
-        vm.tokens.add_phony(1, 1, &[(1, PAGE_BYTES)]),
+        vm.tokens
+            .add_phony(context(1), region(1), &[(1, PAGE_BYTES)]),
         Err(Errno::EINVAL)
     );
-    assert_eq!(vm.tokens.add_phony(1, 1, &[(0, 0)]), Err(Errno::EINVAL));
     assert_eq!(
-        vm.tokens.add_phony(2, 1, &[(0, PAGE_BYTES)]),
+        vm.tokens.add_phony(context(1), region(1), &[(0, 0)]),
+        Err(Errno::EINVAL)
+    );
+    assert_eq!(
+        vm.tokens
+            .add_phony(context(2), region(1), &[(0, PAGE_BYTES)]),
         Err(Errno::ENOENT)
     );
     vm.tokens
-        .add_phony(1, 1, &[(PHONY + PHONY_PAGES * PAGE_BYTES, PAGE_BYTES)])
+        .add_phony(
+            context(1),
+            region(1),
+            &[(PHONY + PHONY_PAGES * PAGE_BYTES, PAGE_BYTES)],
+        )
         .unwrap();
     // Another process's token in this one's page.
     let page = Page::new(0, 0);

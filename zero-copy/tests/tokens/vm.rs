@@ -1,6 +1,7 @@
 //! A VM whose processes have tokens.
 
 use farlane_abi::PAGE_BYTES;
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::tunnel::{
     DIRECTION_INTO_DEVICE, Disk, ENVELOPE_MAGIC, Envelope, OFF_EPOCH, OFF_SLOTS, SLOT_ARMED,
     SLOT_BYTES, SLOT_KEY, SLOT_LANDED, SLOT_LENGTH, SLOT_OFFSET, SLOT_REGION, segment_bytes,
@@ -23,6 +24,14 @@ pub const PHONY: u64 = 8 * PAGE_BYTES;
 pub const PHONY_PAGES: u64 = 16;
 pub const PIN: u32 = 7;
 pub const REGION: u32 = 9;
+
+pub fn context(number: u32) -> ContextId {
+    ContextId::new(number).unwrap()
+}
+
+pub fn region(number: u32) -> RegionId {
+    RegionId::new(number).unwrap()
+}
 
 pub fn memory(bytes: u64) -> OwnedFd {
     let fd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
@@ -81,18 +90,24 @@ impl Vm {
         disk.serial[..2].copy_from_slice(b"d0");
         let tokens = Tokens::new(Arc::clone(&device), vec![disk]);
         let processes = [0, 1].map(|id| {
-            tokens.open_context(id).unwrap();
+            tokens.open_context(context(id)).unwrap();
             let bytes = segment_bytes(SLOTS);
             let header = memory(bytes);
             let map = || SharedMemory::new(Mapping::new(header.as_fd(), 0, bytes, true).unwrap());
-            tokens.set_header(id, map()).unwrap();
+            tokens.set_header(context(id), map()).unwrap();
             map()
         });
         tokens
-            .add_phony(0, PIN, &[(PHONY, PHONY_PAGES * PAGE_BYTES)])
+            .add_phony(
+                context(0),
+                region(PIN),
+                &[(PHONY, PHONY_PAGES * PAGE_BYTES)],
+            )
             .unwrap();
         let runs = [(DEVICE, half), (DEVICE + 2 * half, half)];
-        tokens.add_device(0, REGION, &runs, true).unwrap();
+        tokens
+            .add_device(context(0), region(REGION), &runs, true)
+            .unwrap();
         Self {
             ram,
             device,

@@ -4,9 +4,9 @@ use crate::tunnel::clock::ClockHandle;
 use farlane_abi::Errno;
 use farlane_abi::arena::HEADER_SEGMENT_BYTES;
 use farlane_abi::config::FEATURE_TUNNEL;
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_guest_device::contexts::{Contexts, Memory};
 use farlane_guest_device::events::ContextEvents;
-use farlane_guest_device::ids::{ContextId, RegionId};
 use farlane_sys::sync::lock;
 use farlane_zero_copy::Pool;
 use farlane_zero_copy::tokens::Tokens;
@@ -74,7 +74,7 @@ impl Contexts for TunnelContexts {
         _events: Arc<ContextEvents>,
         _window: Option<Arc<Pool>>,
     ) -> Result<(), Errno> {
-        self.tokens.open_context(context.get())?;
+        self.tokens.open_context(context)?;
         self.regions().insert(context, Regions::default());
         self.clock.start();
         Ok(())
@@ -82,7 +82,7 @@ impl Contexts for TunnelContexts {
 
     fn close(&self, context: ContextId) -> Result<(), Errno> {
         self.check(context)?;
-        self.tokens.close_context(context.get())?;
+        self.tokens.close_context(context)?;
         self.regions().remove(&context);
         Ok(())
     }
@@ -104,14 +104,13 @@ impl Contexts for TunnelContexts {
                     log::debug!("Context {context}: the header cannot be one mapping: {e}");
                     Errno::EINVAL
                 })?;
-                self.tokens.set_header(context.get(), shared)?;
+                self.tokens.set_header(context, shared)?;
                 regions.header = Some(region);
                 Ok(())
             }
             Memory::Pin(_) => Err(Errno::EOPNOTSUPP),
-            Memory::Phony(pages) => self.tokens.add_phony(context.get(), region.get(), &pages),
+            Memory::Phony(pages) => self.tokens.add_phony(context, region, &pages),
             Memory::Device { runs, writable } => {
-                let (context, region) = (context.get(), region.get());
                 self.tokens.add_device(context, region, &runs, writable)
             }
         })
@@ -128,7 +127,7 @@ impl Contexts for TunnelContexts {
                 return Err(Errno::ENOENT);
             }
         }
-        self.tokens.detach(context.get(), region.get())?;
+        self.tokens.detach(context, region)?;
         if let Some(regions) = self.regions().get_mut(&context) {
             regions.used.remove(&region);
         }
@@ -236,7 +235,7 @@ mod tests {
             let bytes = segment_bytes(8);
             let header = memory(bytes);
             let map = || SharedMemory::new(Mapping::new(header.as_fd(), 0, bytes, true).unwrap());
-            tokens.set_header(0, map()).unwrap();
+            tokens.set_header(process, map()).unwrap();
             let pages = Memory::Phony(vec![(PHONY, PAGE_BYTES)]);
             contexts.attach(process, pin, pages).unwrap();
             let attach_device = || {

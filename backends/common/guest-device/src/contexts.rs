@@ -1,9 +1,9 @@
 //! What a backend makes of its guests' processes and their memory.
 
 use crate::events::ContextEvents;
-use crate::ids::{ContextId, RegionId};
 use crate::request::Extents;
 use farlane_abi::Errno;
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_zero_copy::{Pool, Region};
 use std::any::Any;
 use std::io;

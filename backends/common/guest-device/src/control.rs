@@ -2,7 +2,6 @@
 
 use crate::contexts::{Contexts, Memory};
 use crate::events::{ContextEvents, EventQueue};
-use crate::ids::ContextId;
 use crate::regions::{Complete, Regions, budget};
 use crate::request::{
     ContextRequest, ControlRequest, Extents, Kind, MAX_REQUEST_BYTES, NewRegion, WindowRange,
@@ -11,6 +10,7 @@ use crate::request::{
 use crate::ring::{Chain, Ring};
 use farlane_abi::Errno;
 use farlane_abi::control::Reply;
+use farlane_abi::ids::ContextId;
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_daemon::metrics::Sample;
 use farlane_daemon::warn_limited;

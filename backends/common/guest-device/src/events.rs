@@ -4,9 +4,9 @@
 //! posted none, events are counted by context and index, so that what waits is bounded by the
 //! number of those, and delivered one by one as buffers come.
 
-use crate::ids::ContextId;
 use crate::ring::{Chain, Ring};
 use farlane_abi::control::Event;
+use farlane_abi::ids::ContextId;
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_sys::sync::lock;
 use std::collections::BTreeMap;

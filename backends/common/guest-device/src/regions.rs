@@ -4,8 +4,8 @@
 //! memory as often as it likes. So each region is charged to the VM, against a budget that grows
 //! with its memory.
 
-use crate::ids::{ContextId, RegionId};
 use crate::request::{Extents, NewRegion, most_extents};
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::{Errno, PAGE_BYTES};
 use std::collections::HashMap;
 

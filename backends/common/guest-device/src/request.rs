@@ -5,13 +5,13 @@
 //! knowing the device's state is checked here.
 
 pub use crate::contexts::WindowRange;
-use crate::ids::{ContextId, RegionId};
 use farlane_abi::control::{
     Extent, FLAG_PHONY, FLAG_WRITABLE, KIND_DEVICE, KIND_PIN, KIND_SEGMENT, MAX_EVENTS,
     MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES, MAX_SEGMENT_BYTES, OP_ATTACH, OP_ATTACH_MORE,
     OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN, OP_PING, OP_UNBIND_EVENT, OP_WINDOW_MAP,
     OP_WINDOW_UNMAP, Request,
 };
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::zerocopy::FromBytes as _;
 use farlane_abi::{Errno, PAGE_BYTES};
 

@@ -3,6 +3,7 @@
 //! come and go.
 
 use crate::{Input, PAGE, Ram, format_all_logs};
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::tunnel::{
     DIRECTION_INTO_DEVICE, DIRECTION_OUT_OF_DEVICE, Disk, ENVELOPE_MAGIC, Envelope, OFF_SLOTS,
     SECTOR_BYTES, SLOT_ARMED, SLOT_BYTES, SLOT_KEY, SLOT_LANDED, SLOT_LENGTH, SLOT_OFFSET,
@@ -49,6 +50,15 @@ thread_local! {
     }) };
 }
 
+fn context(id: usize) -> ContextId {
+    let number = u32::try_from(id).ok().and_then(ContextId::new);
+    number.expect("one of two")
+}
+
+fn region(number: u32) -> RegionId {
+    RegionId::new(number).expect("one of two")
+}
+
 /// What one run of the target knows.
 struct World<'a> {
     machine: &'a Machine,
@@ -65,8 +75,8 @@ struct World<'a> {
 
 impl World<'_> {
     fn open_process(&mut self, id: usize) {
-        let number = u32::try_from(id).expect("two");
-        if self.tokens.open_context(number).is_err() {
+        let context = context(id);
+        if self.tokens.open_context(context).is_err() {
             return;
         }
         let file = self.machine.headers[id].file();
@@ -74,18 +84,18 @@ impl World<'_> {
             let mapping = Mapping::new(file.as_fd(), 0, segment_bytes(0), true);
             SharedMemory::new(mapping.expect("a mapping"))
         };
-        self.tokens.set_header(number, map()).expect("a header");
+        self.tokens.set_header(context, map()).expect("a header");
         self.headers[id] = Some(map());
     }
 
     fn attach(&mut self, id: usize, writable: bool) {
-        let number = u32::try_from(id).expect("two");
+        let context = context(id);
         let start = DEVICE + id as u64 * HALF;
         // Two runs, in the other order.
         let runs = [(start + PAGE, HALF - PAGE), (start, PAGE)];
-        let _ = self.tokens.add_device(number, REGION, &runs, writable);
+        let _ = self.tokens.add_device(context, region(REGION), &runs, writable);
         let pages = [(PHONY[id] * PAGE, PHONY_PAGES * PAGE)];
-        if self.tokens.add_phony(number, PIN, &pages).is_ok() {
+        if self.tokens.add_phony(context, region(PIN), &pages).is_ok() {
             self.phony[id] = true;
         }
     }
@@ -193,7 +203,7 @@ impl World<'_> {
 
 fn step(world: &mut World<'_>, input: &mut Input<'_>) {
     let id = usize::from(input.u8() % 2);
-    let number = u32::try_from(id).expect("two");
+    let context = context(id);
     let slot = u32::from(input.u8()) % SLOTS;
     match input.u8() % 16 {
         // A token that is right but for one word.
@@ -276,15 +286,15 @@ fn step(world: &mut World<'_>, input: &mut Input<'_>) {
         },
         13 => {
             world.open.clear();
-            let _ = world.tokens.detach(number, REGION);
+            let _ = world.tokens.detach(context, region(REGION));
             if input.u8().is_multiple_of(2) {
-                let _ = world.tokens.detach(number, PIN);
+                let _ = world.tokens.detach(context, region(PIN));
                 world.phony[id] = false;
             }
         }
         14 => {
             world.open.clear();
-            let _ = world.tokens.close_context(number);
+            let _ = world.tokens.close_context(context);
             world.phony[id] = false;
             // Another process, with other keys.
             world.used.retain(|token| token.0 != id);

@@ -1,9 +1,9 @@
 //! Contexts that grant every request.
 
 use farlane_abi::Errno;
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_guest_device::contexts::{Contexts, Memory, WindowRange};
 use farlane_guest_device::events::ContextEvents;
-use farlane_guest_device::ids::{ContextId, RegionId};
 use farlane_zero_copy::Pool;
 use std::any::Any;
 use std::io;
