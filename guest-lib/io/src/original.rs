@@ -47,9 +47,9 @@ macro_rules! originals {
                     // SAFETY: the same arguments for the same call.
                     return unsafe { $fallback };
                 }
+                type Function = unsafe extern "C" fn($($type),*) -> $ret;
                 // SAFETY: the C library's function of that name has this type.
-                let function: unsafe extern "C" fn($($type),*) -> $ret =
-                    unsafe { std::mem::transmute(address) };
+                let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
                 // SAFETY: as promised by the caller.
                 unsafe { function($($argument),*) }
             }

@@ -9,6 +9,7 @@ use crate::errno::{EINVAL, answer, fail};
 use crate::object::Plain;
 use crate::sys::*;
 use farlane_abi::rdma::{DeviceAttr, PortAttr};
+use farlane_abi::width::halves;
 use std::ffi::c_int;
 use std::mem::offset_of;
 
@@ -38,8 +39,7 @@ fn device_attr(wire: &DeviceAttr) -> ibv_device_attr {
     attr.hw_ver = wire.hw_ver.get();
     attr.max_qp = count(wire.max_qp.get());
     attr.max_qp_wr = count(wire.max_qp_wr.get());
-    attr.device_cap_flags =
-        u32::try_from(wire.device_cap_flags.get() & u64::from(u32::MAX)).unwrap_or_default();
+    [attr.device_cap_flags, _] = halves(wire.device_cap_flags.get());
     attr.max_sge = count(wire.max_sge.get());
     attr.max_sge_rd = attr.max_sge;
     attr.max_cq = count(wire.max_cq.get());

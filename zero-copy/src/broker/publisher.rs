@@ -174,6 +174,12 @@ impl Publisher {
 }
 
 impl State {
+    /// A subscriber, and what there is to tell it of.
+    fn peer(&mut self, number: u64) -> Option<(&BTreeMap<u64, Published>, &mut Peer)> {
+        let peer = self.peers.get_mut(&number)?;
+        Some((&self.publications, peer))
+    }
+
     /// Tells those who hold a publication that it goes; says whether there is one.
     fn begin_revoking(&mut self, id: u64) -> bool {
         let Some(published) = self.publications.get_mut(&id) else {
@@ -345,12 +351,7 @@ fn talk(
 /// subscriber has said hello; none where it was disconnected.
 fn speak(shared: &Shared, number: u64) -> Result<Option<(bool, bool)>, ConnectionError> {
     let mut state = shared.state();
-    let State {
-        publications,
-        peers,
-        ..
-    } = &mut *state;
-    let Some(peer) = peers.get_mut(&number) else {
+    let Some((publications, peer)) = state.peer(number) else {
         return Ok(None);
     };
     let has_room = say(publications, peer)?;
@@ -450,12 +451,7 @@ fn say(publications: &BTreeMap<u64, Published>, peer: &mut Peer) -> Result<bool,
 
 fn hear(shared: &Shared, number: u64, message: ToPublisher) -> Result<(), ConnectionError> {
     let mut state = shared.state();
-    let State {
-        publications,
-        peers,
-        ..
-    } = &mut *state;
-    let Some(peer) = peers.get_mut(&number) else {
+    let Some((publications, peer)) = state.peer(number) else {
         return Err(ConnectionError::Closed);
     };
     match message {
