@@ -532,7 +532,9 @@ mod tests {
         #[test]
         fn many_runs_are_found_as_well(
             parts in proptest::collection::vec((0_u64..2, 1_u64..5, 0_u32..2), 9..60),
-            unit in proptest::sample::select(vec![GRANULE, GRANULE / 2, GRANULE * 3 / 4, GRANULE * 5]),
+            unit in proptest::sample::select(
+                vec![GRANULE, GRANULE / 2, GRANULE * 3 / 4, GRANULE * 5],
+            ),
             addresses in proptest::collection::vec(0_u64..300, 20)
         ) {
             let mut runs = Vec::new();

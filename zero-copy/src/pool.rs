@@ -451,7 +451,10 @@ mod tests {
     proptest! {
         #[test]
         fn buffers_never_overlap_and_all_comes_back(
-            steps in prop::collection::vec((any::<bool>(), 1u64..40_000, any::<prop::sample::Index>()), 1..80),
+            steps in prop::collection::vec(
+                (any::<bool>(), 1u64..40_000, any::<prop::sample::Index>()),
+                1..80,
+            ),
         ) {
             let pool = Pool::shared_window(256 << 10).unwrap();
             let mut held: Vec<PoolBuffer> = Vec::new();

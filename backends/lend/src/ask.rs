@@ -169,10 +169,16 @@ mod tests {
         let text = table(&[device("a", Some(holder)), broken, device("nvme0", None)]);
         assert_eq!(
             text,
-            "DEVICE  HOLDER         LEASE  HELD  MEMORY            HOPS  PEERS                                    WHAT IT IS\n\
-             a       rack2          1f     12 s  1024 MiB (shm 0)  0     rack1/gpu0 64 MiB (same lender, 0 hops)  NVMe controller\n\
-             b       (quarantined)  -      -     -                 -     -                                        NVMe controller\n\
-             nvme0   -              -      -     -                 -     -                                        NVMe controller\n"
+            concat!(
+                "DEVICE  HOLDER         LEASE  HELD  MEMORY            HOPS  ",
+                "PEERS                                    WHAT IT IS\n",
+                "a       rack2          1f     12 s  1024 MiB (shm 0)  0     ",
+                "rack1/gpu0 64 MiB (same lender, 0 hops)  NVMe controller\n",
+                "b       (quarantined)  -      -     -                 -     ",
+                "-                                        NVMe controller\n",
+                "nvme0   -              -      -     -                 -     ",
+                "-                                        NVMe controller\n",
+            )
         );
     }
 }

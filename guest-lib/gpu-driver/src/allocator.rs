@@ -73,7 +73,10 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_taken_overlaps_nothing_and_comes_back(
-            steps in prop::collection::vec((any::<bool>(), 0_u64..20 * GRANULE, any::<prop::sample::Index>()), 1..100),
+            steps in prop::collection::vec(
+                (any::<bool>(), 0_u64..20 * GRANULE, any::<prop::sample::Index>()),
+                1..100,
+            ),
         ) {
             let mut allocator = Allocator::new(SIZE);
             let mut taken: Vec<(u64, u64)> = Vec::new();

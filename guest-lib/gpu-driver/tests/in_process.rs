@@ -142,7 +142,10 @@ proptest! {
         // Around the border of what the device searches at a time.
         data in prop::collection::vec(prop::sample::select(b"ab".to_vec()), 0..600),
         before in (256_usize << 10) - 500..(256 << 10) + 10,
-        patterns in prop::collection::vec(prop::collection::vec(prop::sample::select(b"abc".to_vec()), 1..9), 1..6),
+        patterns in prop::collection::vec(
+            prop::collection::vec(prop::sample::select(b"abc".to_vec()), 1..9),
+            1..6,
+        ),
         start in 0_usize..100,
         capacity in prop::sample::select(vec![0_u32, 7, 100_000]),
     ) {
@@ -166,7 +169,11 @@ proptest! {
 
     #[test]
     fn tiles_are_gathered(
-        offset in 0_usize..5000, width in 1_usize..600, gap in 0_usize..300, rows in 0_u32..100, at in 0_usize..50,
+        offset in 0_usize..5000,
+        width in 1_usize..600,
+        gap in 0_usize..300,
+        rows in 0_u32..100,
+        at in 0_usize..50,
     ) {
         let gpu = gpu();
         let pitch = width + gap;

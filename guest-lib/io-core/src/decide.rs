@@ -407,7 +407,8 @@ mod tests {
         ) {
             let read = read(start..start + length, mode);
             let count = (read.body.end - read.body.start) / 4096;
-            let runs = (0..count).zip(&pages).map(|(_, cached)| Run { bytes: 4096, cached: *cached });
+            let run = |cached: &bool| Run { bytes: 4096, cached: *cached };
+            let runs = (0..count).zip(&pages).map(|(_, cached)| run(cached));
             let plan = read.plan(|_| Residency::Some(runs.collect()));
             prop_assert_eq!(plan.pieces.iter().map(|piece| piece.bytes).sum::<u64>(), length);
             let mut at = start;

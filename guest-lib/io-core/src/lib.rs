@@ -1,9 +1,9 @@
 //! File I/O with device memory (spin-atc17, sections 4 and 5).
 //!
 //! A program registers device memory by address ([`register`]) and reads and writes files with
-//! buffers in it ([`route::serve`], [`vector::serve`]); each part of a request goes through the page
-//! cache, or by P2P: direct I/O through a [`tunnel`] or with the memory itself. `libfarlane_io.so`
-//! puts these functions under the names of the C library.
+//! buffers in it ([`route::serve`], [`vector::serve`]); each part of a request goes through the
+//! page cache, or by P2P: direct I/O through a [`tunnel`] or with the memory itself.
+//! `libfarlane_io.so` puts these functions under the names of the C library.
 
 pub mod automatic;
 pub mod config;

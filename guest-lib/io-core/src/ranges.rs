@@ -220,7 +220,8 @@ mod tests {
             let (table, mut model) = (table(), BTreeMap::new());
             for (add, start, length) in steps {
                 if !add {
-                    prop_assert_eq!(table.remove(start, None), model.remove(&start).map(|_| start as u64));
+                    let removed = model.remove(&start).map(|_| start as u64);
+                    prop_assert_eq!(table.remove(start, None), removed);
                     continue;
                 }
                 let end = start + length;

@@ -250,8 +250,10 @@ fn memory_of_no_cuda_context_is_copied_in_every_thread() {
 #[test]
 fn programs_without_device_memory_do_what_they_do() {
     let (_folder, path, _) = file((3 << 20) + 5);
-    let script = "sha256sum <\"$1\"; sort \"$1\" | cksum; dd if=\"$1\" bs=4097 status=none | tail -c 100 | od; \
-                  grep -c a \"$1\"; exec 9<\"$1\"; exec 9<&-; cat \"$1\" | (read -r x; echo ${#x}); cat /nowhere";
+    let script = "sha256sum <\"$1\"; sort \"$1\" | cksum; \
+                  dd if=\"$1\" bs=4097 status=none | tail -c 100 | od; \
+                  grep -c a \"$1\"; exec 9<\"$1\"; exec 9<&-; \
+                  cat \"$1\" | (read -r x; echo ${#x}); cat /nowhere";
     let run = |mut command: Command| {
         let output = command
             .args(["-c", script, "sh"])

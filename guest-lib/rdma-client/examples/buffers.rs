@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! buffers cycle COUNT BYTES    allocates and frees COUNT buffers, one at a time
-//! buffers fill COUNT BYTES     writes to COUNT buffers, holds them all, and ends without freeing any
+//! buffers fill COUNT BYTES     writes to COUNT buffers, holds all, and ends without freeing any
 //! buffers clean COUNT BYTES    allocates as many again and looks for anything that somebody left
 //! buffers beyond BYTES         asks for more than there can be
 //! buffers register BYTES       moves data between two buffers by RDMA

@@ -4,13 +4,15 @@
 //! |---|---|---|
 //! | [`OFF_BACKEND_STATE`] | backend | [`BACKEND_AWAKE`] or [`BACKEND_SLEEPING`] |
 //! | [`OFF_DEAD`] | guest kernel, or the library's watcher | not zero: the backend is gone |
-//! | [`OFF_CALLER_WAITING`] | process | not zero: a caller sleeps until [`EVENT_WAKE`](crate::control::EVENT_WAKE) |
+//! | [`OFF_CALLER_WAITING`] | process | not zero: a caller sleeps until [`EVENT_WAKE`] |
 //! | [`OFF_CALL_SUBMITTED`] | process | calls put into the ring, free-running |
 //! | [`OFF_CALL_COMPLETED`] | backend | calls answered, free-running |
 //! | [`OFF_ASYNC_PRODUCED`] | backend | asynchronous events put into the ring, free-running |
 //! | [`OFF_ASYNC_CONSUMED`] | process | asynchronous events taken, free-running |
 //! | [`OFF_ASYNC_RING`] | backend | [`ASYNC_ENTRIES`] times [`AsyncEvent`] |
 //! | [`OFF_CALL_RING`] | both | [`CALL_SLOTS`] call slots of [`CALL_SLOT_BYTES`] |
+//!
+//! [`EVENT_WAKE`]: crate::control::EVENT_WAKE
 //!
 //! Each word that one side writes and the other polls has a cache line of its own.
 //!

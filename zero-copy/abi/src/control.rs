@@ -126,8 +126,8 @@ wire! {
 }
 
 impl Request {
-    /// The readable bytes of its chain: itself, then `extents` as address and length in bytes. Their
-    /// number in the request is as it was.
+    /// The readable bytes of its chain: itself, then `extents` as address and length in bytes.
+    /// Their number in the request is as it was.
     #[must_use]
     pub fn with_extents(&self, extents: &[(u64, u64)]) -> Vec<u8> {
         let mut bytes = self.as_bytes().to_vec();

@@ -18,7 +18,8 @@ pub fn generate() -> String {
     );
     macro_rules! define {
         ($($prefix:literal: $($module:ident::$name:ident),*;)*) => {
-            $($(let _ = writeln!(out, "#define {}{} {:#x}{}", $prefix, stringify!($name), $module::$name,
+            $($(let _ = writeln!(out, "#define {}{} {:#x}{}",
+                $prefix, stringify!($name), $module::$name,
                 if $module::$name as u128 > 0xffff_ffff { "ULL" } else { "" });)*)*
         };
     }

@@ -40,7 +40,8 @@ macro_rules! pod {
             $(#[$doc])*
             #[repr(C)]
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq,
-                zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
+                zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable,
+                zerocopy::KnownLayout)]
             pub struct $name { $($(#[$fdoc])* pub $field: $ty,)* }
         )*
     };
@@ -61,10 +62,13 @@ macro_rules! wire {
                 fn c_declaration() -> String {
                     use std::fmt::Write as _;
                     let mut out = format!("struct {} {{\n", $c);
-                    $(let _ = writeln!(out, "\t{};", <$ty as $crate::CField>::declare(stringify!($field)));)*
+                    $(let _ = writeln!(out, "\t{};",
+                        <$ty as $crate::CField>::declare(stringify!($field)));)*
                     let _ = writeln!(out, "}};");
-                    let _ = writeln!(out, "_Static_assert(sizeof(struct {}) == {}, \"size\");", $c, size_of::<$name>());
-                    $(let _ = writeln!(out, "_Static_assert(offsetof(struct {}, {}) == {}, \"offset\");",
+                    let _ = writeln!(out, "_Static_assert(sizeof(struct {}) == {}, \"size\");",
+                        $c, size_of::<$name>());
+                    $(let _ = writeln!(out,
+                        "_Static_assert(offsetof(struct {}, {}) == {}, \"offset\");",
                         $c, stringify!($field), core::mem::offset_of!($name, $field));)*
                     out
                 }

@@ -66,7 +66,8 @@ proptest! {
             let slot = u32::try_from(at).unwrap();
             vm.prepare(slot.into(), Page::new(slot, target * PAGE_BYTES + shift));
         }
-        let data: Vec<u8> = (0..8 * 4096usize).map(|i| u8::try_from((i / 512 * 7 + i) % 256).unwrap()).collect();
+        let byte = |i: usize| u8::try_from((i / 512 * 7 + i) % 256).unwrap();
+        let data: Vec<u8> = (0..8 * 4096).map(byte).collect();
         let mut pieces = Vec::new();
         let mut start = 0;
         for end in 1..=64 {

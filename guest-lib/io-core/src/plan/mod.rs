@@ -1,9 +1,9 @@
 //! Which way bytes take between a file and device memory (SPIN, section 4.3.1).
 //!
-//! A read into device memory can be served from the page cache or straight from the device (P2P). A
-//! request of which a part is cached is cut into [`Run`]s; [`schedule()`] gives each its [`Way`], by
-//! a [`CostModel`] that [`fit()`] makes from measured times. [`store`] keeps one model a device, and
-//! [`trace`] is the line that says what was decided.
+//! A read into device memory can be served from the page cache or straight from the device (P2P).
+//! A request of which a part is cached is cut into [`Run`]s; [`schedule()`] gives each its
+//! [`Way`], by a [`CostModel`] that [`fit()`] makes from measured times. [`store`] keeps one model
+//! a device, and [`trace`] is the line that says what was decided.
 //!
 //! Everything but [`store`] and [`device`] is a pure function.
 //!

@@ -85,7 +85,8 @@ pub enum ModelError {
     /// Below the cutoff the device would be faster than its bandwidth, and many short transfers
     /// faster than a long one.
     #[error(
-        "Cutoff of {cutoff_bytes} bytes in {p2p_overhead_ns} ns is faster than {p2p_bandwidth} bytes/s"
+        "Cutoff of {cutoff_bytes} bytes in {p2p_overhead_ns} ns is faster than {p2p_bandwidth} \
+         bytes/s"
     )]
     Cutoff {
         /// S_cutoff in bytes.
