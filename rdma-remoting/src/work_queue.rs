@@ -1,12 +1,13 @@
 //! Work queues in shared memory, the backend's end.
 
-use crate::request::{WorkRequest, WqeError};
+use crate::request::{RecvWqe, SendWqe, WorkRequest, WqeError};
 use crate::ring::Place;
 use farlane_abi::queue::{
     MAX_INLINE_BYTES, MAX_SGE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED,
     QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SendEntry, Sge,
 };
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
+use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 use thiserror::Error;
 
@@ -58,7 +59,8 @@ const MAX_RECV_STRIDE: usize = size_of::<RecvEntry>() + MAX_SGE as usize * size_
 
 /// A work queue of a queue pair in shared memory, whose entries have at most `N` bytes.
 #[derive(Debug)]
-pub struct SharedQueue<const N: usize> {
+pub struct SharedQueue<W, const N: usize> {
+    kind: PhantomData<fn() -> W>,
     memory: SharedMemory,
     place: Place,
     /// Requests taken so far.
@@ -68,13 +70,14 @@ pub struct SharedQueue<const N: usize> {
 }
 
 /// The send queue of a queue pair in shared memory.
-pub type SharedSendQueue = SharedQueue<MAX_SEND_STRIDE>;
+pub type SharedSendQueue = SharedQueue<SendWqe, MAX_SEND_STRIDE>;
 /// The receive queue of a queue pair in shared memory.
-pub type SharedRecvQueue = SharedQueue<MAX_RECV_STRIDE>;
+pub type SharedRecvQueue = SharedQueue<RecvWqe, MAX_RECV_STRIDE>;
 
-impl<const N: usize> SharedQueue<N> {
+impl<W, const N: usize> SharedQueue<W, N> {
     fn new(memory: &SharedMemory, place: Place) -> Self {
         Self {
+            kind: PhantomData,
             memory: memory.clone(),
             place,
             taken: 0,
@@ -107,7 +110,7 @@ impl<const N: usize> SharedQueue<N> {
     }
 }
 
-impl<W: WorkRequest, const N: usize> WorkSource<W> for SharedQueue<N> {
+impl<W: WorkRequest, const N: usize> WorkSource<W> for SharedQueue<W, N> {
     fn take(&mut self, into: &mut W) -> Result<bool, QueueError> {
         if self.produced()? == self.taken {
             return Ok(false);

@@ -227,7 +227,6 @@ fn a_revoked_device_is_asked_for_and_then_taken() {
     ));
 }
 
-/// A borrower that says what it likes.
 /// Has a device reach a page of its VM's memory by messages.
 fn map_page(fence: Fence, address: u64) -> Request {
     Request::Map {
@@ -240,6 +239,7 @@ fn map_page(fence: Fence, address: u64) -> Request {
     }
 }
 
+/// A borrower that says what it likes.
 struct Raw {
     sender: Sender,
     receiver: Receiver,

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Backend, datagram, echo, host_socket, next_datagram, wait_until};
+use common::{Backend, TAP, datagram, echo, host_socket, next_datagram, wait_until};
 use farlane_support::process::metric;
 use farlane_vm_front_end::net::{Nic, Options, feature};
 use std::path::Path;
@@ -25,6 +25,8 @@ fn describe(root: &Path) {
 fn bytes(backend: &Backend, direction: &str, data: u32, worker: u32) -> u64 {
     let [data, worker] = [data, worker].map(|node| node.to_string());
     let labels = [
+        ("net", TAP),
+        ("path", TAP),
         ("direction", direction),
         ("data", &data),
         ("worker", &worker),

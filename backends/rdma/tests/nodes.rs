@@ -62,7 +62,7 @@ fn transfer(from: &End, to: &End, opcode: u8) {
 fn moved(backend: &Backend) -> [u64; 4] {
     let text = backend.metrics();
     [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")].map(|(data, worker)| {
-        let labels = [("data", data), ("worker", worker)];
+        let labels = [("path", "memory"), ("data", data), ("worker", worker)];
         metric(&text, "farlane_rdma_locality_bytes{", &labels)
     })
 }

@@ -6,7 +6,7 @@
 //! none can be started.
 
 use crate::sync::lock;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,9 +20,18 @@ pub struct Closing<K>(Arc<Mutex<State<K>>>);
 struct State<K> {
     counts: HashMap<K, usize>,
     /// Those that no thread has taken yet.
-    waiting: Vec<Batch<K>>,
-    /// No thread could be started for the last of them.
+    waiting: VecDeque<Batch<K>>,
+    /// No thread could be started the last time: the log says so once.
     has_no_thread: bool,
+}
+
+impl<K> Drop for State<K> {
+    /// What has found no thread stays open: closing it here might wait for ever.
+    fn drop(&mut self) {
+        std::mem::take(&mut self.waiting)
+            .into_iter()
+            .for_each(std::mem::forget);
+    }
 }
 
 /// What one thread closes.
@@ -42,7 +51,7 @@ impl<K> Default for Closing<K> {
     fn default() -> Self {
         Self(Arc::new(Mutex::new(State {
             counts: HashMap::new(),
-            waiting: Vec::new(),
+            waiting: VecDeque::new(),
             has_no_thread: false,
         })))
     }
@@ -56,7 +65,8 @@ impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
     /// How many of a sender's are. Those that have found no thread look for one again.
     #[must_use]
     pub fn of(&self, sender: &K) -> usize {
-        if self.state().has_no_thread {
+        let is_waiting = !self.state().waiting.is_empty();
+        if is_waiting {
             self.start();
         }
         self.state().counts.get(sender).copied().unwrap_or_default()
@@ -69,7 +79,7 @@ impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
         }
         let mut state = self.state();
         *state.counts.entry(sender.clone()).or_default() += descriptors.len();
-        state.waiting.push(Batch {
+        state.waiting.push_back(Batch {
             sender,
             descriptors,
             taken: Box::new(taken),
@@ -97,7 +107,7 @@ impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
     }
 
     fn take(&self) -> Option<Batch<K>> {
-        self.state().waiting.pop()
+        self.state().waiting.pop_front()
     }
 
     fn end(&self, batch: Batch<K>) {

@@ -142,7 +142,7 @@ impl Machine {
 }
 
 impl Machine {
-    /// Finds the limbs of a request's data.
+    /// Finds the nodes of a request's data.
     fn steer(&self, segments: &[Segment]) {
         let single = single_node(&self.nodes, segments);
         for (align, least) in [(512, 512), (4096, 65536)] {

@@ -82,6 +82,7 @@ impl Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farlane_nvme::bits::{nvm, register};
 
     #[test]
     fn a_command_has_the_layout_of_figure_105() {
@@ -102,5 +103,44 @@ mod tests {
         expected[48..50].copy_from_slice(&[0x19, 0x1a]);
         [expected[52], expected[56], expected[60]] = [13, 14, 15];
         assert_eq!(command.as_bytes(), expected);
+    }
+
+    /// The controller has its numbers from the same place: here they are once more, from NVM
+    /// Express 1.4, 3.1 and figures 139 and 346.
+    #[test]
+    fn numbers_are_those_of_the_specification() {
+        let registers = [
+            (register::CAP, 0),
+            (register::VS, 8),
+            (register::INTMS, 0xc),
+            (register::INTMC, 0x10),
+            (register::CC, 0x14),
+            (register::CSTS, 0x1c),
+            (register::AQA, 0x24),
+            (register::ASQ, 0x28),
+            (register::ACQ, 0x30),
+            (register::DOORBELLS, 0x1000),
+        ];
+        let commands = [
+            (admin::DELETE_SQ, 0),
+            (admin::CREATE_SQ, 1),
+            (admin::GET_LOG_PAGE, 2),
+            (admin::DELETE_CQ, 4),
+            (admin::CREATE_CQ, 5),
+            (admin::IDENTIFY, 6),
+            (admin::ABORT, 8),
+            (admin::SET_FEATURES, 9),
+            (admin::GET_FEATURES, 0xa),
+            (admin::ASYNC_EVENT, 0xc),
+            (admin::DOORBELL_BUFFER, 0x7c),
+            (nvm::FLUSH, 0),
+            (nvm::WRITE, 1),
+            (nvm::READ, 2),
+            (nvm::COMPARE, 5),
+            (nvm::WRITE_ZEROES, 8),
+            (nvm::DATASET_MANAGEMENT, 9),
+        ];
+        assert!(registers.iter().all(|(ours, theirs)| ours == theirs));
+        assert!(commands.iter().all(|(ours, theirs)| ours == theirs));
     }
 }

@@ -82,7 +82,11 @@ pub fn counted_perftests(
 /// Runs programs of perftest and reports their figures.
 pub fn perftests(ends: Ends<'_>, lines: &[&str], report: &mut Report) -> Result<()> {
     for line in lines {
-        perftest(ends, line, report)?;
+        let text = perftest(ends, line, report)?;
+        ensure!(
+            payload_bytes(line, &text)? > 0,
+            "`{line}` moved nothing:\n{text}"
+        );
     }
     Ok(())
 }
