@@ -113,14 +113,22 @@ mod tests {
 
     #[test]
     fn cpu_time_of_this_process_grows_with_work() {
-        let (before, ticks) = (of_process(std::process::id()).unwrap(), own_tree_ticks());
-        let mut sum = 0_u64;
-        // Work, not time: until the clock of the threads has gone on by 30 ms.
-        while of_process(std::process::id()).unwrap() - before < Duration::from_millis(30) {
-            for i in 0..100_000_u64 {
-                sum = std::hint::black_box(sum.wrapping_add(i));
+        const NAME: &str = "at work";
+        let ticks = own_tree_ticks();
+        let work = || {
+            let mut sum = 0_u64;
+            // Work, not time: until the thread's own clock has gone on by 30 ms. Threads of other
+            // tests may end, and what they have used is in no sum then.
+            while of_own_threads(NAME).unwrap() < Duration::from_millis(30) {
+                for i in 0..100_000_u64 {
+                    sum = std::hint::black_box(sum.wrapping_add(i));
+                }
             }
-        }
+            of_process(std::process::id()).unwrap()
+        };
+        let thread = std::thread::Builder::new().name(NAME.to_owned());
+        let used = thread.spawn(work).unwrap().join().unwrap();
+        assert!(used >= Duration::from_millis(30));
         assert!(own_tree_ticks() > ticks);
     }
 }
