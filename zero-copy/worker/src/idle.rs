@@ -197,8 +197,11 @@ impl Idle {
 
     /// Polling before a wait: as long as a wake-up costs, as far as the budget allows.
     fn spin(&mut self, now: Instant) -> Duration {
-        let wanted = self.wake.cost().min(self.budget.left(now));
-        wanted.max(self.policy.spin)
+        let (wanted, least) = (self.wake.cost(), self.policy.spin);
+        if wanted <= least {
+            return least;
+        }
+        wanted.min(self.budget.left(now)).max(least)
     }
 
     fn nap(&mut self, now: Instant, nap: Duration) -> Rest {

@@ -20,7 +20,6 @@ use farlane_block::engine::{Clear, Deallocate, Extent, Memory, Operation, Range,
 use farlane_pci::DmaView;
 use farlane_zero_copy::slices::GuestSlices;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// Bytes of a transfer.
 const MAX_TRANSFER: u64 = PAGE << MAX_TRANSFER_SHIFT;
@@ -119,8 +118,8 @@ impl Controller {
     }
 
     fn transfer(&mut self, direction: Direction, transfer: &Transfer) -> Result<Plan, Status> {
-        let identity = Arc::clone(&self.identity);
-        let (index, namespace) = identity
+        let (index, namespace) = self
+            .identity
             .namespace(transfer.nsid)
             .ok_or(Status::INVALID_NAMESPACE)?;
         if transfer.blocks << namespace.block_size.shift() > MAX_TRANSFER {
@@ -132,26 +131,22 @@ impl Controller {
         if direction == Direction::Write && namespace.read_only {
             return Err(Status::WRITE_PROTECTED);
         }
+        let align = namespace.memory_align();
+        let waits = matches!(namespace.storage, Storage::Ring { .. });
         self.requests.note_moved(extent.bytes);
         let durable = self.durable(transfer.force_unit_access);
-        let mut locate = |buffer| {
-            let align = namespace.memory_align();
-            self.locate(&transfer.data, buffer, extent.bytes, align)
-        };
+        let mut locate = |buffer| self.locate(&transfer.data, buffer, extent.bytes, align);
         let located = match direction {
             Direction::Compare => Located::Bounce,
             Direction::Read => locate(DataBuffer::Destination),
             Direction::Write => locate(DataBuffer::Source),
         };
-        match (located, &namespace.storage) {
-            (Located::Refused(status), _) => Err(status),
-            (
-                Located::Mapped {
-                    slices,
-                    from_device,
-                },
-                Storage::Ring { .. },
-            ) => {
+        match located {
+            Located::Refused(status) => Err(status),
+            Located::Mapped {
+                slices,
+                from_device,
+            } if waits => {
                 let (task, work) = match direction {
                     Direction::Write => (Task::Write, Work::Write(durable)),
                     Direction::Read | Direction::Compare => (Task::Read(None), Work::Read),
@@ -160,25 +155,26 @@ impl Controller {
                 let operation = Operation::new(index, work, extent, memory, from_device);
                 Ok(Plan::run(task, operation))
             }
-            (Located::Mapped { mut slices, .. }, storage) => {
+            Located::Mapped { mut slices, .. } => {
                 let write = (direction == Direction::Write).then_some(durable);
-                let result = self.transfer_inline(storage, write, &mut slices, extent);
+                let result = self.transfer_inline(index, write, &mut slices, extent);
                 self.requests.give_list(slices.into_list());
                 result.map(|()| Plan::Done)
             }
-            (Located::Bounce, _) => bounced(direction, index, extent, durable, transfer.data),
+            Located::Bounce => bounced(direction, index, extent, durable, transfer.data),
         }
     }
 
     /// A transfer that never waits for a device.
     fn transfer_inline(
         &self,
-        storage: &Storage,
+        namespace: usize,
         write: Option<Durable>,
         slices: &mut GuestSlices<Rc<DmaView>>,
         extent: Extent,
     ) -> Result<(), Status> {
-        match storage {
+        let namespace = self.identity.namespaces.get(namespace);
+        match &namespace.ok_or(Status::INVALID_NAMESPACE)?.storage {
             Storage::Memory { file } => {
                 transfer_now(file, write, slices, extent.offset).map_err(|e| {
                     self.storage_failed(e.raw_os_error().unwrap_or(libc::EIO), write.is_some())
