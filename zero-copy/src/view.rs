@@ -73,17 +73,31 @@ impl View {
     /// # Errors
     /// They are not memory, or not writable.
     pub fn word(&self, address: u64) -> Result<&AtomicU32, AddressSpaceError> {
+        let [word] = self.words(address)?;
+        Ok(word)
+    }
+
+    /// So many words of four bytes from `address` on, a multiple of four, which can be written.
+    ///
+    /// # Errors
+    /// They are not memory in one piece, or not writable.
+    pub fn words<const COUNT: usize>(
+        &self,
+        address: u64,
+    ) -> Result<&[AtomicU32; COUNT], AddressSpaceError> {
+        let bytes = size_of::<[AtomicU32; COUNT]>();
+        let length = to_u64(bytes);
         let mut found = None;
-        self.resolve(address, 4, true, |base, run| {
-            if run == 4 && base.addr().is_multiple_of(align_of::<AtomicU32>()) {
-                found = Some(base.cast::<AtomicU32>());
+        self.resolve(address, length, true, |base, run| {
+            if run == bytes && base.addr().is_multiple_of(align_of::<AtomicU32>()) {
+                found = Some(base.cast::<[AtomicU32; COUNT]>());
             }
         })?;
-        let word = found.ok_or(AddressSpaceError::Unmapped { address, length: 4 })?;
-        // SAFETY: `resolve` gave four bytes, aligned as checked, in a writable mapping that lives
-        // as long as this view, from which the reference is borrowed. Others write them, which
-        // atomics allow.
-        Ok(unsafe { &*word })
+        let words = found.ok_or(AddressSpaceError::Unmapped { address, length })?;
+        // SAFETY: `resolve` gave as many bytes, aligned as checked, in a writable mapping that
+        // lives as long as this view, from which the reference is borrowed. Others write them,
+        // which atomics allow.
+        Ok(unsafe { &*words })
     }
 
     /// Copies from guest-physical `address`.
@@ -266,6 +280,30 @@ mod tests {
         assert!(!both.iter().any(|thread| thread.is_finished()));
         drop(view);
         both.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
+    #[test]
+    fn words_lie_in_one_piece_that_can_be_written() {
+        let space = AddressSpace::new();
+        let fd = memory(0x4000);
+        for (address, offset, writable) in
+            [(0, 0x2000, true), (0x1000, 0, true), (0x2000, 0, false)]
+        {
+            space
+                .map(address, 0x1000, fd.as_fd(), offset, writable)
+                .unwrap();
+        }
+        let view = space.view();
+        let [first, last] = view.words(0xff8).unwrap();
+        first.store(1, Ordering::Relaxed);
+        last.store(2, Ordering::Relaxed);
+        let mut read = [0; 8];
+        view.read(0xff8, &mut read).unwrap();
+        assert_eq!(read, [1, 0, 0, 0, 2, 0, 0, 0]);
+        // Across two pieces, not aligned, not to be written, and where nothing is.
+        for address in [0xffc, 0xff6, 0x2000, 0x3000] {
+            assert!(view.words::<2>(address).is_err(), "{address:#x}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a controller counts, over all its users.
 
-pub use farlane_worker::counters::count;
+pub use farlane_worker::counters::{count, count_alone};
 
 farlane_worker::counters! {
     /// Counters of one controller, over all its users.

@@ -18,6 +18,13 @@ pub fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
+/// Adds to a number that no other thread adds to: without a locked instruction, which waits for
+/// all stores before it, such as those into a ring whose cache lines the driver's processor has.
+pub fn count_alone(counter: &AtomicU64, by: u64) {
+    let value = counter.load(Ordering::Relaxed).wrapping_add(by);
+    counter.store(value, Ordering::Relaxed);
+}
+
 /// Defines `Counters`: a field for each name, and `samples`, which lists them; their names begin
 /// with `prefix`, if there is one.
 ///

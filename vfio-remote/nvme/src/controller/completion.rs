@@ -11,17 +11,19 @@ use crate::remote::Job;
 use farlane_pci::DmaView;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use zerocopy::IntoBytes as _;
 
 /// How long an interrupt is put off for a driver that has not looked at what the last one told of.
 const PUT_OFF: Duration = Duration::from_micros(400);
 
 /// Writes an entry so that its phase is seen after the rest of it.
 fn write_entry(view: &DmaView, address: u64, cqe: &Cqe) -> Option<()> {
-    let (first, _) = cqe.as_bytes().split_at(12);
-    view.write(address, first).ok()?;
-    let last = u32::from(cqe.cid) | u32::from(cqe.status) << 16;
-    view.word(address + 12).ok()?.store(last, Ordering::Release);
+    let [first, second, third, last] = view.words(address).ok()?;
+    first.store(cqe.dw0, Ordering::Relaxed);
+    second.store(cqe.dw1, Ordering::Relaxed);
+    let submission = u32::from(cqe.sq_head) | u32::from(cqe.sq_id) << 16;
+    third.store(submission, Ordering::Relaxed);
+    let status = u32::from(cqe.cid) | u32::from(cqe.status) << 16;
+    last.store(status, Ordering::Release);
     Some(())
 }
 

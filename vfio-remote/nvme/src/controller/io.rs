@@ -8,7 +8,7 @@ use crate::controller::completion::Permit;
 use crate::controller::requests::{Gathered, Owner, Phase, Request, Task};
 use crate::controller::steps::own;
 use crate::controller::transfer::Located;
-use crate::counters::count;
+use crate::counters::{count, count_alone};
 use crate::data::{DataBuffer, DataPointer, WalkError, gather};
 use crate::identify::MAX_TRANSFER_SHIFT;
 use crate::namespace::Storage;
@@ -37,7 +37,14 @@ enum Direction {
 impl Controller {
     /// Executes a command of an I/O queue.
     pub(super) fn io(&mut self, permit: Permit, sqe: &Sqe) {
-        match IoCommand::parse(sqe).and_then(|command| self.plan(command)) {
+        // Not moved: it is read in other pieces than it has just been written in, and the processor
+        // forwards no store to such a load.
+        let command = IoCommand::parse(sqe);
+        let plan = match &command {
+            Ok(command) => self.plan(command),
+            Err(status) => Err(*status),
+        };
+        match plan {
             Ok(Plan::Done) => self.complete(permit, Status::SUCCESS, 0),
             Ok(Plan::Begin(phase, data)) => {
                 self.begin(Request::new(Owner::Command(permit), phase, data));
@@ -51,11 +58,11 @@ impl Controller {
     }
 
     /// Finds out what a command takes, and does it where that never waits.
-    fn plan(&mut self, command: IoCommand) -> Result<Plan, Status> {
-        match command {
-            IoCommand::Read(transfer) => self.transfer(Direction::Read, &transfer),
-            IoCommand::Write(transfer) => self.transfer(Direction::Write, &transfer),
-            IoCommand::Compare(transfer) => self.transfer(Direction::Compare, &transfer),
+    fn plan(&mut self, command: &IoCommand) -> Result<Plan, Status> {
+        match *command {
+            IoCommand::Read(ref transfer) => self.transfer(Direction::Read, transfer),
+            IoCommand::Write(ref transfer) => self.transfer(Direction::Write, transfer),
+            IoCommand::Compare(ref transfer) => self.transfer(Direction::Compare, transfer),
             IoCommand::Flush { nsid } => {
                 if nsid != ALL_NAMESPACES && self.identity.namespace(nsid).is_none() {
                     return Err(Status::INVALID_NAMESPACE);
@@ -135,18 +142,16 @@ impl Controller {
         let waits = matches!(namespace.storage, Storage::Ring { .. });
         self.requests.note_moved(extent.bytes);
         let durable = self.durable(transfer.force_unit_access);
-        let mut locate = |buffer| self.locate(&transfer.data, buffer, extent.bytes, align);
-        let located = match direction {
-            Direction::Compare => Located::Bounce,
-            Direction::Read => locate(DataBuffer::Destination),
-            Direction::Write => locate(DataBuffer::Source),
+        let buffer = match direction {
+            Direction::Read => DataBuffer::Destination,
+            Direction::Write => DataBuffer::Source,
+            Direction::Compare => {
+                return bounced(direction, index, extent, durable, transfer.data);
+            }
         };
-        match located {
-            Located::Refused(status) => Err(status),
-            Located::Mapped {
-                slices,
-                from_device,
-            } if waits => {
+        let mut slices = self.slices(buffer);
+        match self.locate(&mut slices, &transfer.data, buffer, extent.bytes, align) {
+            Located::Mapped { from_device } if waits => {
                 let (task, work) = match direction {
                     Direction::Write => (Task::Write, Work::Write(durable)),
                     Direction::Read | Direction::Compare => (Task::Read(None), Work::Read),
@@ -155,13 +160,20 @@ impl Controller {
                 let operation = Operation::new(index, work, extent, memory, from_device);
                 Ok(Plan::run(task, operation))
             }
-            Located::Mapped { mut slices, .. } => {
+            Located::Mapped { .. } => {
                 let write = (direction == Direction::Write).then_some(durable);
                 let result = self.transfer_inline(index, write, &mut slices, extent);
                 self.requests.give_list(slices.into_list());
                 result.map(|()| Plan::Done)
             }
-            Located::Bounce => bounced(direction, index, extent, durable, transfer.data),
+            Located::Bounce => {
+                self.requests.give_list(slices.into_list());
+                bounced(direction, index, extent, durable, transfer.data)
+            }
+            Located::Refused(status) => {
+                self.requests.give_list(slices.into_list());
+                Err(status)
+            }
         }
     }
 
@@ -187,11 +199,11 @@ impl Controller {
         }
         let counters = &self.shared.counters;
         if write.is_some() {
-            count(&counters.writes, 1);
-            count(&counters.written_bytes, extent.bytes);
+            count_alone(&counters.writes, 1);
+            count_alone(&counters.written_bytes, extent.bytes);
         } else {
-            count(&counters.reads, 1);
-            count(&counters.read_bytes, extent.bytes);
+            count_alone(&counters.reads, 1);
+            count_alone(&counters.read_bytes, extent.bytes);
         }
         Ok(())
     }

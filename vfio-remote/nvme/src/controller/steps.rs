@@ -4,7 +4,7 @@ use super::{Controller, State};
 use crate::bits::Status;
 use crate::bounce::Bounce;
 use crate::controller::requests::{Gathered, Owner, Phase, Request, Scattered, Task};
-use crate::counters::count;
+use crate::counters::{count, count_alone};
 use crate::data::DataPointer;
 use crate::remote::Job;
 use farlane_block::engine::{Extent, Failure, Memory, Operation, Slot, Stage, Step, Trouble, Work};
@@ -297,12 +297,12 @@ impl Controller {
         };
         match phase {
             Phase::Running(Task::Read(_), _) | Phase::Scattering(Scattered::Read(_)) => {
-                count(&counters.reads, 1);
-                count(&counters.read_bytes, bytes);
+                count_alone(&counters.reads, 1);
+                count_alone(&counters.read_bytes, bytes);
             }
             Phase::Running(Task::Write, _) => {
-                count(&counters.writes, 1);
-                count(&counters.written_bytes, bytes);
+                count_alone(&counters.writes, 1);
+                count_alone(&counters.written_bytes, bytes);
             }
             Phase::Running(Task::Flush { .. }, _) => count(&counters.flushes, 1),
             Phase::Running(Task::Compare(_) | Task::Zero | Task::Trim, _) => {

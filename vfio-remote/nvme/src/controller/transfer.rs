@@ -3,7 +3,7 @@
 use super::Controller;
 use crate::bits::Status;
 use crate::counters::count;
-use crate::data::{DataBuffer, DataPointer, Segment, WalkError};
+use crate::data::{DataBuffer, DataPointer, WalkError};
 use farlane_block::engine::memory::can_be_transferred;
 use farlane_block::storage::Alignment;
 use farlane_pci::DmaView;
@@ -11,12 +11,10 @@ use farlane_zero_copy::slices::GuestSlices;
 use std::rc::Rc;
 
 /// The place of a command's data.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Located {
     /// In mapped memory.
     Mapped {
-        /// Its memory.
-        slices: GuestSlices<Rc<DmaView>>,
         /// Some of it is another device's.
         from_device: bool,
     },
@@ -27,38 +25,29 @@ pub enum Located {
 }
 
 impl Controller {
-    /// Locates `length` bytes of data of `buffer`. What is mapped has addresses and lengths that
-    /// are multiples of `align`.
-    pub(super) fn locate(
-        &mut self,
-        pointer: &DataPointer,
-        buffer: DataBuffer,
-        length: u64,
-        align: u64,
-    ) -> Located {
-        let mut segments = std::mem::take(&mut self.segments);
-        segments.clear();
-        let located = self.locate_in(&mut segments, pointer, buffer, length, align);
-        self.segments = segments;
-        located
+    /// No memory yet, of data of `buffer`.
+    pub(super) fn slices(&mut self, buffer: DataBuffer) -> GuestSlices<Rc<DmaView>> {
+        let writable = buffer == DataBuffer::Destination;
+        GuestSlices::new(self.view(), self.requests.list(), writable)
     }
 
-    fn locate_in(
+    /// Locates `length` bytes of data of `buffer`, and appends its memory to `slices`. What is
+    /// mapped has addresses and lengths that are multiples of `align`.
+    pub(super) fn locate(
         &mut self,
-        segments: &mut Vec<Segment>,
+        slices: &mut GuestSlices<Rc<DmaView>>,
         pointer: &DataPointer,
         buffer: DataBuffer,
         length: u64,
         align: u64,
     ) -> Located {
-        let view = self.view();
-        match pointer.walk(buffer, length, &*view, segments) {
+        let segments = &mut self.segments;
+        segments.clear();
+        match pointer.walk(buffer, length, &**slices.holder(), segments) {
             Ok(()) => (),
             Err(WalkError::Status(status)) => return Located::Refused(status),
             Err(WalkError::Unreachable) => return Located::Bounce,
         }
-        let writable = buffer == DataBuffer::Destination;
-        let mut slices = GuestSlices::new(view, self.requests.list(), writable);
         let mut of_devices = 0;
         let is_mapped = segments.iter().all(|segment| {
             let Some(address) = segment.address else {
@@ -74,15 +63,13 @@ impl Controller {
             memory: align,
             offset: 1,
         };
-        if !is_mapped || !can_be_transferred(&slices, Some(alignment)) {
-            self.requests.give_list(slices.into_list());
+        if !is_mapped || !can_be_transferred(slices, Some(alignment)) {
             return Located::Bounce;
         }
         if of_devices > 0 {
             count(&self.shared.counters.peer_bytes, of_devices);
         }
         Located::Mapped {
-            slices,
             from_device: of_devices > 0,
         }
     }
