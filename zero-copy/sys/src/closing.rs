@@ -2,10 +2,12 @@
 //!
 //! `close` may ask whoever serves a file (`FUSE_FLUSH`), or wait for the peer of a socket
 //! (`SO_LINGER`): for ever. That is so also of descriptors that nobody has received and that end
-//! with the socket in which they lie. So they are closed on a thread of their own, and wait where
-//! none can be started.
+//! with the socket in which they lie. So they are closed on threads of their own. Where none can be
+//! started they stay open: until one can be, or one that was started before has time for them.
 
+use crate::log_limit::LogLimit;
 use crate::sync::lock;
+use crate::warn_limited;
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 use std::os::fd::OwnedFd;
@@ -15,14 +17,19 @@ use std::sync::{Arc, Mutex, MutexGuard};
 const STACK: usize = 64 << 10;
 
 /// How many descriptors of each sender are being closed.
-pub struct Closing<K>(Arc<Mutex<State<K>>>);
+pub struct Closing<K>(Arc<Shared<K>>);
+
+struct Shared<K> {
+    state: Mutex<State<K>>,
+    /// Each failure to start a thread may be of a sender's doing.
+    limit: LogLimit,
+}
 
 struct State<K> {
     counts: HashMap<K, usize>,
-    /// Those that no thread has taken yet.
+    /// Those that no thread has taken yet. Where none could be started, a thread that is done with
+    /// others takes them, or one that the next call of [`Closing::close`] or [`Closing::of`] starts.
     waiting: VecDeque<Batch<K>>,
-    /// No thread could be started the last time: the log says so once.
-    has_no_thread: bool,
 }
 
 impl<K> Drop for State<K> {
@@ -49,17 +56,19 @@ impl<K> std::fmt::Debug for Closing<K> {
 
 impl<K> Default for Closing<K> {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(State {
-            counts: HashMap::new(),
-            waiting: VecDeque::new(),
-            has_no_thread: false,
-        })))
+        Self(Arc::new(Shared {
+            state: Mutex::new(State {
+                counts: HashMap::new(),
+                waiting: VecDeque::new(),
+            }),
+            limit: LogLimit::new(),
+        }))
     }
 }
 
 impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
     fn state(&self) -> MutexGuard<'_, State<K>> {
-        lock(&self.0)
+        lock(&self.0.state)
     }
 
     /// How many of a sender's are. Those that have found no thread look for one again.
@@ -99,10 +108,11 @@ impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
         let thread = std::thread::Builder::new()
             .name("close".to_owned())
             .stack_size(STACK);
-        let failed = thread.spawn(close).err();
-        let had_none = std::mem::replace(&mut self.state().has_no_thread, failed.is_some());
-        if let Some(e) = failed.filter(|_| !had_none) {
-            log::warn!("Cannot close descriptors that were sent yet: {e}");
+        if let Err(e) = thread.spawn(close) {
+            warn_limited!(
+                self.0.limit,
+                "Cannot close descriptors that were sent yet: {e}"
+            );
         }
     }
 
