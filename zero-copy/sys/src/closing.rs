@@ -27,9 +27,12 @@ struct Shared<K> {
 
 struct State<K> {
     counts: HashMap<K, usize>,
-    /// Those that no thread has taken yet. Where none could be started, a thread that is done with
-    /// others takes them, or one that the next call of [`Closing::close`] or [`Closing::of`] starts.
+    /// Those that no thread has taken yet. Each has a thread that is starting, unless the last
+    /// attempt to start one has failed. The next attempt is that of the next call of
+    /// [`Closing::close`] or [`Closing::of`].
     waiting: VecDeque<Batch<K>>,
+    /// Threads that have not looked for a batch yet.
+    starting: usize,
 }
 
 impl<K> Drop for State<K> {
@@ -48,6 +51,12 @@ struct Batch<K> {
     taken: Box<dyn Send>,
 }
 
+/// A thread to be that counts as starting, until it is dropped or has looked for a batch.
+struct Closer<K> {
+    shared: Arc<Shared<K>>,
+    is_starting: bool,
+}
+
 impl<K> std::fmt::Debug for Closing<K> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Closing").finish_non_exhaustive()
@@ -60,76 +69,176 @@ impl<K> Default for Closing<K> {
             state: Mutex::new(State {
                 counts: HashMap::new(),
                 waiting: VecDeque::new(),
+                starting: 0,
             }),
             limit: LogLimit::new(),
         }))
     }
 }
 
-impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
+impl<K> Shared<K> {
     fn state(&self) -> MutexGuard<'_, State<K>> {
-        lock(&self.0.state)
+        lock(&self.state)
     }
+}
 
+impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
     /// How many of a sender's are. Those that have found no thread look for one again.
     #[must_use]
     pub fn of(&self, sender: &K) -> usize {
-        let is_waiting = !self.state().waiting.is_empty();
-        if is_waiting {
-            self.start();
-        }
-        self.state().counts.get(sender).copied().unwrap_or_default()
+        self.start();
+        self.0
+            .state()
+            .counts
+            .get(sender)
+            .copied()
+            .unwrap_or_default()
     }
 
     /// Closes `descriptors`. Afterwards what was taken for them is dropped, too.
     pub fn close(&self, sender: K, descriptors: Vec<OwnedFd>, taken: impl Send + 'static) {
+        self.enqueue(sender, descriptors, taken);
+        self.start();
+    }
+
+    fn enqueue(&self, sender: K, descriptors: Vec<OwnedFd>, taken: impl Send + 'static) {
         if descriptors.is_empty() {
             return;
         }
-        let mut state = self.state();
+        let mut state = self.0.state();
         *state.counts.entry(sender.clone()).or_default() += descriptors.len();
         state.waiting.push_back(Batch {
             sender,
             descriptors,
             taken: Box::new(taken),
         });
-        drop(state);
-        self.start();
     }
 
-    /// Starts a thread that closes what waits, if that is possible now.
+    /// Starts a thread for each batch that waits and has none, as far as that is possible now.
     fn start(&self) {
-        let closing = Self(Arc::clone(&self.0));
-        let close = move || {
-            while let Some(batch) = closing.take() {
-                closing.end(batch);
+        while let Some(closer) = self.next_closer() {
+            let thread = std::thread::Builder::new()
+                .name("close".to_owned())
+                .stack_size(STACK);
+            if let Err(e) = thread.spawn(|| closer.run()) {
+                warn_limited!(
+                    self.0.limit,
+                    "Cannot close descriptors that were sent yet: {e}"
+                );
+                return;
             }
-        };
-        let thread = std::thread::Builder::new()
-            .name("close".to_owned())
-            .stack_size(STACK);
-        if let Err(e) = thread.spawn(close) {
-            warn_limited!(
-                self.0.limit,
-                "Cannot close descriptors that were sent yet: {e}"
-            );
         }
     }
 
-    fn take(&self) -> Option<Batch<K>> {
-        self.state().waiting.pop_front()
+    /// The next thread that is needed, if one is.
+    fn next_closer(&self) -> Option<Closer<K>> {
+        let mut state = self.0.state();
+        (state.waiting.len() > state.starting).then(|| {
+            state.starting += 1;
+            Closer {
+                shared: Arc::clone(&self.0),
+                is_starting: true,
+            }
+        })
+    }
+}
+
+impl<K: Hash + Eq> Closer<K> {
+    /// Closes what waits, until nothing does.
+    fn run(mut self) {
+        while let Some(batch) = self.take() {
+            self.end(batch);
+        }
+    }
+
+    fn take(&mut self) -> Option<Batch<K>> {
+        let mut state = self.shared.state();
+        state.starting -= usize::from(std::mem::take(&mut self.is_starting));
+        state.waiting.pop_front()
     }
 
     fn end(&self, batch: Batch<K>) {
         let count = batch.descriptors.len();
         drop(batch.descriptors);
         drop(batch.taken);
-        let mut state = self.state();
+        let mut state = self.shared.state();
         if let Some(open) = state.counts.get_mut(&batch.sender) {
             *open -= count;
             if *open == 0 {
                 state.counts.remove(&batch.sender);
             }
         }
+    }
+}
+
+impl<K> Drop for Closer<K> {
+    fn drop(&mut self) {
+        self.shared.state().starting -= usize::from(self.is_starting);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read as _;
+    use std::os::unix::net::UnixStream;
+
+    /// What waits to be closed, and the end that tells whether it was.
+    fn descriptor() -> (Vec<OwnedFd>, UnixStream) {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        (vec![theirs.into()], ours)
+    }
+
+    fn is_closed(mut ours: &UnixStream) -> bool {
+        ours.read(&mut [0]).is_ok_and(|bytes| bytes == 0)
+    }
+
+    #[test]
+    fn a_burst_starts_a_thread_for_each_batch_and_none_besides() {
+        let closing = Closing::default();
+        let mut closers = Vec::new();
+        let mut ends = Vec::new();
+        for _ in 0..3 {
+            let (descriptors, ours) = descriptor();
+            ends.push(ours);
+            closing.enqueue("sender", descriptors, ());
+            closers.extend(closing.next_closer());
+            assert!(closing.next_closer().is_none());
+        }
+        assert_eq!((closers.len(), closing.of(&"sender")), (3, 3));
+        // The first closes all; the others find nothing, and count no longer.
+        for closer in closers {
+            closer.run();
+            assert!(ends.iter().all(is_closed) && closing.next_closer().is_none());
+        }
+        closing.enqueue("sender", descriptor().0, ());
+        assert!(closing.next_closer().is_some());
+    }
+
+    #[test]
+    fn a_batch_does_not_wait_for_a_thread_that_is_busy() {
+        let closing = Closing::default();
+        let [(first, _), (second, _)] = [descriptor(), descriptor()];
+        closing.enqueue("sender", first, ());
+        let mut busy = closing.next_closer().unwrap();
+        let batch = busy.take().unwrap();
+        closing.enqueue("sender", second, ());
+        closing.next_closer().unwrap().run();
+        assert_eq!(closing.of(&"sender"), 1);
+        busy.end(batch);
+        assert_eq!(closing.of(&"sender"), 0);
+    }
+
+    #[test]
+    fn a_thread_that_cannot_start_is_tried_again() {
+        let closing = Closing::default();
+        let (descriptors, ours) = descriptor();
+        closing.enqueue("sender", descriptors, ());
+        // As `spawn` does that fails.
+        drop(closing.next_closer().unwrap());
+        assert!(!is_closed(&ours));
+        closing.next_closer().unwrap().run();
+        assert!(is_closed(&ours));
     }
 }
