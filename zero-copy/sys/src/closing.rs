@@ -17,6 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 const STACK: usize = 64 << 10;
 
 /// How many descriptors of each sender are being closed.
+///
+/// What has found no thread by the time that this is dropped never finds one: those descriptors
+/// stay open until the process ends, and what was taken for them is not given back.
 pub struct Closing<K>(Arc<Shared<K>>);
 
 struct Shared<K> {
@@ -240,5 +243,17 @@ mod tests {
         assert!(!is_closed(&ours));
         closing.next_closer().unwrap().run();
         assert!(is_closed(&ours));
+    }
+
+    #[test]
+    fn what_has_found_no_thread_in_the_end_stays_open_and_keeps_what_was_taken_for_it() {
+        let closing = Closing::default();
+        let (descriptors, ours) = descriptor();
+        let taken = Arc::new(());
+        closing.enqueue("sender", descriptors, Arc::clone(&taken));
+        drop(closing.next_closer().unwrap());
+        drop(closing);
+        assert!(!is_closed(&ours));
+        assert_eq!(Arc::strong_count(&taken), 2);
     }
 }
