@@ -2,6 +2,7 @@
 //! failed, and of doorbells that were wrong.
 
 use crate::bits::Status;
+use crate::controller::CommandId;
 use crate::identify::put;
 use std::collections::VecDeque;
 
@@ -9,22 +10,16 @@ use std::collections::VecDeque;
 pub const ENTRIES: usize = 64;
 /// Bytes of an entry.
 const ENTRY_BYTES: usize = 64;
-/// Instead of an identifier of a command, or of a place in it: there is none.
-pub const NONE: u16 = u16::MAX;
+/// Instead of the identifiers of a command, or of a place in it: there is none.
+const NONE: u16 = u16::MAX;
 
 /// An error, as an entry tells of it (figure 193).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Submission queue; [`NONE`] if it is of no queue.
-    pub queue: u16,
-    /// Command; [`NONE`] if it is of no command.
-    pub cid: u16,
-    /// Status of its completion.
+    /// The command, where the error is one's.
+    pub command: Option<CommandId>,
+    /// Status of its completion, or what says most of the error.
     pub status: Status,
-    /// First block of the command.
-    pub lba: u64,
-    /// Namespace of the command.
-    pub nsid: u32,
 }
 
 /// The log since the last reset: "should be cleared on Controller Level Reset".
@@ -39,14 +34,18 @@ impl ErrorLog {
     /// forgotten.
     pub fn add(&mut self, number: u64, failure: &Failure) {
         let mut entry = [0; ENTRY_BYTES];
+        let (queue, cid, nsid, lba) = match &failure.command {
+            Some(command) => (command.queue, command.cid, command.nsid, command.lba),
+            None => (NONE, NONE, 0, 0),
+        };
         put(&mut entry, 0, &number.to_le_bytes());
-        put(&mut entry, 8, &failure.queue.to_le_bytes());
-        put(&mut entry, 10, &failure.cid.to_le_bytes());
+        put(&mut entry, 8, &queue.to_le_bytes());
+        put(&mut entry, 10, &cid.to_le_bytes());
         put(&mut entry, 12, &(failure.status.0 << 1).to_le_bytes());
         // Parameter Error Location.
         put(&mut entry, 14, &NONE.to_le_bytes());
-        put(&mut entry, 16, &failure.lba.to_le_bytes());
-        put(&mut entry, 24, &failure.nsid.to_le_bytes());
+        put(&mut entry, 16, &lba.to_le_bytes());
+        put(&mut entry, 24, &nsid.to_le_bytes());
         self.entries.truncate(ENTRIES - 1);
         self.entries.push_front(entry);
     }
@@ -69,11 +68,13 @@ mod tests {
         assert!(log.page() == vec![0; 4096]);
         for number in 1..=100 {
             let failure = Failure {
-                queue: 3,
-                cid: 7,
+                command: Some(CommandId {
+                    queue: 3,
+                    cid: 7,
+                    nsid: 5,
+                    lba: number * 2,
+                }),
                 status: Status::UNRECOVERED_READ_ERROR,
-                lba: number * 2,
-                nsid: 5,
             };
             log.add(number, &failure);
         }
@@ -87,5 +88,19 @@ mod tests {
             expected[24] = 5;
             assert!(entry == expected, "{number}");
         }
+    }
+
+    #[test]
+    fn an_error_that_is_no_commands_names_no_queue() {
+        let mut log = ErrorLog::default();
+        let failure = Failure {
+            command: None,
+            status: Status::INVALID_FIELD,
+        };
+        log.add(1, &failure);
+        let mut expected = [0; ENTRY_BYTES];
+        expected[0] = 1;
+        expected[8..16].copy_from_slice(&[0xff, 0xff, 0xff, 0xff, 4, 0x80, 0xff, 0xff]);
+        assert!(log.page()[..ENTRY_BYTES] == expected);
     }
 }

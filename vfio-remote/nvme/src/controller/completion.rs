@@ -97,7 +97,7 @@ impl Controller {
         let status = if status.is_success() {
             status
         } else {
-            self.note_failure(&command, status)
+            self.note_failure(command, status)
         };
         let CommandId { queue, cid, .. } = command;
         let Some(sq) = self.queues.sq(queue) else {
@@ -119,7 +119,7 @@ impl Controller {
 
     /// Counts a failure and has the error log tell of it. Returns the status to complete the
     /// command with.
-    fn note_failure(&mut self, command: &CommandId, status: Status) -> Status {
+    fn note_failure(&mut self, command: CommandId, status: Status) -> Status {
         count(&self.shared.counters.errors, 1);
         // The driver knows what it has aborted.
         if status == Status::ABORT_REQUESTED {
@@ -127,11 +127,8 @@ impl Controller {
         }
         let status = status.with_more();
         self.log_failure(&Failure {
-            queue: command.queue,
-            cid: command.cid,
+            command: Some(command),
             status,
-            lba: command.lba,
-            nsid: command.nsid,
         });
         status
     }
@@ -217,7 +214,7 @@ impl Controller {
         if cq.set_head(head).is_err() {
             if !std::mem::replace(&mut cq.bad_head, true) {
                 log::debug!("Completion queue {queue}: head {head} is none");
-                self.report(AsyncEvent::InvalidDoorbellValue, queue);
+                self.report(AsyncEvent::InvalidDoorbellValue);
             }
             return;
         }

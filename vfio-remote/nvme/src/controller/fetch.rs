@@ -78,7 +78,7 @@ impl Controller {
         if sq.set_tail(tail).is_err() {
             if !std::mem::replace(&mut sq.bad_tail, true) {
                 log::debug!("Submission queue {queue}: tail {tail} is none");
-                self.report(AsyncEvent::InvalidDoorbellValue, queue);
+                self.report(AsyncEvent::InvalidDoorbellValue);
             }
             return false;
         }

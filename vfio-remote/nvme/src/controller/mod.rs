@@ -21,7 +21,7 @@ mod transfer;
 
 use crate::bits::{PAGE, Status};
 use crate::data::Segment;
-use crate::error_log::{self, ErrorLog, Failure};
+use crate::error_log::{ErrorLog, Failure};
 use crate::features::{AsyncEvent, Events, Features};
 use crate::identify::Identity;
 use crate::queue::{CompletionQueue, SubmissionQueue};
@@ -211,7 +211,7 @@ impl Controller {
             self.evaluate_pin();
         }
         if notices.has(Notice::BadDoorbell) && self.state == State::Running {
-            self.report(AsyncEvent::InvalidDoorbell, error_log::NONE);
+            self.report(AsyncEvent::InvalidDoorbell);
         }
         notices.has(Notice::Control) || notices.has(Notice::Stop)
     }
@@ -340,13 +340,10 @@ impl Controller {
     }
 
     /// Reports an event to the driver.
-    fn report(&mut self, event: AsyncEvent, queue: u16) {
+    fn report(&mut self, event: AsyncEvent) {
         self.log_failure(&Failure {
-            queue,
-            cid: error_log::NONE,
+            command: None,
             status: Status::INVALID_FIELD,
-            lba: 0,
-            nsid: 0,
         });
         if let Some((cid, dword)) = self.events.report(event) {
             self.complete_event(cid, dword);
