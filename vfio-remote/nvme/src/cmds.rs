@@ -3,16 +3,17 @@
 
 use crate::bits::{Sqe, Status, admin, byte, high, low, nvm, quad};
 use crate::data::DataPointer;
+use crate::ids::{CqId, SqId};
 
 /// Create I/O Submission Queue (NVMe 1.4, 5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CreateSq {
     /// Queue Identifier.
-    pub id: u16,
+    pub id: SqId,
     /// Queue Size, in entries.
     pub entries: u32,
     /// Completion Queue Identifier.
-    pub cq: u16,
+    pub cq: CqId,
     /// Address of its first entry.
     pub address: u64,
 }
@@ -21,7 +22,7 @@ pub struct CreateSq {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CreateCq {
     /// Queue Identifier.
-    pub id: u16,
+    pub id: CqId,
     /// Queue Size, in entries.
     pub entries: u32,
     /// Interrupt Vector, if it interrupts.
@@ -59,11 +60,11 @@ impl Select {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdminCommand {
     /// Delete I/O Submission Queue.
-    DeleteSq(u16),
+    DeleteSq(SqId),
     /// Create I/O Submission Queue.
     CreateSq(CreateSq),
     /// Delete I/O Completion Queue.
-    DeleteCq(u16),
+    DeleteCq(CqId),
     /// Create I/O Completion Queue.
     CreateCq(CreateCq),
     /// Get Log Page.
@@ -93,7 +94,7 @@ pub enum AdminCommand {
     /// Abort.
     Abort {
         /// Submission Queue Identifier of the command.
-        sq: u16,
+        sq: SqId,
         /// Command Identifier.
         cid: u16,
     },
@@ -229,19 +230,19 @@ impl AdminCommand {
         let entries = u32::from(high(sqe.cdw10)) + 1;
         let contiguous = sqe.cdw11 & 1 != 0;
         Ok(match sqe.opcode {
-            admin::DELETE_SQ => Self::DeleteSq(low(sqe.cdw10)),
-            admin::DELETE_CQ => Self::DeleteCq(low(sqe.cdw10)),
+            admin::DELETE_SQ => Self::DeleteSq(SqId::new(low(sqe.cdw10))),
+            admin::DELETE_CQ => Self::DeleteCq(CqId::new(low(sqe.cdw10))),
             admin::CREATE_SQ | admin::CREATE_CQ if !contiguous => {
                 return Err(Status::INVALID_FIELD);
             }
             admin::CREATE_SQ => Self::CreateSq(CreateSq {
-                id: low(sqe.cdw10),
+                id: SqId::new(low(sqe.cdw10)),
                 entries,
-                cq: high(sqe.cdw11),
+                cq: CqId::new(high(sqe.cdw11)),
                 address: sqe.dptr[0],
             }),
             admin::CREATE_CQ => Self::CreateCq(CreateCq {
-                id: low(sqe.cdw10),
+                id: CqId::new(low(sqe.cdw10)),
                 entries,
                 vector: (sqe.cdw11 & 2 != 0).then(|| high(sqe.cdw11)),
                 named_vector: high(sqe.cdw11),
@@ -261,7 +262,7 @@ impl AdminCommand {
                 data: prps(sqe)?,
             },
             admin::ABORT => Self::Abort {
-                sq: low(sqe.cdw10),
+                sq: SqId::new(low(sqe.cdw10)),
                 cid: high(sqe.cdw10),
             },
             admin::SET_FEATURES => Self::SetFeatures {

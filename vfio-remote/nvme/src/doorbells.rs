@@ -1,6 +1,7 @@
 //! The doorbell page: written by the function's users as messages, or mapped by the borrower.
 
 use crate::bits::PAGE;
+use crate::ids::{CqId, SqId};
 use farlane_zero_copy::{Mapping, SharedMemory};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -57,22 +58,22 @@ impl DoorbellPage {
     }
 
     /// Tail of a submission queue as the driver has it.
-    pub fn tail(&self, queue: u16) -> u32 {
-        self.load(usize::from(queue) * 8)
+    pub fn tail(&self, queue: SqId) -> u32 {
+        self.load(queue.index() * 8)
     }
 
     /// Head of a completion queue as the driver has it.
-    pub fn head(&self, queue: u16) -> u32 {
-        self.load(usize::from(queue) * 8 + 4)
+    pub fn head(&self, queue: CqId) -> u32 {
+        self.load(queue.index() * 8 + 4)
     }
 
     /// A new submission queue begins at zero.
-    pub fn reset_tail(&self, queue: u16) {
-        self.store(usize::from(queue) * 8, 0);
+    pub fn reset_tail(&self, queue: SqId) {
+        self.store(queue.index() * 8, 0);
     }
 
     /// A new completion queue begins at zero.
-    pub fn reset_head(&self, queue: u16) {
-        self.store(usize::from(queue) * 8 + 4, 0);
+    pub fn reset_head(&self, queue: CqId) {
+        self.store(queue.index() * 8 + 4, 0);
     }
 }

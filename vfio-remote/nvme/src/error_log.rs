@@ -35,7 +35,7 @@ impl ErrorLog {
     pub fn add(&mut self, number: u64, failure: &Failure) {
         let mut entry = [0; ENTRY_BYTES];
         let (queue, cid, nsid, lba) = match &failure.command {
-            Some(command) => (command.queue, command.cid, command.nsid, command.lba),
+            Some(command) => (command.queue.get(), command.cid, command.nsid, command.lba),
             None => (NONE, NONE, 0, 0),
         };
         put(&mut entry, 0, &number.to_le_bytes());
@@ -61,6 +61,7 @@ impl ErrorLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::SqId;
 
     #[test]
     fn the_newest_errors_are_kept_and_come_first() {
@@ -69,7 +70,7 @@ mod tests {
         for number in 1..=100 {
             let failure = Failure {
                 command: Some(CommandId {
-                    queue: 3,
+                    queue: SqId::new(3),
                     cid: 7,
                     nsid: 5,
                     lba: number * 2,

@@ -7,6 +7,7 @@
 //! * `bits`, `cmds`: wire layout, and commands parsed from it.
 //! * `data`: where a command's data lies: physical region pages, scatter gather lists.
 //! * `registers`, `doorbells`: what the driver touches.
+//! * `ids`: which queue is meant.
 //! * `queue`: ring mechanics.
 //! * `controller`: the worker.
 //! * `remote`: for memory that is not mapped.
@@ -30,6 +31,7 @@ mod error_log;
 mod features;
 mod function;
 mod identify;
+mod ids;
 mod namespace;
 mod queue;
 mod registers;

@@ -2,6 +2,7 @@
 
 use crate::bits::{CQE_BYTES, Cqe, SQE_BYTES, low};
 use crate::controller::Permit;
+use crate::ids::CqId;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ pub struct SubmissionQueue {
     head: u32,
     tail: u32,
     /// Identifier of its completion queue.
-    pub cq: u16,
+    pub cq: CqId,
     /// Commands taken whose completions the driver does not have yet.
     in_flight: u32,
     /// The delete command that waits for them, and for entries on their way.
@@ -32,7 +33,7 @@ pub struct SubmissionQueue {
 
 impl SubmissionQueue {
     /// An empty queue of `entries` at `address`.
-    pub fn new(address: u64, entries: u32, cq: u16) -> Self {
+    pub fn new(address: u64, entries: u32, cq: CqId) -> Self {
         Self {
             address,
             entries,
@@ -321,7 +322,7 @@ mod tests {
             entries in 2_u32..70,
             steps in prop::collection::vec((any::<bool>(), 0_u32..100), 0..200),
         ) {
-            let mut sq = SubmissionQueue::new(0, entries, 0);
+            let mut sq = SubmissionQueue::new(0, entries, CqId::ADMIN);
             let mut cq = CompletionQueue::new(0, entries, None);
             let mut used = 0;
             for (submit, index) in steps {

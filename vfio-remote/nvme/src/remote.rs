@@ -4,6 +4,7 @@
 use crate::bits::{Cqe, Sqe, Status};
 use crate::bounce::Bounce;
 use crate::data::{DataBuffer, DataPointer, Segment, Unreachable, WalkError, gather, scatter};
+use crate::ids::{CqId, SqId};
 use crate::shared::{Notice, Shared};
 use farlane_abi::width::{to_u64, to_usize};
 use farlane_block::engine::Slot;
@@ -20,7 +21,7 @@ pub enum Job {
     /// Read entries of a submission queue.
     Fetch {
         /// Submission Queue Identifier.
-        sq: u16,
+        sq: SqId,
         /// Address of the first entry.
         address: u64,
         /// Number of entries.
@@ -29,7 +30,7 @@ pub enum Job {
     /// Write an entry of a completion queue, then interrupt.
     Post {
         /// Completion Queue Identifier.
-        cq: u16,
+        cq: CqId,
         /// Address.
         address: u64,
         /// Entry.
@@ -67,7 +68,7 @@ impl Job {
             },
             Self::Post { cq, cqe, .. } => Done::Posted {
                 cq,
-                sq: cqe.sq_id,
+                sq: SqId::new(cqe.sq_id),
                 result: Err(Unreachable),
             },
             Self::Gather { slot, .. } => Done::Gathered {
@@ -88,16 +89,16 @@ pub enum Done {
     /// Entries of a submission queue.
     Fetched {
         /// Submission Queue Identifier.
-        sq: u16,
+        sq: SqId,
         /// The entries.
         entries: Result<Vec<Sqe>, Unreachable>,
     },
     /// An entry of a completion queue was written.
     Posted {
         /// Completion Queue Identifier.
-        cq: u16,
+        cq: CqId,
         /// Submission queue of its command.
-        sq: u16,
+        sq: SqId,
         /// Whether it has succeeded.
         result: Result<(), Unreachable>,
     },
@@ -226,7 +227,7 @@ fn perform(shared: &Shared, job: Job) -> Done {
             vector,
         } => Done::Posted {
             cq,
-            sq: cqe.sq_id,
+            sq: SqId::new(cqe.sq_id),
             result: post(shared, cq, address, &cqe, vector),
         },
         Job::Gather {
@@ -248,7 +249,7 @@ fn perform(shared: &Shared, job: Job) -> Done {
     }
 }
 
-fn fetch(shared: &Shared, sq: u16, address: u64, count: u32) -> Result<Vec<Sqe>, Unreachable> {
+fn fetch(shared: &Shared, sq: SqId, address: u64, count: u32) -> Result<Vec<Sqe>, Unreachable> {
     let mut entries = vec![Sqe::default(); to_usize(count.into())];
     let read = shared
         .dma
@@ -264,7 +265,7 @@ fn fetch(shared: &Shared, sq: u16, address: u64, count: u32) -> Result<Vec<Sqe>,
 
 fn post(
     shared: &Shared,
-    cq: u16,
+    cq: CqId,
     address: u64,
     cqe: &Cqe,
     vector: Option<u16>,

@@ -6,12 +6,13 @@
 use super::fetch::read_entry;
 use super::{CommandId, Controller, Permit};
 use crate::bits::Status;
+use crate::ids::SqId;
 
 impl Controller {
     /// Aborts a command of submission queue `queue`, if it waits. Returns whether it did.
-    pub(super) fn abort(&mut self, queue: u16, cid: u16) -> bool {
-        let aborted = if queue == 0 && self.events.abort(cid) {
-            if let Some(sq) = self.queues.sq_mut(0) {
+    pub(super) fn abort(&mut self, queue: SqId, cid: u16) -> bool {
+        let aborted = if queue.is_admin() && self.events.abort(cid) {
+            if let Some(sq) = self.queues.sq_mut(SqId::ADMIN) {
                 sq.began();
             }
             Some(Permit::new(CommandId::admin(cid)))
@@ -27,7 +28,7 @@ impl Controller {
     }
 
     /// Takes a command out of its queue, if it is the next one there.
-    fn abort_entry(&mut self, queue: u16, cid: u16) -> Option<Permit> {
+    fn abort_entry(&mut self, queue: SqId, cid: u16) -> Option<Permit> {
         self.queues.sq(queue)?;
         let tail = self.driver_tail(queue);
         let view = self.view();

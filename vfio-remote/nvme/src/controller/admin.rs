@@ -10,6 +10,7 @@ use crate::counters::count;
 use crate::data::{DataBuffer, DataPointer, WalkError, scatter};
 use crate::features::{Features, Value};
 use crate::identify::{Logs, MAX_TRANSFER_SHIFT};
+use crate::ids::{CqId, SqId};
 use crate::namespace::Namespace;
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::registers::MAX_QUEUE_ENTRIES;
@@ -23,7 +24,7 @@ enum Answer {
     /// Complete when this data has been written by messages.
     Scatter(DataPointer, Vec<u8>, u64),
     /// Complete when nothing of this submission queue is under way any more.
-    Deletion(u16),
+    Deletion(SqId),
     /// Held: an Asynchronous Event Request.
     Held,
 }
@@ -112,7 +113,7 @@ impl Controller {
     fn hold_event_request(&mut self, cid: u16) -> Result<Answer, Status> {
         let answer = self.events.request(cid)?;
         // Held requests are not in flight: they must not keep others out of the queue.
-        if let Some(sq) = self.queues.sq_mut(0) {
+        if let Some(sq) = self.queues.sq_mut(SqId::ADMIN) {
             sq.ended();
         }
         if let Some((cid, dword)) = answer {
@@ -222,12 +223,22 @@ impl Controller {
         self.write_data(data, bytes)
     }
 
-    /// Whether an I/O queue can have this identifier.
-    fn check_io_queue(&self, queue: u16) -> Result<(), Status> {
-        if queue == 0 || !self.queues.ids().contains(&queue) {
-            return Err(Status::INVALID_QUEUE_ID);
+    /// Whether an I/O submission queue can have this identifier.
+    fn check_io_sq(&self, queue: SqId) -> Result<(), Status> {
+        if self.queues.can_be_io_sq(queue) {
+            Ok(())
+        } else {
+            Err(Status::INVALID_QUEUE_ID)
         }
-        Ok(())
+    }
+
+    /// Whether an I/O completion queue can have this identifier.
+    fn check_io_cq(&self, queue: CqId) -> Result<(), Status> {
+        if self.queues.can_be_io_cq(queue) {
+            Ok(())
+        } else {
+            Err(Status::INVALID_QUEUE_ID)
+        }
     }
 
     fn check_queue(&self, entries: u32, address: u64, entry_bytes: u64) -> Result<(), Status> {
@@ -245,7 +256,7 @@ impl Controller {
     }
 
     fn create_cq(&mut self, create: &CreateCq) -> Result<Answer, Status> {
-        self.check_io_queue(create.id)?;
+        self.check_io_cq(create.id)?;
         if self.queues.cq(create.id).is_some() {
             return Err(Status::INVALID_QUEUE_ID);
         }
@@ -262,11 +273,11 @@ impl Controller {
     }
 
     fn create_sq(&mut self, create: &CreateSq) -> Result<Answer, Status> {
-        self.check_io_queue(create.id)?;
+        self.check_io_sq(create.id)?;
         if self.queues.sq(create.id).is_some() {
             return Err(Status::INVALID_QUEUE_ID);
         }
-        self.check_io_queue(create.cq)
+        self.check_io_cq(create.cq)
             .map_err(|_| Status::INVALID_CQ)?;
         self.check_queue(create.entries, create.address, crate::bits::SQE_BYTES)?;
         let queue = SubmissionQueue::new(create.address, create.entries, create.cq);
@@ -278,8 +289,8 @@ impl Controller {
         Ok(Answer::Done(0))
     }
 
-    fn delete_cq(&mut self, queue: u16) -> Result<Answer, Status> {
-        self.check_io_queue(queue)?;
+    fn delete_cq(&mut self, queue: CqId) -> Result<Answer, Status> {
+        self.check_io_cq(queue)?;
         match self.queues.cq(queue) {
             None => Err(Status::INVALID_QUEUE_ID),
             Some(cq) if cq.users > 0 => Err(Status::INVALID_QUEUE_DELETION),
@@ -295,8 +306,8 @@ impl Controller {
     /// The queue goes once nothing of it is under way (5.6): neither commands, nor completions that
     /// the driver does not have yet, nor entries that would be taken for those of the next queue
     /// with its identifier.
-    fn delete_sq(&mut self, queue: u16) -> Result<Answer, Status> {
-        self.check_io_queue(queue)?;
+    fn delete_sq(&mut self, queue: SqId) -> Result<Answer, Status> {
+        self.check_io_sq(queue)?;
         match self.queues.sq(queue) {
             None => Err(Status::INVALID_QUEUE_ID),
             Some(sq) if sq.deleting.is_some() => Err(Status::INVALID_QUEUE_ID),
@@ -309,7 +320,7 @@ impl Controller {
     }
 
     /// Deletes a queue that is to be deleted, if nothing of it is under way any more.
-    pub(super) fn finish_deletion(&mut self, queue: u16) {
+    pub(super) fn finish_deletion(&mut self, queue: SqId) {
         let drained = self.queues.sq_mut(queue).filter(|sq| sq.is_drained());
         if let Some(permit) = drained.and_then(|sq| sq.deleting.take()) {
             self.queues.delete_sq(queue);

@@ -6,6 +6,7 @@ use crate::counters::count;
 use crate::data::Unreachable;
 use crate::error_log::Failure;
 use crate::features::AsyncEvent;
+use crate::ids::{CqId, SqId};
 use crate::queue::{CompletionQueue, Due};
 use crate::remote::Job;
 use farlane_pci::DmaView;
@@ -31,7 +32,7 @@ fn write_entry(view: &DmaView, address: u64, cqe: &Cqe) -> Option<()> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandId {
     /// Submission Queue Identifier.
-    pub queue: u16,
+    pub queue: SqId,
     /// Command Identifier.
     pub cid: u16,
     /// Namespace ID.
@@ -42,9 +43,9 @@ pub struct CommandId {
 
 impl CommandId {
     /// Parses it from an entry of a submission queue.
-    pub fn new(queue: u16, sqe: &Sqe) -> Self {
+    pub fn new(queue: SqId, sqe: &Sqe) -> Self {
         let blocks = [nvm::READ, nvm::WRITE, nvm::COMPARE, nvm::WRITE_ZEROES];
-        let has_blocks = queue > 0 && blocks.contains(&sqe.opcode);
+        let has_blocks = !queue.is_admin() && blocks.contains(&sqe.opcode);
         Self {
             queue,
             cid: sqe.cid,
@@ -60,7 +61,7 @@ impl CommandId {
     /// A command of the admin queue without a namespace.
     pub fn admin(cid: u16) -> Self {
         Self {
-            queue: 0,
+            queue: SqId::ADMIN,
             cid,
             nsid: 0,
             lba: 0,
@@ -110,7 +111,7 @@ impl Controller {
                 dw0,
                 dw1: 0,
                 sq_head: head,
-                sq_id: queue,
+                sq_id: queue.get(),
                 cid,
                 status: status.0 << 1,
             },
@@ -141,19 +142,19 @@ impl Controller {
     }
 
     /// The driver has the completion of a command of this submission queue.
-    fn completed(&mut self, queue: u16) {
+    fn completed(&mut self, queue: SqId) {
         if let Some(sq) = self.queues.sq_mut(queue) {
             sq.ended();
         }
         self.finish_deletion(queue);
     }
 
-    /// An entry of submission queue `sq` that went by messages has arrived, or not.
-    pub(super) fn posted(&mut self, queue: u16, sq: u16, result: Result<(), Unreachable>) {
+    /// An entry about a command of `sq` that went to `cq` by messages has arrived, or not.
+    pub(super) fn posted(&mut self, cq: CqId, sq: SqId, result: Result<(), Unreachable>) {
         if result.is_err() {
             self.fail();
         }
-        if let Some(cq) = self.queues.cq_mut(queue) {
+        if let Some(cq) = self.queues.cq_mut(cq) {
             cq.arrived();
             // For the pin, whose level is looked at here.
             cq.posted |= self.shared.interrupts.by_pin();
@@ -161,7 +162,7 @@ impl Controller {
         self.completed(sq);
     }
 
-    fn post(&mut self, queue: u16, cqe: Cqe) {
+    fn post(&mut self, queue: CqId, cqe: Cqe) {
         if self.state != State::Running {
             return;
         }
@@ -177,7 +178,7 @@ impl Controller {
     }
 
     /// Writes an entry; the queue is not full.
-    fn write(&mut self, queue: u16, cqe: Cqe) {
+    fn write(&mut self, queue: CqId, cqe: Cqe) {
         let view = self.view();
         let Some(cq) = self.queues.cq_mut(queue) else {
             return;
@@ -193,11 +194,11 @@ impl Controller {
                 vector,
             });
         } else {
-            self.completed(cqe.sq_id);
+            self.completed(SqId::new(cqe.sq_id));
         }
     }
 
-    fn refresh_if_full(&mut self, queue: u16) {
+    fn refresh_if_full(&mut self, queue: CqId) {
         if let Some(cq) = self.queues.cq(queue)
             && cq.is_full()
         {
@@ -206,7 +207,7 @@ impl Controller {
     }
 
     /// Takes the driver's head over.
-    fn refresh_head(&mut self, queue: u16) {
+    fn refresh_head(&mut self, queue: CqId) {
         let head = self.driver_head(queue);
         let Some(cq) = self.queues.cq_mut(queue) else {
             return;
@@ -220,7 +221,7 @@ impl Controller {
         }
         cq.bad_head = false;
         let behind = cq.behind();
-        if queue > 0 {
+        if !queue.is_admin() {
             self.set_head_event(queue, behind);
         }
     }
@@ -228,7 +229,7 @@ impl Controller {
     /// Writes what found its queue full, as far as there is room now. Returns whether it did.
     pub(super) fn flush_backlogs(&mut self) -> bool {
         let mut worked = false;
-        for queue in self.queues.ids() {
+        for queue in self.queues.cq_ids() {
             let waits = |cq: &CompletionQueue| !cq.backlog.is_empty();
             if !self.queues.cq(queue).is_some_and(waits) {
                 continue;
@@ -250,7 +251,7 @@ impl Controller {
     pub(super) fn interrupt(&mut self) -> bool {
         let by_pin = self.shared.interrupts.by_pin();
         let (mut posted, mut put_off) = (false, false);
-        for queue in self.queues.ids() {
+        for queue in self.queues.cq_ids() {
             if !matches!(self.queues.cq(queue), Some(cq) if cq.posted) {
                 continue;
             }
@@ -284,7 +285,7 @@ impl Controller {
         if self.state != State::Running || !self.shared.interrupts.by_pin() {
             return;
         }
-        for queue in self.queues.ids() {
+        for queue in self.queues.cq_ids() {
             if matches!(self.queues.cq(queue), Some(cq) if cq.vector.is_some()) {
                 self.refresh_head(queue);
             }

@@ -5,6 +5,7 @@ use super::{Controller, State};
 use crate::bits::{SQE_BYTES, Sqe};
 use crate::data::Unreachable;
 use crate::features::AsyncEvent;
+use crate::ids::SqId;
 use crate::queue::CompletionQueue;
 use crate::remote::{Done, Job};
 use crate::ring::Event;
@@ -55,10 +56,8 @@ impl Controller {
 
     /// Takes new commands, of each queue in turn. Returns whether there were any.
     pub(super) fn take_commands(&mut self) -> bool {
-        let count = self.queues.ids().end;
         let mut worked = false;
-        for step in 0..count {
-            let queue = (self.first + step) % count;
+        for queue in self.queues.sq_ids_from(self.first) {
             if self.queues.sq(queue).is_some() {
                 worked |= self.take_commands_of(queue);
             }
@@ -66,11 +65,11 @@ impl Controller {
                 break;
             }
         }
-        self.first = (self.first + 1) % count;
+        self.first = self.queues.sq_id_after(self.first);
         worked
     }
 
-    fn take_commands_of(&mut self, queue: u16) -> bool {
+    fn take_commands_of(&mut self, queue: SqId) -> bool {
         let tail = self.driver_tail(queue);
         let Some(sq) = self.queues.sq_mut(queue) else {
             return false;
@@ -96,7 +95,7 @@ impl Controller {
         }
         self.follow_tail(queue);
         let before = self.requests.moved();
-        let is_admin = queue == 0;
+        let is_admin = queue.is_admin();
         // An Abort takes entries of its own queue out.
         let at_once = if is_admin { 1 } else { AT_ONCE };
         let mut entries = [Sqe::default(); AT_ONCE];
@@ -130,14 +129,14 @@ impl Controller {
     }
 
     /// Executes the entry at the head of a queue.
-    fn execute(&mut self, queue: u16, sqe: &Sqe) {
+    fn execute(&mut self, queue: SqId, sqe: &Sqe) {
         let Some(sq) = self.queues.sq_mut(queue) else {
             return;
         };
         sq.advance();
         sq.began();
         let permit = Permit::new(CommandId::new(queue, sqe));
-        if queue == 0 {
+        if queue.is_admin() {
             self.admin(permit, sqe);
         } else {
             self.io(permit, sqe);
@@ -145,7 +144,7 @@ impl Controller {
     }
 
     /// Entries that are not mapped are read by messages, or turn out not to be memory.
-    fn fetch_remotely(&mut self, queue: u16, run: u32) {
+    fn fetch_remotely(&mut self, queue: SqId, run: u32) {
         if let Some(sq) = self.queues.sq_mut(queue) {
             sq.fetching = true;
             // Up to the end of the page: the next one may be mapped.
@@ -159,7 +158,7 @@ impl Controller {
         }
     }
 
-    fn fetched(&mut self, queue: u16, entries: Result<Vec<Sqe>, Unreachable>) {
+    fn fetched(&mut self, queue: SqId, entries: Result<Vec<Sqe>, Unreachable>) {
         let Some(sq) = self.queues.sq_mut(queue) else {
             return;
         };
@@ -184,7 +183,7 @@ impl Controller {
         sq.fetching = true;
         for sqe in entries {
             // Those that there is no room for are fetched again.
-            if !self.requests.has_room(queue == 0) {
+            if !self.requests.has_room(queue.is_admin()) {
                 break;
             }
             self.execute(queue, &sqe);

@@ -24,6 +24,7 @@ use crate::data::Segment;
 use crate::error_log::{ErrorLog, Failure};
 use crate::features::{AsyncEvent, Events, Features};
 use crate::identify::Identity;
+use crate::ids::{CqId, SqId};
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::remote::Remote;
 use crate::ring::Ring;
@@ -75,7 +76,7 @@ pub struct Controller {
     view: KeptView,
     queues: Queues,
     /// The submission queue that the next turn begins with.
-    first: u16,
+    first: SqId,
     requests: Requests,
     /// Requests that wait for syncs of others to end.
     unsettled: VecDeque<Slot>,
@@ -117,7 +118,7 @@ impl Controller {
             stopping: false,
             view: KeptView::default(),
             queues: Queues::new(identity.io_queues),
-            first: 0,
+            first: SqId::ADMIN,
             requests: Requests::default(),
             unsettled: VecDeque::new(),
             shadow: None,
@@ -255,9 +256,9 @@ impl Controller {
         };
         self.shared.doorbells.clear();
         let cq = CompletionQueue::new(queues.cq, queues.cq_entries, Some(0));
-        self.queues.create_cq(0, cq);
-        let sq = SubmissionQueue::new(queues.sq, queues.sq_entries, 0);
-        self.queues.create_sq(0, sq);
+        self.queues.create_cq(CqId::ADMIN, cq);
+        let sq = SubmissionQueue::new(queues.sq, queues.sq_entries, CqId::ADMIN);
+        self.queues.create_sq(SqId::ADMIN, sq);
         self.state = State::Running;
         registers.ready();
         log::debug!("Enabled: {queues:x?}");
@@ -352,7 +353,7 @@ impl Controller {
 
     /// Completes a held event request.
     fn complete_event(&mut self, cid: u16, dword: u32) {
-        if let Some(sq) = self.queues.sq_mut(0) {
+        if let Some(sq) = self.queues.sq_mut(SqId::ADMIN) {
             sq.began();
         }
         let permit = Permit::new(CommandId::admin(cid));

@@ -1,11 +1,12 @@
-//! The queues of a controller, by identifier: 0 is the admin queue.
+//! The queues of a controller, by identifier.
 
+use crate::ids::{CqId, SqId};
 use crate::queue::{CompletionQueue, SubmissionQueue};
-use std::ops::Range;
 
 /// All queues that there can be, and those that there are.
 #[derive(Debug)]
 pub struct Queues {
+    /// Queue pairs, that of the admin queues among them.
     count: u16,
     submission: Vec<Option<SubmissionQueue>>,
     completion: Vec<Option<CompletionQueue>>,
@@ -22,29 +23,65 @@ impl Queues {
         }
     }
 
-    /// Identifiers that queues can have.
-    pub fn ids(&self) -> Range<u16> {
-        0..self.count
+    /// Identifiers that submission queues can have.
+    pub fn sq_ids(&self) -> impl Iterator<Item = SqId> + use<> {
+        (0..self.count).map(SqId::new)
+    }
+
+    /// The same, but from `first` on: those before it come last.
+    pub fn sq_ids_from(&self, first: SqId) -> impl Iterator<Item = SqId> + use<> {
+        let count = self.count;
+        (0..count).map(move |step| SqId::new((first.get() + step) % count))
+    }
+
+    /// The identifier after this one; after the last it is the first.
+    pub fn sq_id_after(&self, id: SqId) -> SqId {
+        SqId::new((id.get() + 1) % self.count)
+    }
+
+    /// Identifiers that completion queues can have.
+    pub fn cq_ids(&self) -> impl Iterator<Item = CqId> + use<> {
+        (0..self.count).map(CqId::new)
+    }
+
+    /// Identifiers that submission queues can have which are not the admin queue.
+    pub fn io_sq_ids(&self) -> impl Iterator<Item = SqId> + use<> {
+        (1..self.count).map(SqId::new)
+    }
+
+    /// Identifiers that completion queues can have which are not the admin queue's.
+    pub fn io_cq_ids(&self) -> impl Iterator<Item = CqId> + use<> {
+        (1..self.count).map(CqId::new)
+    }
+
+    /// Whether an I/O submission queue can have this identifier.
+    pub fn can_be_io_sq(&self, id: SqId) -> bool {
+        (1..self.count).contains(&id.get())
+    }
+
+    /// Whether an I/O completion queue can have this identifier.
+    pub fn can_be_io_cq(&self, id: CqId) -> bool {
+        (1..self.count).contains(&id.get())
     }
 
     /// A submission queue.
-    pub fn sq(&self, id: u16) -> Option<&SubmissionQueue> {
-        self.submission.get(usize::from(id))?.as_ref()
+    pub fn sq(&self, id: SqId) -> Option<&SubmissionQueue> {
+        self.submission.get(id.index())?.as_ref()
     }
 
     /// The same, to be changed.
-    pub fn sq_mut(&mut self, id: u16) -> Option<&mut SubmissionQueue> {
-        self.submission.get_mut(usize::from(id))?.as_mut()
+    pub fn sq_mut(&mut self, id: SqId) -> Option<&mut SubmissionQueue> {
+        self.submission.get_mut(id.index())?.as_mut()
     }
 
     /// A completion queue.
-    pub fn cq(&self, id: u16) -> Option<&CompletionQueue> {
-        self.completion.get(usize::from(id))?.as_ref()
+    pub fn cq(&self, id: CqId) -> Option<&CompletionQueue> {
+        self.completion.get(id.index())?.as_ref()
     }
 
     /// The same, to be changed.
-    pub fn cq_mut(&mut self, id: u16) -> Option<&mut CompletionQueue> {
-        self.completion.get_mut(usize::from(id))?.as_mut()
+    pub fn cq_mut(&mut self, id: CqId) -> Option<&mut CompletionQueue> {
+        self.completion.get_mut(id.index())?.as_mut()
     }
 
     /// All completion queues.
@@ -53,27 +90,27 @@ impl Queues {
     }
 
     /// Adds a submission queue, of which its completion queue knows. False if there is none.
-    pub fn create_sq(&mut self, id: u16, queue: SubmissionQueue) -> bool {
+    pub fn create_sq(&mut self, id: SqId, queue: SubmissionQueue) -> bool {
         let Some(cq) = self.cq_mut(queue.cq) else {
             return false;
         };
         cq.users += 1;
-        if let Some(place) = self.submission.get_mut(usize::from(id)) {
+        if let Some(place) = self.submission.get_mut(id.index()) {
             *place = Some(queue);
         }
         true
     }
 
     /// Adds a completion queue.
-    pub fn create_cq(&mut self, id: u16, queue: CompletionQueue) {
-        if let Some(place) = self.completion.get_mut(usize::from(id)) {
+    pub fn create_cq(&mut self, id: CqId, queue: CompletionQueue) {
+        if let Some(place) = self.completion.get_mut(id.index()) {
             *place = Some(queue);
         }
     }
 
     /// Takes a submission queue away.
-    pub fn delete_sq(&mut self, id: u16) {
-        let place = self.submission.get_mut(usize::from(id));
+    pub fn delete_sq(&mut self, id: SqId) {
+        let place = self.submission.get_mut(id.index());
         if let Some(queue) = place.and_then(Option::take)
             && let Some(cq) = self.cq_mut(queue.cq)
         {
@@ -83,8 +120,8 @@ impl Queues {
     }
 
     /// Takes a completion queue away.
-    pub fn delete_cq(&mut self, id: u16) {
-        if let Some(place) = self.completion.get_mut(usize::from(id)) {
+    pub fn delete_cq(&mut self, id: CqId) {
+        if let Some(place) = self.completion.get_mut(id.index()) {
             *place = None;
         }
     }

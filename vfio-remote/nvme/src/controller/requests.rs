@@ -5,6 +5,7 @@ use crate::bounce::Bounce;
 use crate::cmds::AdminCommand;
 use crate::controller::completion::Permit;
 use crate::data::DataPointer;
+use crate::ids::SqId;
 use crate::ring::Durable;
 use farlane_block::engine::{Extent, Operation, Slot, Slots};
 use farlane_pci::DmaView;
@@ -127,7 +128,7 @@ impl Request {
             Phase::Gathering(Gathered::Compare { .. }) | Phase::Running(Task::Compare(_), _)
         );
         Self {
-            is_admin: matches!(&owner, Owner::Command(permit) if permit.command().queue == 0),
+            is_admin: matches!(&owner, Owner::Command(permit) if permit.command().queue.is_admin()),
             copies: if compares { 2 * data } else { data },
             owner,
             phase,
@@ -208,7 +209,7 @@ impl Requests {
     }
 
     /// Takes the command away from its request, if nothing has been done of it.
-    pub fn abandon(&mut self, queue: u16, cid: u16) -> Option<Permit> {
+    pub fn abandon(&mut self, queue: SqId, cid: u16) -> Option<Permit> {
         let request = self.slots.iter_mut().find(|request| {
             let is_named = matches!(&request.owner, Owner::Command(permit)
                 if (permit.command().queue, permit.command().cid) == (queue, cid));

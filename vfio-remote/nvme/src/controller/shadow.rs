@@ -2,6 +2,7 @@
 
 use super::Controller;
 use crate::bits::{PAGE, Status};
+use crate::ids::{CqId, SqId};
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use farlane_pci::DmaView;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -14,12 +15,12 @@ pub struct Shadow {
 }
 
 impl Shadow {
-    fn tail(view: &DmaView, page: u64, queue: u16) -> Option<&AtomicU32> {
-        view.word(page + u64::from(queue) * 8).ok()
+    fn tail(view: &DmaView, page: u64, queue: SqId) -> Option<&AtomicU32> {
+        view.word(page + u64::from(queue.get()) * 8).ok()
     }
 
-    fn head(view: &DmaView, page: u64, queue: u16) -> Option<&AtomicU32> {
-        view.word(page + u64::from(queue) * 8 + 4).ok()
+    fn head(view: &DmaView, page: u64, queue: CqId) -> Option<&AtomicU32> {
+        view.word(page + u64::from(queue.get()) * 8 + 4).ok()
     }
 }
 
@@ -35,15 +36,17 @@ impl Controller {
             return Err(Status::INVALID_FIELD);
         }
         self.shadow = Some(Shadow { doorbells, events });
-        for queue in 1..self.queues.ids().end {
+        for queue in self.queues.io_sq_ids() {
             self.adopt_tail(queue);
+        }
+        for queue in self.queues.io_cq_ids() {
             self.adopt_head(queue);
         }
         Ok(())
     }
 
     /// The shadow of a queue's tail continues from its doorbell.
-    pub(super) fn adopt_tail(&mut self, queue: u16) {
+    pub(super) fn adopt_tail(&mut self, queue: SqId) {
         let view = self.view();
         if let (Some(shadow), Some(sq)) = (self.shadow, self.queues.sq_mut(queue)) {
             if let Some(word) = Shadow::tail(&view, shadow.doorbells, queue) {
@@ -54,7 +57,7 @@ impl Controller {
     }
 
     /// Likewise, of a completion queue's head.
-    pub(super) fn adopt_head(&mut self, queue: u16) {
+    pub(super) fn adopt_head(&mut self, queue: CqId) {
         let view = self.view();
         if let (Some(shadow), Some(cq)) = (self.shadow, self.queues.cq(queue)) {
             if let Some(word) = Shadow::head(&view, shadow.doorbells, queue) {
@@ -67,8 +70,8 @@ impl Controller {
     }
 
     /// A queue's tail as the driver has it. While its shadow is not in memory nothing is new.
-    pub(super) fn driver_tail(&mut self, queue: u16) -> u32 {
-        let Some(shadow) = self.shadow.filter(|_| queue > 0) else {
+    pub(super) fn driver_tail(&mut self, queue: SqId) -> u32 {
+        let Some(shadow) = self.shadow.filter(|_| !queue.is_admin()) else {
             return self.shared.doorbells.tail(queue);
         };
         if let Some(word) = Shadow::tail(&self.view(), shadow.doorbells, queue) {
@@ -78,8 +81,8 @@ impl Controller {
     }
 
     /// A queue's head as the driver has it, likewise.
-    pub(super) fn driver_head(&mut self, queue: u16) -> u32 {
-        let Some(shadow) = self.shadow.filter(|_| queue > 0) else {
+    pub(super) fn driver_head(&mut self, queue: CqId) -> u32 {
+        let Some(shadow) = self.shadow.filter(|_| !queue.is_admin()) else {
             return self.shared.doorbells.head(queue);
         };
         if let Some(word) = Shadow::head(&self.view(), shadow.doorbells, queue) {
@@ -89,7 +92,7 @@ impl Controller {
     }
 
     /// Tells the driver to ring when it passes `index` with a tail.
-    fn set_event(&mut self, queue: u16, index: u32) {
+    fn set_event(&mut self, queue: SqId, index: u32) {
         let view = self.view();
         if let (Some(shadow), Some(sq)) = (self.shadow, self.queues.sq_mut(queue))
             && let Some(word) = Shadow::tail(&view, shadow.events, queue)
@@ -101,12 +104,12 @@ impl Controller {
 
     /// The driver need not ring while this thread looks: the index that it compares with stays
     /// behind. It is moved on only now and then, because each store costs the driver a cache miss.
-    pub(super) fn follow_tail(&mut self, queue: u16) {
+    pub(super) fn follow_tail(&mut self, queue: SqId) {
         let Some(sq) = self.queues.sq(queue) else {
             return;
         };
         let lags = sq.event.is_none_or(|e| sq.distance(e) > sq.entries() / 2);
-        if self.shadow.is_some() && queue > 0 && lags {
+        if self.shadow.is_some() && !queue.is_admin() && lags {
             let behind = sq.behind();
             self.set_event(queue, behind);
         }
@@ -117,11 +120,13 @@ impl Controller {
         if self.shadow.is_none() {
             return;
         }
-        for queue in 1..self.queues.ids().end {
+        for queue in self.queues.io_sq_ids() {
             if let Some(sq) = self.queues.sq(queue) {
                 let tail = sq.tail();
                 self.set_event(queue, tail);
             }
+        }
+        for queue in self.queues.io_cq_ids() {
             let waiting = match self.queues.cq(queue) {
                 Some(cq) if !cq.backlog.is_empty() => Some(cq.head()),
                 _ => None,
@@ -138,7 +143,7 @@ impl Controller {
         if self.shadow.is_none() {
             return;
         }
-        for queue in 1..self.queues.ids().end {
+        for queue in self.queues.io_sq_ids() {
             if let Some(sq) = self.queues.sq(queue) {
                 let behind = sq.behind();
                 self.set_event(queue, behind);
@@ -147,7 +152,7 @@ impl Controller {
     }
 
     /// Tells the driver to ring when it passes `index` with a head.
-    pub(super) fn set_head_event(&mut self, queue: u16, index: u32) {
+    pub(super) fn set_head_event(&mut self, queue: CqId, index: u32) {
         if let Some(shadow) = self.shadow
             && let Some(word) = Shadow::head(&self.view(), shadow.events, queue)
         {
@@ -162,20 +167,27 @@ impl Controller {
         if self.state != super::State::Running {
             return false;
         }
-        (self.queues.ids()).any(|queue| {
-            let tail = match self.queues.sq(queue) {
-                Some(sq) if !sq.bad_tail => Some(sq.tail()),
-                _ => None,
-            };
-            let head = match self.queues.cq(queue) {
-                Some(cq) if !cq.backlog.is_empty() && !cq.bad_head => Some(cq.head()),
-                _ => None,
-            };
-            let room = |cq: &CompletionQueue| !cq.backlog.is_empty() && !cq.is_full();
-            let has_room = self.queues.cq(queue).is_some_and(room);
-            has_room
-                || tail.is_some_and(|tail| self.driver_tail(queue) != tail)
-                || head.is_some_and(|head| self.driver_head(queue) != head)
-        })
+        let mut submission = self.queues.sq_ids();
+        let mut completion = self.queues.cq_ids();
+        submission.any(|queue| self.has_new_tail(queue))
+            || completion.any(|queue| self.has_new_head(queue))
+    }
+
+    fn has_new_tail(&mut self, queue: SqId) -> bool {
+        let tail = match self.queues.sq(queue) {
+            Some(sq) if !sq.bad_tail => sq.tail(),
+            _ => return false,
+        };
+        self.driver_tail(queue) != tail
+    }
+
+    /// Of a queue with completions that wait for room; also where it has room already.
+    fn has_new_head(&mut self, queue: CqId) -> bool {
+        let waiting = self.queues.cq(queue).filter(|cq| !cq.backlog.is_empty());
+        let Some(cq) = waiting else {
+            return false;
+        };
+        let (head, bad_head) = (cq.head(), cq.bad_head);
+        !cq.is_full() || !bad_head && self.driver_head(queue) != head
     }
 }
