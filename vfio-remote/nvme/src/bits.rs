@@ -8,8 +8,6 @@ pub const PAGE: u64 = 4096;
 pub const SQE_BYTES: u64 = 64;
 /// Bytes of a completion queue entry (figure 121).
 pub const CQE_BYTES: u64 = 16;
-/// A namespace identifier that means all of them (6.1.2).
-pub const ALL_NAMESPACES: u32 = 0xffff_ffff;
 
 /// Offsets of registers in BAR 0 (3.1).
 pub mod register {

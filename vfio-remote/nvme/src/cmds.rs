@@ -3,7 +3,7 @@
 
 use crate::bits::{Sqe, Status, admin, byte, high, low, nvm, quad};
 use crate::data::DataPointer;
-use crate::ids::{CqId, SqId};
+use crate::ids::{CqId, NamespaceId, SqId};
 
 /// Create I/O Submission Queue (NVMe 1.4, 5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub enum AdminCommand {
     /// Get Log Page.
     LogPage {
         /// Namespace ID.
-        nsid: u32,
+        nsid: NamespaceId,
         /// Log Page Identifier.
         page: u8,
         /// Retain Asynchronous Event.
@@ -87,7 +87,7 @@ pub enum AdminCommand {
         /// Controller or Namespace Structure: which data to return.
         cns: u8,
         /// Namespace ID.
-        nsid: u32,
+        nsid: NamespaceId,
         /// Where the data structure goes.
         data: DataPointer,
     },
@@ -101,7 +101,7 @@ pub enum AdminCommand {
     /// Set Features.
     SetFeatures {
         /// Namespace ID.
-        nsid: u32,
+        nsid: NamespaceId,
         /// Feature Identifier.
         feature: u8,
         /// Save: keep it over resets.
@@ -114,7 +114,7 @@ pub enum AdminCommand {
     /// Get Features.
     GetFeatures {
         /// Namespace ID.
-        nsid: u32,
+        nsid: NamespaceId,
         /// Feature Identifier.
         feature: u8,
         /// Which of its values.
@@ -139,7 +139,7 @@ pub enum AdminCommand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// Namespace ID.
-    pub nsid: u32,
+    pub nsid: NamespaceId,
     /// Starting LBA.
     pub lba: u64,
     /// Blocks, not zero.
@@ -156,7 +156,7 @@ pub enum IoCommand {
     /// Flush, of one or all namespaces.
     Flush {
         /// Namespace ID.
-        nsid: u32,
+        nsid: NamespaceId,
     },
     /// Read.
     Read(Transfer),
@@ -167,7 +167,7 @@ pub enum IoCommand {
     /// Write Zeroes.
     WriteZeroes {
         /// Namespace ID.
-        nsid: u32,
+        nsid: NamespaceId,
         /// Starting LBA.
         lba: u64,
         /// Blocks, not zero.
@@ -180,7 +180,7 @@ pub enum IoCommand {
     /// Dataset Management.
     DatasetManagement {
         /// Namespace ID.
-        nsid: u32,
+        nsid: NamespaceId,
         /// Ranges, 1 to 256.
         ranges: u64,
         /// Deallocate: they are to be given back. Other attributes are hints that are ignored.
@@ -227,6 +227,7 @@ impl AdminCommand {
     /// The status to answer with.
     pub fn parse(sqe: &Sqe) -> Result<Self, Status> {
         check_fused(sqe)?;
+        let nsid = NamespaceId::new(sqe.nsid);
         let entries = u32::from(high(sqe.cdw10)) + 1;
         let contiguous = sqe.cdw11 & 1 != 0;
         Ok(match sqe.opcode {
@@ -249,7 +250,7 @@ impl AdminCommand {
                 address: sqe.dptr[0],
             }),
             admin::GET_LOG_PAGE => Self::LogPage {
-                nsid: sqe.nsid,
+                nsid,
                 page: byte(sqe.cdw10),
                 retain_event: sqe.cdw10 & 1 << 15 != 0,
                 length: (u64::from(high(sqe.cdw10)) | u64::from(low(sqe.cdw11)) << 16) * 4 + 4,
@@ -258,7 +259,7 @@ impl AdminCommand {
             },
             admin::IDENTIFY => Self::Identify {
                 cns: byte(sqe.cdw10),
-                nsid: sqe.nsid,
+                nsid,
                 data: prps(sqe)?,
             },
             admin::ABORT => Self::Abort {
@@ -266,14 +267,14 @@ impl AdminCommand {
                 cid: high(sqe.cdw10),
             },
             admin::SET_FEATURES => Self::SetFeatures {
-                nsid: sqe.nsid,
+                nsid,
                 feature: byte(sqe.cdw10),
                 save: sqe.cdw10 >> 31 != 0,
                 value: sqe.cdw11,
                 data: prps(sqe)?,
             },
             admin::GET_FEATURES => Self::GetFeatures {
-                nsid: sqe.nsid,
+                nsid,
                 feature: byte(sqe.cdw10),
                 select: Select::parse(sqe.cdw10)?,
                 index: sqe.cdw11,
@@ -296,12 +297,13 @@ impl IoCommand {
     /// The status to answer with.
     pub fn parse(sqe: &Sqe) -> Result<Self, Status> {
         check_fused(sqe)?;
+        let nsid = NamespaceId::new(sqe.nsid);
         let lba = quad(sqe.cdw10, sqe.cdw11);
         let blocks = u64::from(low(sqe.cdw12)) + 1;
         let force_unit_access = sqe.cdw12 & 1 << 30 != 0;
         let transfer = || {
             Ok(Transfer {
-                nsid: sqe.nsid,
+                nsid,
                 lba,
                 blocks,
                 force_unit_access,
@@ -309,19 +311,19 @@ impl IoCommand {
             })
         };
         Ok(match sqe.opcode {
-            nvm::FLUSH => Self::Flush { nsid: sqe.nsid },
+            nvm::FLUSH => Self::Flush { nsid },
             nvm::READ => Self::Read(transfer()?),
             nvm::WRITE => Self::Write(transfer()?),
             nvm::COMPARE => Self::Compare(transfer()?),
             nvm::WRITE_ZEROES => Self::WriteZeroes {
-                nsid: sqe.nsid,
+                nsid,
                 lba,
                 blocks,
                 force_unit_access,
                 deallocate: sqe.cdw12 & 1 << 25 != 0,
             },
             nvm::DATASET_MANAGEMENT => Self::DatasetManagement {
-                nsid: sqe.nsid,
+                nsid,
                 ranges: u64::from(byte(sqe.cdw10)) + 1,
                 deallocate: sqe.cdw11 & 1 << 2 != 0,
                 data: data(sqe)?,

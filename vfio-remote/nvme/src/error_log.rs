@@ -35,7 +35,12 @@ impl ErrorLog {
     pub fn add(&mut self, number: u64, failure: &Failure) {
         let mut entry = [0; ENTRY_BYTES];
         let (queue, cid, nsid, lba) = match &failure.command {
-            Some(command) => (command.queue.get(), command.cid, command.nsid, command.lba),
+            Some(command) => (
+                command.queue.get(),
+                command.cid,
+                command.nsid.get(),
+                command.lba,
+            ),
             None => (NONE, NONE, 0, 0),
         };
         put(&mut entry, 0, &number.to_le_bytes());
@@ -61,7 +66,7 @@ impl ErrorLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::SqId;
+    use crate::ids::{NamespaceId, SqId};
 
     #[test]
     fn the_newest_errors_are_kept_and_come_first() {
@@ -72,7 +77,7 @@ mod tests {
                 command: Some(CommandId {
                     queue: SqId::new(3),
                     cid: 7,
-                    nsid: 5,
+                    nsid: NamespaceId::new(5),
                     lba: number * 2,
                 }),
                 status: Status::UNRECOVERED_READ_ERROR,

@@ -1,8 +1,9 @@
 //! Features (NVMe 1.4, 5.21) and events (5.2).
 
-use crate::bits::{ALL_NAMESPACES, Status, feature, high, low};
+use crate::bits::{Status, feature, high, low};
 use crate::cmds::Select;
 use crate::identify::MAX_EVENT_REQUESTS;
+use crate::ids::NamespaceId;
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
@@ -47,8 +48,8 @@ impl Scope {
 /// Values of features since the last reset.
 #[derive(Debug)]
 pub struct Features {
-    /// By feature, index and namespace, which is 0 for what is the controller's.
-    values: HashMap<(u8, u32, u32), u32>,
+    /// By feature, index and namespace; of what is the controller's that is unused.
+    values: HashMap<(u8, u32, NamespaceId), u32>,
     /// Namespaces, which are numbered from 1.
     namespaces: u32,
     io_queues: u16,
@@ -111,14 +112,14 @@ impl Features {
     }
 
     /// Values are kept for each of these.
-    fn key(feature: u8, index: u32, nsid: u32) -> (u8, u32, u32) {
+    fn key(feature: u8, index: u32, nsid: NamespaceId) -> (u8, u32, NamespaceId) {
         let index = match feature {
             feature::INTERRUPT_VECTOR => index & 0xffff,
             feature::TEMPERATURE_THRESHOLD => index & 0x3f_0000,
             _ => 0,
         };
         match Scope::of(feature) {
-            Scope::Controller => (feature, index, 0),
+            Scope::Controller => (feature, index, NamespaceId::UNUSED),
             Scope::Namespace => (feature, index, nsid),
         }
     }
@@ -131,13 +132,13 @@ impl Features {
         Ok(())
     }
 
-    fn is_namespace(&self, nsid: u32) -> bool {
-        (1..=self.namespaces).contains(&nsid)
+    fn is_namespace(&self, nsid: NamespaceId) -> bool {
+        (1..=self.namespaces).contains(&nsid.get())
     }
 
     /// A value can be got of one namespace, or of the controller, whoever is named (7.8).
-    fn check_get(&self, feature: u8, nsid: u32) -> Result<(), Status> {
-        let is_controller = matches!(nsid, 0 | ALL_NAMESPACES);
+    fn check_get(&self, feature: u8, nsid: NamespaceId) -> Result<(), Status> {
+        let is_controller = matches!(nsid, NamespaceId::UNUSED | NamespaceId::ALL);
         match Scope::of(feature) {
             _ if self.is_namespace(nsid) => Ok(()),
             Scope::Controller if is_controller => Ok(()),
@@ -147,9 +148,9 @@ impl Features {
 
     /// A value can be set of one namespace or of all of them, or of the controller, if that is what
     /// is named (7.8).
-    fn check_set(&self, feature: u8, nsid: u32) -> Result<(), Status> {
+    fn check_set(&self, feature: u8, nsid: NamespaceId) -> Result<(), Status> {
         match (Scope::of(feature), nsid) {
-            (Scope::Controller, 0) | (_, ALL_NAMESPACES) => Ok(()),
+            (Scope::Controller, NamespaceId::UNUSED) | (_, NamespaceId::ALL) => Ok(()),
             (Scope::Namespace, _) if self.is_namespace(nsid) => Ok(()),
             (Scope::Controller, _) if self.is_namespace(nsid) => {
                 Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC)
@@ -159,7 +160,13 @@ impl Features {
     }
 
     /// Get Features.
-    pub fn get(&self, feature: u8, select: Select, nsid: u32, index: u32) -> Result<Value, Status> {
+    pub fn get(
+        &self,
+        feature: u8,
+        select: Select,
+        nsid: NamespaceId,
+        index: u32,
+    ) -> Result<Value, Status> {
         self.check(feature, index)?;
         self.check_get(feature, nsid)?;
         if select == Select::Capabilities {
@@ -199,7 +206,13 @@ impl Features {
 
     /// Set Features; `data` is as long as [`data_length`](Self::data_length) says. Returns dword 0
     /// of the completion.
-    pub fn set(&mut self, feature: u8, nsid: u32, value: u32, data: &[u8]) -> Result<u32, Status> {
+    pub fn set(
+        &mut self,
+        feature: u8,
+        nsid: NamespaceId,
+        value: u32,
+        data: &[u8],
+    ) -> Result<u32, Status> {
         let value = match feature {
             feature::TEMPERATURE_THRESHOLD if value & SENSOR == SENSOR => value & !SENSOR,
             _ => value,
@@ -229,10 +242,10 @@ impl Features {
             }
             _ => {
                 let named = match nsid {
-                    ALL_NAMESPACES => 1..=self.namespaces,
-                    one => one..=one,
+                    NamespaceId::ALL => 1..=self.namespaces,
+                    one => one.get()..=one.get(),
                 };
-                for nsid in named {
+                for nsid in named.map(NamespaceId::new) {
                     self.values.insert(Self::key(feature, value, nsid), value);
                 }
             }
@@ -242,7 +255,7 @@ impl Features {
 
     /// Whether writes may stay in a cache until they are flushed.
     pub fn write_cache(&self) -> bool {
-        let key = (feature::VOLATILE_WRITE_CACHE, 0, 0);
+        let key = (feature::VOLATILE_WRITE_CACHE, 0, NamespaceId::UNUSED);
         self.values.get(&key).is_none_or(|value| value & 1 != 0)
     }
 }
@@ -321,35 +334,38 @@ impl Events {
 mod tests {
     use super::*;
 
+    const UNUSED: NamespaceId = NamespaceId::UNUSED;
+    const ALL: NamespaceId = NamespaceId::ALL;
+
     #[test]
     fn values_are_kept_and_defaults_stay() {
         let mut features = Features::new(4, 2, true);
         assert_eq!(
-            features.get(feature::NUMBER_OF_QUEUES, Select::Current, 0, 0),
+            features.get(feature::NUMBER_OF_QUEUES, Select::Current, UNUSED, 0),
             Ok(Value::Number(0x3_0003))
         );
         assert_eq!(
-            features.set(feature::NUMBER_OF_QUEUES, 0, 0xff_00ff, &[]),
+            features.set(feature::NUMBER_OF_QUEUES, UNUSED, 0xff_00ff, &[]),
             Ok(0x3_0003)
         );
         assert!(features.write_cache());
         features
-            .set(feature::VOLATILE_WRITE_CACHE, 0, 0, &[])
+            .set(feature::VOLATILE_WRITE_CACHE, UNUSED, 0, &[])
             .unwrap();
         assert!(!features.write_cache());
         let get = |select| {
             features
-                .get(feature::VOLATILE_WRITE_CACHE, select, 0, 0)
+                .get(feature::VOLATILE_WRITE_CACHE, select, UNUSED, 0)
                 .unwrap()
         };
         assert_eq!(get(Select::Current), Value::Number(0));
         assert_eq!(get(Select::Default), Value::Number(1));
         assert_eq!(
-            features.get(0x7f, Select::Current, 0, 0),
+            features.get(0x7f, Select::Current, UNUSED, 0),
             Err(Status::INVALID_FIELD)
         );
         assert_eq!(
-            features.set(feature::INTERRUPT_VECTOR, 0, 5, &[]),
+            features.set(feature::INTERRUPT_VECTOR, UNUSED, 5, &[]),
             Err(Status::INVALID_FIELD)
         );
     }
@@ -358,7 +374,7 @@ mod tests {
     fn without_a_write_cache_there_is_no_such_feature() {
         let mut features = Features::new(1, 1, false);
         assert_eq!(
-            features.set(feature::VOLATILE_WRITE_CACHE, 0, 1, &[]),
+            features.set(feature::VOLATILE_WRITE_CACHE, UNUSED, 1, &[]),
             Err(Status::INVALID_FIELD)
         );
     }
@@ -367,18 +383,21 @@ mod tests {
     fn a_namespace_has_a_value_of_its_own_where_the_feature_is_a_namespaces() {
         let mut features = Features::new(4, 3, true);
         let recovery = feature::ERROR_RECOVERY;
-        let get = |features: &Features, nsid| features.get(recovery, Select::Current, nsid, 0);
-        assert_eq!(features.set(recovery, 2, 7, &[]), Ok(0));
+        let namespace = NamespaceId::new;
+        let get =
+            |features: &Features, nsid| features.get(recovery, Select::Current, namespace(nsid), 0);
+        assert_eq!(features.set(recovery, namespace(2), 7, &[]), Ok(0));
         assert_eq!(get(&features, 1), Ok(Value::Number(0)));
         assert_eq!(get(&features, 2), Ok(Value::Number(7)));
-        assert_eq!(features.set(recovery, ALL_NAMESPACES, 8, &[]), Ok(0));
+        assert_eq!(features.set(recovery, ALL, 8, &[]), Ok(0));
         assert_eq!(get(&features, 2), Ok(Value::Number(8)));
         assert_eq!(get(&features, 3), Ok(Value::Number(8)));
-        for nsid in [0, 4, ALL_NAMESPACES - 1] {
+        for nsid in [0, 4, ALL.get() - 1] {
             let refused = Err(Status::INVALID_NAMESPACE);
-            assert_eq!(features.set(recovery, nsid, 7, &[]), refused, "{nsid:#x}");
+            let set = features.set(recovery, namespace(nsid), 7, &[]);
+            assert_eq!(set, refused, "{nsid:#x}");
         }
-        for nsid in [0, 4, ALL_NAMESPACES] {
+        for nsid in [0, 4, ALL.get()] {
             assert_eq!(
                 get(&features, nsid),
                 Err(Status::INVALID_NAMESPACE),
@@ -386,8 +405,8 @@ mod tests {
             );
         }
         let refused = Err(Status::INVALID_FIELD);
-        assert_eq!(features.set(recovery, 1, 1 << 16, &[]), refused);
-        let capabilities = features.get(recovery, Select::Capabilities, 1, 0);
+        assert_eq!(features.set(recovery, namespace(1), 1 << 16, &[]), refused);
+        let capabilities = features.get(recovery, Select::Capabilities, namespace(1), 0);
         assert_eq!(capabilities, Ok(Value::Number(0b110)));
     }
 
@@ -396,29 +415,33 @@ mod tests {
         let mut features = Features::new(4, 3, true);
         let cache = feature::VOLATILE_WRITE_CACHE;
         for (nsid, result) in [
-            (0, Ok(0)),
-            (ALL_NAMESPACES, Ok(0)),
-            (3, Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC)),
-            (4, Err(Status::INVALID_NAMESPACE)),
+            (UNUSED, Ok(0)),
+            (ALL, Ok(0)),
+            (
+                NamespaceId::new(3),
+                Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC),
+            ),
+            (NamespaceId::new(4), Err(Status::INVALID_NAMESPACE)),
         ] {
-            assert_eq!(features.set(cache, nsid, 0, &[]), result, "{nsid:#x}");
+            assert_eq!(features.set(cache, nsid, 0, &[]), result, "{nsid:?}");
             let time = features.set(feature::TIMESTAMP, nsid, 0, &[0; 8]);
-            assert_eq!(time, result, "{nsid:#x}");
+            assert_eq!(time, result, "{nsid:?}");
         }
         assert!(!features.write_cache());
-        for nsid in [0, 1, 3, ALL_NAMESPACES] {
+        for nsid in [UNUSED, NamespaceId::new(1), NamespaceId::new(3), ALL] {
             let value = features.get(cache, Select::Current, nsid, 0);
-            assert_eq!(value, Ok(Value::Number(0)), "{nsid:#x}");
+            assert_eq!(value, Ok(Value::Number(0)), "{nsid:?}");
         }
-        let value = features.get(cache, Select::Current, 4, 0);
+        let unknown = NamespaceId::new(4);
+        let value = features.get(cache, Select::Current, unknown, 0);
         assert_eq!(value, Err(Status::INVALID_NAMESPACE));
         // No such feature, whatever the namespace.
-        let value = features.get(0x7f, Select::Current, 4, 0);
+        let value = features.get(0x7f, Select::Current, unknown, 0);
         assert_eq!(value, Err(Status::INVALID_FIELD));
         // All sensors are the composite.
         let threshold = feature::TEMPERATURE_THRESHOLD;
-        assert_eq!(features.set(threshold, 0, 0xf_0150, &[]), Ok(0));
-        let value = features.get(threshold, Select::Current, 0, 0);
+        assert_eq!(features.set(threshold, UNUSED, 0xf_0150, &[]), Ok(0));
+        let value = features.get(threshold, Select::Current, UNUSED, 0);
         assert_eq!(value, Ok(Value::Number(0x150)));
     }
 
@@ -426,9 +449,10 @@ mod tests {
     fn a_timestamp_goes_on_from_what_was_set() {
         let mut features = Features::new(1, 1, false);
         features
-            .set(feature::TIMESTAMP, 0, 0, &1000_u64.to_le_bytes())
+            .set(feature::TIMESTAMP, UNUSED, 0, &1000_u64.to_le_bytes())
             .unwrap();
-        let Ok(Value::Data(data)) = features.get(feature::TIMESTAMP, Select::Current, 0, 0) else {
+        let Ok(Value::Data(data)) = features.get(feature::TIMESTAMP, Select::Current, UNUSED, 0)
+        else {
             panic!("no data");
         };
         let value = u64::from_le_bytes(data.try_into().unwrap());

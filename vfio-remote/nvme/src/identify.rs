@@ -1,9 +1,10 @@
 //! What a controller says about itself (NVMe 1.4, 5.15) and what has happened to it (5.14).
 
-use crate::bits::{ALL_NAMESPACES, Status, log_page};
+use crate::bits::{Status, log_page};
 use crate::counters::Counters;
 use crate::error_log::{self, ErrorLog};
 use crate::features::Features;
+use crate::ids::NamespaceId;
 use crate::namespace::{Namespace, Storage};
 use crate::uuid::Names;
 use farlane_sys::log_limit::LogLimit;
@@ -56,8 +57,8 @@ fn put_text(data: &mut [u8], at: usize, length: usize, text: &str) {
 
 impl Identity {
     /// A namespace, by its identifier.
-    pub fn namespace(&self, nsid: u32) -> Option<(usize, &Namespace)> {
-        let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
+    pub fn namespace(&self, nsid: NamespaceId) -> Option<(usize, &Namespace)> {
+        let index = nsid.index()?;
         Some((index, self.namespaces.get(index)?))
     }
 
@@ -78,7 +79,7 @@ impl Identity {
     }
 
     /// The answer to Identify: 4096 bytes.
-    pub fn identify(&self, what: u8, nsid: u32) -> Result<Vec<u8>, Status> {
+    pub fn identify(&self, what: u8, nsid: NamespaceId) -> Result<Vec<u8>, Status> {
         let known = |nsid| self.namespace(nsid).ok_or(Status::INVALID_NAMESPACE);
         match what {
             0x00 => {
@@ -87,13 +88,15 @@ impl Identity {
             }
             0x01 => Ok(self.describe_controller()),
             0x02 => {
-                if nsid >= ALL_NAMESPACES - 1 {
+                // Nothing comes after these two.
+                if nsid.get() >= NamespaceId::ALL.get() - 1 {
                     return Err(Status::INVALID_NAMESPACE);
                 }
                 let mut data = vec![0; 4096];
-                let active = (1..=self.count()).filter(|&id| id > nsid);
+                let all = (1..=self.count()).map(NamespaceId::new);
+                let active = all.filter(|&id| id > nsid);
                 for (at, id) in (0..4096).step_by(4).zip(active) {
-                    put(&mut data, at, &id.to_le_bytes());
+                    put(&mut data, at, &id.get().to_le_bytes());
                 }
                 Ok(data)
             }
@@ -103,7 +106,7 @@ impl Identity {
                 // Type 3, UUID, 16 bytes (figure 249), and no other: NGUID and EUI64 belong to who
                 // has a company identifier of the IEEE.
                 put(&mut data, 0, &[3, 16]);
-                put(&mut data, 4, &self.names.uuid(nsid).0);
+                put(&mut data, 4, &self.names.uuid(Some(nsid)).0);
                 Ok(data)
             }
             _ => Err(Status::INVALID_FIELD),
@@ -143,7 +146,7 @@ impl Identity {
         put(&mut data, 536, &0x0005_0001_u32.to_le_bytes());
         // SUBNQN, the form for who has a UUID (7.9): Linux refuses a second controller of the same
         // name.
-        let name = format!("nqn.2014-08.org.nvmexpress:uuid:{}", self.names.uuid(0));
+        let name = format!("nqn.2014-08.org.nvmexpress:uuid:{}", self.names.uuid(None));
         put(&mut data, 768, name.as_bytes());
         // Power state 0: 25 W, in hundredths.
         put(&mut data, 2048, &2500_u16.to_le_bytes());

@@ -49,3 +49,29 @@ queue_ids! {
     /// A Completion Queue Identifier (NVMe 1.4, 4.1.4).
     CqId;
 }
+
+/// A Namespace Identifier (NVMe 1.4, 6.1.2), whether or not there is such a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NamespaceId(u32);
+
+impl NamespaceId {
+    /// Of a command that is not about a namespace.
+    pub const UNUSED: Self = Self(0);
+    /// All namespaces.
+    pub const ALL: Self = Self(0xffff_ffff);
+
+    /// As the driver names it.
+    pub const fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    /// As entries of queues and data structures have it.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// Its place among the namespaces of a controller, which are numbered from 1.
+    pub fn index(self) -> Option<usize> {
+        usize::try_from(self.0.checked_sub(1)?).ok()
+    }
+}

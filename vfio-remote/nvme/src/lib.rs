@@ -7,7 +7,7 @@
 //! * `bits`, `cmds`: wire layout, and commands parsed from it.
 //! * `data`: where a command's data lies: physical region pages, scatter gather lists.
 //! * `registers`, `doorbells`: what the driver touches.
-//! * `ids`: which queue is meant.
+//! * `ids`: which queue or namespace is meant.
 //! * `queue`: ring mechanics.
 //! * `controller`: the worker.
 //! * `remote`: for memory that is not mapped.

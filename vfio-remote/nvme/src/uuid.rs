@@ -2,6 +2,7 @@
 //! 7.9 and 7.10).
 
 use crate::config::Host;
+use crate::ids::NamespaceId;
 use farlane_abi::width::to_u64;
 use ring::digest::{Context, SHA256};
 use std::fmt;
@@ -37,8 +38,8 @@ pub struct Names {
 }
 
 impl Names {
-    /// That of a namespace, or of the NVM subsystem for 0: version 8 over SHA-256 (RFC 9562, 5.8).
-    pub fn uuid(&self, nsid: u32) -> Uuid {
+    /// That of a namespace, or else of the NVM subsystem: version 8 over SHA-256 (RFC 9562, 5.8).
+    pub fn uuid(&self, namespace: Option<NamespaceId>) -> Uuid {
         let mut context = Context::new(&SHA256);
         // Each with its length: no two lists of names are the same bytes.
         let mut add = |part: &[u8]| {
@@ -56,7 +57,8 @@ impl Names {
         for name in [&self.host.lender, &self.device, &self.serial] {
             add(name.as_bytes());
         }
-        add(&nsid.to_le_bytes());
+        let nsid = namespace.unwrap_or(NamespaceId::UNUSED);
+        add(&nsid.get().to_le_bytes());
         let digest = context.finish();
         let mut id = [0; 16];
         for (to, from) in id.iter_mut().zip(digest.as_ref()) {
@@ -99,11 +101,12 @@ mod tests {
                 for device in few {
                     for serial in few {
                         let names = names(machine, lender, device, serial);
-                        for nsid in 0..=64 {
+                        let namespaces = (1..=64).map(|nsid| Some(NamespaceId::new(nsid)));
+                        for namespace in namespaces.chain([None]) {
                             count += 1;
                             assert!(
-                                known.insert(names.uuid(nsid)),
-                                "{names:?} {nsid} is another's, too"
+                                known.insert(names.uuid(namespace)),
+                                "{names:?} {namespace:?} is another's, too"
                             );
                         }
                     }
@@ -122,7 +125,7 @@ mod tests {
             "S1",
         );
         assert_eq!(
-            names.uuid(1).to_string(),
+            names.uuid(Some(NamespaceId::new(1))).to_string(),
             "bea256d9-ed0f-87d5-9b29-fbfbd726bba1"
         );
     }

@@ -1,7 +1,7 @@
 //! Admin commands (NVMe 1.4, 5).
 
 use super::Controller;
-use crate::bits::{ALL_NAMESPACES, PAGE, Sqe, Status, log_page};
+use crate::bits::{PAGE, Sqe, Status, log_page};
 use crate::bounce::Bounce;
 use crate::cmds::{AdminCommand, CreateCq, CreateSq};
 use crate::controller::completion::Permit;
@@ -10,7 +10,7 @@ use crate::counters::count;
 use crate::data::{DataBuffer, DataPointer, WalkError, scatter};
 use crate::features::{Features, Value};
 use crate::identify::{Logs, MAX_TRANSFER_SHIFT};
-use crate::ids::{CqId, SqId};
+use crate::ids::{CqId, NamespaceId, SqId};
 use crate::namespace::Namespace;
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::registers::MAX_QUEUE_ENTRIES;
@@ -182,9 +182,9 @@ impl Controller {
     }
 
     /// All logs are those of the controller: LPA says of none that it is a namespace's (5.14).
-    fn check_log_nsid(&self, nsid: u32) -> Result<(), Status> {
+    fn check_log_nsid(&self, nsid: NamespaceId) -> Result<(), Status> {
         match nsid {
-            0 | ALL_NAMESPACES => Ok(()),
+            NamespaceId::UNUSED | NamespaceId::ALL => Ok(()),
             _ if self.identity.namespace(nsid).is_some() => Err(Status::INVALID_FIELD),
             _ => Err(Status::INVALID_NAMESPACE),
         }

@@ -6,7 +6,7 @@ use crate::counters::count;
 use crate::data::Unreachable;
 use crate::error_log::Failure;
 use crate::features::AsyncEvent;
-use crate::ids::{CqId, SqId};
+use crate::ids::{CqId, NamespaceId, SqId};
 use crate::queue::{CompletionQueue, Due};
 use crate::remote::Job;
 use farlane_pci::DmaView;
@@ -36,7 +36,7 @@ pub struct CommandId {
     /// Command Identifier.
     pub cid: u16,
     /// Namespace ID.
-    pub nsid: u32,
+    pub nsid: NamespaceId,
     /// Starting LBA, if it has one.
     pub lba: u64,
 }
@@ -49,7 +49,7 @@ impl CommandId {
         Self {
             queue,
             cid: sqe.cid,
-            nsid: sqe.nsid,
+            nsid: NamespaceId::new(sqe.nsid),
             lba: if has_blocks {
                 quad(sqe.cdw10, sqe.cdw11)
             } else {
@@ -63,7 +63,7 @@ impl CommandId {
         Self {
             queue: SqId::ADMIN,
             cid,
-            nsid: 0,
+            nsid: NamespaceId::UNUSED,
             lba: 0,
         }
     }

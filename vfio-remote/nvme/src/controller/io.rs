@@ -1,7 +1,7 @@
 //! I/O commands (NVMe 1.4, 6).
 
 use super::Controller;
-use crate::bits::{ALL_NAMESPACES, PAGE, Sqe, Status};
+use crate::bits::{PAGE, Sqe, Status};
 use crate::bounce::Bounce;
 use crate::cmds::{IoCommand, Transfer};
 use crate::controller::completion::Permit;
@@ -11,6 +11,7 @@ use crate::controller::transfer::Located;
 use crate::counters::{count, count_alone};
 use crate::data::{DataBuffer, DataPointer, WalkError, gather};
 use crate::identify::MAX_TRANSFER_SHIFT;
+use crate::ids::NamespaceId;
 use crate::namespace::Storage;
 use crate::ring::Durable;
 use crate::vectors::transfer_now;
@@ -64,7 +65,7 @@ impl Controller {
             IoCommand::Write(ref transfer) => self.transfer(Direction::Write, transfer),
             IoCommand::Compare(ref transfer) => self.transfer(Direction::Compare, transfer),
             IoCommand::Flush { nsid } => {
-                if nsid != ALL_NAMESPACES && self.identity.namespace(nsid).is_none() {
+                if nsid != NamespaceId::ALL && self.identity.namespace(nsid).is_none() {
                     return Err(Status::INVALID_NAMESPACE);
                 }
                 Ok(Plan::Flush(nsid))
@@ -110,7 +111,12 @@ impl Controller {
     }
 
     /// Index of a namespace that can be written, and these blocks of it in bytes.
-    fn writable(&self, nsid: u32, lba: u64, blocks: u64) -> Result<(usize, Extent), Status> {
+    fn writable(
+        &self,
+        nsid: NamespaceId,
+        lba: u64,
+        blocks: u64,
+    ) -> Result<(usize, Extent), Status> {
         let (index, namespace) = self
             .identity
             .namespace(nsid)
@@ -210,7 +216,7 @@ impl Controller {
 
     fn dataset_management(
         &mut self,
-        nsid: u32,
+        nsid: NamespaceId,
         ranges: u64,
         deallocate: bool,
         data: DataPointer,
@@ -324,7 +330,7 @@ enum Plan {
     /// Data to be read by messages, so many bytes of it.
     Gather(Gathered, DataPointer, u32),
     /// A flush of these namespaces.
-    Flush(u32),
+    Flush(NamespaceId),
 }
 
 impl Plan {

@@ -1,9 +1,10 @@
 //! Flushes (NVMe 1.4, 6.8), and the shutdown of the controller (7.6.2), which is one of everything.
 
 use super::{Controller, State};
-use crate::bits::{ALL_NAMESPACES, Status};
+use crate::bits::Status;
 use crate::controller::requests::{Owner, Request, Task};
 use crate::counters::count;
+use crate::ids::NamespaceId;
 use crate::namespace::Storage;
 use farlane_block::engine::Operation;
 use farlane_sys::warn_limited;
@@ -24,10 +25,10 @@ pub enum Shutdown {
 impl Controller {
     /// Flushes the namespaces that have something to flush. What is only read has nothing, and its
     /// file system may have no `fsync`.
-    pub(super) fn begin_flush(&mut self, owner: Owner, nsid: u32) {
+    pub(super) fn begin_flush(&mut self, owner: Owner, nsid: NamespaceId) {
         let all = self.identity.namespaces.iter().enumerate();
         let named = all.filter(|(index, namespace)| {
-            let named = nsid == ALL_NAMESPACES || u32::try_from(index + 1) == Ok(nsid);
+            let named = nsid == NamespaceId::ALL || nsid.index() == Some(*index);
             let is_ring = matches!(namespace.storage, Storage::Ring { .. });
             named && is_ring && !namespace.read_only
         });
@@ -49,7 +50,7 @@ impl Controller {
             return;
         }
         self.shutdown = Shutdown::UnderWay;
-        self.begin_flush(Owner::Shutdown, ALL_NAMESPACES);
+        self.begin_flush(Owner::Shutdown, NamespaceId::ALL);
     }
 
     /// The flush of a shutdown has ended.
@@ -117,7 +118,8 @@ mod tests {
         controller.state = State::Running;
         for slot in FLUSHES {
             let cid = u16::try_from(slot.0).unwrap();
-            controller.begin_flush(Owner::Command(Permit::new(CommandId::admin(cid))), 1);
+            let owner = Owner::Command(Permit::new(CommandId::admin(cid)));
+            controller.begin_flush(owner, NamespaceId::new(1));
         }
         controller
     }
