@@ -7,6 +7,7 @@ use crate::features::Features;
 use crate::ids::NamespaceId;
 use crate::namespace::{Namespace, Storage};
 use crate::uuid::Names;
+use farlane_abi::width::to_usize;
 use farlane_sys::log_limit::LogLimit;
 use std::sync::atomic::Ordering;
 
@@ -57,9 +58,13 @@ fn put_text(data: &mut [u8], at: usize, length: usize, text: &str) {
 
 impl Identity {
     /// A namespace, by its identifier.
-    pub fn namespace(&self, nsid: NamespaceId) -> Option<(usize, &Namespace)> {
-        let index = nsid.index()?;
-        Some((index, self.namespaces.get(index)?))
+    pub fn namespace(&self, nsid: NamespaceId) -> Option<&Namespace> {
+        self.namespaces.get(to_usize(nsid.index()?.into()))
+    }
+
+    /// All namespaces with their identifiers, in order.
+    pub fn numbered(&self) -> impl Iterator<Item = (NamespaceId, &Namespace)> {
+        (1..).map(NamespaceId::new).zip(&self.namespaces)
     }
 
     /// Features as after a reset.
@@ -82,10 +87,7 @@ impl Identity {
     pub fn identify(&self, what: u8, nsid: NamespaceId) -> Result<Vec<u8>, Status> {
         let known = |nsid| self.namespace(nsid).ok_or(Status::INVALID_NAMESPACE);
         match what {
-            0x00 => {
-                let (_, namespace) = known(nsid)?;
-                Ok(Self::describe(namespace))
-            }
+            0x00 => Ok(Self::describe(known(nsid)?)),
             0x01 => Ok(self.describe_controller()),
             0x02 => {
                 // Nothing comes after these two.
@@ -93,9 +95,8 @@ impl Identity {
                     return Err(Status::INVALID_NAMESPACE);
                 }
                 let mut data = vec![0; 4096];
-                let all = (1..=self.count()).map(NamespaceId::new);
-                let active = all.filter(|&id| id > nsid);
-                for (at, id) in (0..4096).step_by(4).zip(active) {
+                let active = self.numbered().filter(|&(id, _)| id > nsid);
+                for (at, (id, _)) in (0..4096).step_by(4).zip(active) {
                     put(&mut data, at, &id.get().to_le_bytes());
                 }
                 Ok(data)

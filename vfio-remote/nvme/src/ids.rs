@@ -71,7 +71,7 @@ impl NamespaceId {
     }
 
     /// Its place among the namespaces of a controller, which are numbered from 1.
-    pub fn index(self) -> Option<usize> {
-        usize::try_from(self.0.checked_sub(1)?).ok()
+    pub fn index(self) -> Option<u32> {
+        self.0.checked_sub(1)
     }
 }

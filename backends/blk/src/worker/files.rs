@@ -35,6 +35,8 @@ impl PathFiles {
 }
 
 impl Files for PathFiles {
+    type Id = usize;
+
     fn access(&mut self, file: usize) -> io::Result<Access<'_>> {
         self.ring.access(file)
     }

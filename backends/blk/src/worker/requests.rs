@@ -62,7 +62,7 @@ pub struct Failure {
 pub struct Request {
     pub answer: Answer,
     /// The operation on a path.
-    pub operation: Operation<Rc<View>>,
+    pub operation: Operation<Rc<View>, usize>,
     /// The node that moves its data: its index.
     pub executing_node: usize,
     /// It is to be handed to that node's worker.
@@ -79,7 +79,7 @@ pub struct Request {
 
 impl Request {
     /// A request of which nothing has been done.
-    pub fn new(answer: Answer, operation: Operation<Rc<View>>, span: NumaSpan) -> Self {
+    pub fn new(answer: Answer, operation: Operation<Rc<View>, usize>, span: NumaSpan) -> Self {
         Self {
             answer,
             operation,

@@ -77,8 +77,8 @@ impl Controller {
                 force_unit_access,
                 deallocate,
             } => {
-                let (index, extent) = self.writable(nsid, lba, blocks)?;
-                if self.is_null(index) {
+                let extent = self.writable(nsid, lba, blocks)?;
+                if self.is_null(nsid) {
                     count(&self.shared.counters.other_commands, 1);
                     return Ok(Plan::Done);
                 }
@@ -90,7 +90,7 @@ impl Controller {
                 let range = Range { extent, deallocate };
                 let durable = self.durable(force_unit_access);
                 let clear = Clear::new(Goal::Zero, vec![range], durable);
-                Ok(Plan::run(Task::Zero, cleared(index, clear)))
+                Ok(Plan::run(Task::Zero, cleared(nsid, clear)))
             }
             IoCommand::DatasetManagement {
                 nsid,
@@ -101,8 +101,8 @@ impl Controller {
         }
     }
 
-    fn is_null(&self, namespace: usize) -> bool {
-        let namespace = self.identity.namespaces.get(namespace);
+    fn is_null(&self, namespace: NamespaceId) -> bool {
+        let namespace = self.identity.namespace(namespace);
         namespace.is_none_or(|n| matches!(n.storage, Storage::Null))
     }
 
@@ -110,30 +110,25 @@ impl Controller {
         Durable(force_unit_access || !self.features.write_cache())
     }
 
-    /// Index of a namespace that can be written, and these blocks of it in bytes.
-    fn writable(
-        &self,
-        nsid: NamespaceId,
-        lba: u64,
-        blocks: u64,
-    ) -> Result<(usize, Extent), Status> {
-        let (index, namespace) = self
+    /// Blocks of a namespace that can be written, in bytes.
+    fn writable(&self, nsid: NamespaceId, lba: u64, blocks: u64) -> Result<Extent, Status> {
+        let namespace = self
             .identity
             .namespace(nsid)
             .ok_or(Status::INVALID_NAMESPACE)?;
         if namespace.read_only {
             return Err(Status::WRITE_PROTECTED);
         }
-        let extent = namespace
+        namespace
             .extent(lba, blocks)
-            .ok_or(Status::LBA_OUT_OF_RANGE)?;
-        Ok((index, extent))
+            .ok_or(Status::LBA_OUT_OF_RANGE)
     }
 
     fn transfer(&mut self, direction: Direction, transfer: &Transfer) -> Result<Plan, Status> {
-        let (index, namespace) = self
+        let nsid = transfer.nsid;
+        let namespace = self
             .identity
-            .namespace(transfer.nsid)
+            .namespace(nsid)
             .ok_or(Status::INVALID_NAMESPACE)?;
         if transfer.blocks << namespace.block_size.shift() > MAX_TRANSFER {
             return Err(Status::INVALID_FIELD);
@@ -152,7 +147,7 @@ impl Controller {
             Direction::Read => DataBuffer::Destination,
             Direction::Write => DataBuffer::Source,
             Direction::Compare => {
-                return bounced(direction, index, extent, durable, transfer.data);
+                return bounced(direction, nsid, extent, durable, transfer.data);
             }
         };
         let mut slices = self.slices(buffer);
@@ -163,18 +158,18 @@ impl Controller {
                     Direction::Read | Direction::Compare => (Task::Read(None), Work::Read),
                 };
                 let memory = Memory::of_guest(slices, None);
-                let operation = Operation::new(index, work, extent, memory, from_device);
+                let operation = Operation::new(nsid, work, extent, memory, from_device);
                 Ok(Plan::run(task, operation))
             }
             Located::Mapped { .. } => {
                 let write = (direction == Direction::Write).then_some(durable);
-                let result = self.transfer_inline(index, write, &mut slices, extent);
+                let result = self.transfer_inline(nsid, write, &mut slices, extent);
                 self.requests.give_list(slices.into_list());
                 result.map(|()| Plan::Done)
             }
             Located::Bounce => {
                 self.requests.give_list(slices.into_list());
-                bounced(direction, index, extent, durable, transfer.data)
+                bounced(direction, nsid, extent, durable, transfer.data)
             }
             Located::Refused(status) => {
                 self.requests.give_list(slices.into_list());
@@ -186,12 +181,12 @@ impl Controller {
     /// A transfer that never waits for a device.
     fn transfer_inline(
         &self,
-        namespace: usize,
+        namespace: NamespaceId,
         write: Option<Durable>,
         slices: &mut GuestSlices<Rc<DmaView>>,
         extent: Extent,
     ) -> Result<(), Status> {
-        let namespace = self.identity.namespaces.get(namespace);
+        let namespace = self.identity.namespace(namespace);
         match &namespace.ok_or(Status::INVALID_NAMESPACE)?.storage {
             Storage::Memory { file } => {
                 transfer_now(file, write, slices, extent.offset).map_err(|e| {
@@ -221,7 +216,7 @@ impl Controller {
         deallocate: bool,
         data: DataPointer,
     ) -> Result<Plan, Status> {
-        let (index, _) = self.writable(nsid, 0, 0)?;
+        self.writable(nsid, 0, 0)?;
         let length = u32::try_from(ranges * RANGE_BYTES).map_err(|_| Status::INVALID_FIELD)?;
         if !deallocate {
             count(&self.shared.counters.other_commands, 1);
@@ -229,12 +224,12 @@ impl Controller {
         }
         match self.read_data(&data, length) {
             Ok(bytes) => {
-                let operation = self.trim(index, &bytes)?;
+                let operation = self.trim(nsid, &bytes)?;
                 Ok(Plan::run(Task::Trim, operation))
             }
             Err(WalkError::Status(status)) => Err(status),
             Err(WalkError::Unreachable) => {
-                let then = Gathered::Ranges { namespace: index };
+                let then = Gathered::Ranges { namespace: nsid };
                 Ok(Plan::Gather(then, data, length))
             }
         }
@@ -244,10 +239,10 @@ impl Controller {
     /// back stays (6.7).
     pub(super) fn trim(
         &self,
-        index: usize,
+        nsid: NamespaceId,
         ranges: &[u8],
-    ) -> Result<Operation<Rc<DmaView>>, Status> {
-        let namespace = self.identity.namespaces.get(index);
+    ) -> Result<Operation<Rc<DmaView>, NamespaceId>, Status> {
+        let namespace = self.identity.namespace(nsid);
         let namespace = namespace.ok_or(Status::INVALID_NAMESPACE)?;
         let mut extents = Vec::new();
         for range in ranges.chunks_exact(16) {
@@ -264,7 +259,7 @@ impl Controller {
             }
         }
         let goal = Goal::Discard { is_hint: true };
-        Ok(cleared(index, Clear::new(goal, extents, Durable(false))))
+        Ok(cleared(nsid, Clear::new(goal, extents, Durable(false))))
     }
 
     /// Reads a command's data from mapped memory.
@@ -286,7 +281,7 @@ impl Controller {
 /// A transfer through memory of the controller's own.
 fn bounced(
     direction: Direction,
-    namespace: usize,
+    namespace: NamespaceId,
     extent: Extent,
     durable: Durable,
     data: DataPointer,
@@ -310,7 +305,7 @@ fn bounced(
 }
 
 /// Zeroes ranges of a namespace, or gives them back.
-fn cleared(namespace: usize, clear: Clear) -> Operation<Rc<DmaView>> {
+fn cleared(namespace: NamespaceId, clear: Clear) -> Operation<Rc<DmaView>, NamespaceId> {
     let extent = Extent::default();
     Operation::new(
         namespace,
@@ -334,7 +329,7 @@ enum Plan {
 }
 
 impl Plan {
-    fn run(task: Task, operation: Operation<Rc<DmaView>>) -> Self {
+    fn run(task: Task, operation: Operation<Rc<DmaView>, NamespaceId>) -> Self {
         Self::Begin(Phase::Running(task, operation), 0)
     }
 }

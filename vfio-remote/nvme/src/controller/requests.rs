@@ -5,7 +5,7 @@ use crate::bounce::Bounce;
 use crate::cmds::AdminCommand;
 use crate::controller::completion::Permit;
 use crate::data::DataPointer;
-use crate::ids::SqId;
+use crate::ids::{NamespaceId, SqId};
 use crate::ring::Durable;
 use farlane_block::engine::{Extent, Operation, Slot, Slots};
 use farlane_pci::DmaView;
@@ -40,8 +40,8 @@ pub enum Owner {
 pub enum Gathered {
     /// Write.
     Write {
-        /// Index of the namespace.
-        namespace: usize,
+        /// The namespace.
+        namespace: NamespaceId,
         /// Its blocks, in bytes.
         extent: Extent,
         /// Force Unit Access.
@@ -49,15 +49,15 @@ pub enum Gathered {
     },
     /// Compare.
     Compare {
-        /// Index of the namespace.
-        namespace: usize,
+        /// The namespace.
+        namespace: NamespaceId,
         /// Its blocks, in bytes.
         extent: Extent,
     },
     /// Dataset Management: the data is the ranges.
     Ranges {
-        /// Index of the namespace.
-        namespace: usize,
+        /// The namespace.
+        namespace: NamespaceId,
     },
     /// An admin command with attribute data.
     Admin(AdminCommand),
@@ -78,8 +78,8 @@ pub enum Task {
     Trim,
     /// Namespaces are flushed, one after the other.
     Flush {
-        /// Indices of those that come after this one.
-        left: VecDeque<usize>,
+        /// Those that come after this one.
+        left: VecDeque<NamespaceId>,
         /// An error, if there has been one.
         status: Status,
     },
@@ -103,7 +103,7 @@ pub enum Phase {
     /// Nothing has been done: its data is read by messages first.
     Gathering(Gathered),
     /// Something is done with a namespace.
-    Running(Task, Operation<Rc<DmaView>>),
+    Running(Task, Operation<Rc<DmaView>, NamespaceId>),
     /// Data is written by messages.
     Scattering(Scattered),
 }
@@ -136,7 +136,7 @@ impl Request {
     }
 
     /// One that does something with a namespace, and copies nothing.
-    pub fn run(owner: Owner, task: Task, operation: Operation<Rc<DmaView>>) -> Self {
+    pub fn run(owner: Owner, task: Task, operation: Operation<Rc<DmaView>, NamespaceId>) -> Self {
         Self::new(owner, Phase::Running(task, operation), 0)
     }
 }

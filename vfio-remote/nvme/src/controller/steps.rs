@@ -6,6 +6,7 @@ use crate::bounce::Bounce;
 use crate::controller::requests::{Gathered, Owner, Phase, Request, Scattered, Task};
 use crate::counters::{count, count_alone};
 use crate::data::DataPointer;
+use crate::ids::NamespaceId;
 use crate::remote::Job;
 use farlane_block::engine::{Extent, Failure, Memory, Operation, Slot, Stage, Step, Trouble, Work};
 use farlane_pci::DmaView;
@@ -14,11 +15,11 @@ use std::rc::Rc;
 
 /// An operation with memory that is no guest's.
 pub(super) fn own(
-    namespace: usize,
+    namespace: NamespaceId,
     work: Work,
     extent: Extent,
     data: Bounce,
-) -> Operation<Rc<DmaView>> {
+) -> Operation<Rc<DmaView>, NamespaceId> {
     Operation::new(namespace, work, extent, Memory::of_own(data), false)
 }
 

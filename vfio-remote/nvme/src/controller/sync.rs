@@ -26,13 +26,12 @@ impl Controller {
     /// Flushes the namespaces that have something to flush. What is only read has nothing, and its
     /// file system may have no `fsync`.
     pub(super) fn begin_flush(&mut self, owner: Owner, nsid: NamespaceId) {
-        let all = self.identity.namespaces.iter().enumerate();
-        let named = all.filter(|(index, namespace)| {
-            let named = nsid == NamespaceId::ALL || nsid.index() == Some(*index);
+        let named = self.identity.numbered().filter(|&(id, namespace)| {
+            let named = nsid == NamespaceId::ALL || nsid == id;
             let is_ring = matches!(namespace.storage, Storage::Ring { .. });
             named && is_ring && !namespace.read_only
         });
-        let mut left: VecDeque<_> = named.map(|(index, _)| index).collect();
+        let mut left: VecDeque<_> = named.map(|(id, _)| id).collect();
         let Some(first) = left.pop_front() else {
             count(&self.shared.counters.flushes, 1);
             self.answer_owner(owner, Status::SUCCESS, 0);
@@ -90,6 +89,7 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     const FLUSHES: [Slot; 2] = [Slot(0), Slot(1)];
+    const NAMESPACE: NamespaceId = NamespaceId::new(1);
 
     /// A controller with two flushes of its namespace under way, whose slots are those numbers. The
     /// kernel is not told of them.
@@ -119,7 +119,7 @@ mod tests {
         for slot in FLUSHES {
             let cid = u16::try_from(slot.0).unwrap();
             let owner = Owner::Command(Permit::new(CommandId::admin(cid)));
-            controller.begin_flush(owner, NamespaceId::new(1));
+            controller.begin_flush(owner, NAMESPACE);
         }
         controller
     }
@@ -133,7 +133,7 @@ mod tests {
             bytes: 512,
         };
         let memory = Memory::of_own(Bounce::new(512));
-        let operation = Operation::new(0, work, extent, memory, from_device);
+        let operation = Operation::new(NAMESPACE, work, extent, memory, from_device);
         Request::run(owner, Task::Write, operation)
     }
 
@@ -181,15 +181,15 @@ mod tests {
             let controller = &mut flushing(false);
             controller.begin(write(from_device));
             controller.transferred(Slot(2), -libc::EREMOTEIO);
-            assert_eq!(controller.files.is_sound(0), can_sync);
+            assert_eq!(controller.files.is_sound(NAMESPACE), can_sync);
         }
         // It is written and then flushed: an error of that is the flush's.
         let controller = &mut flushing(false);
         controller.begin(write(true));
         controller.transferred(Slot(2), 512);
-        assert!(controller.files.is_sound(0));
+        assert!(controller.files.is_sound(NAMESPACE));
         controller.transferred(Slot(2), -libc::EREMOTEIO);
-        assert!(!controller.files.is_sound(0));
+        assert!(!controller.files.is_sound(NAMESPACE));
         let errors = answered(controller).1;
         assert_eq!(errors, 1);
         // What is written after a flush has failed is not lost with what was written before; what
@@ -223,6 +223,6 @@ mod tests {
         assert!(controller.unsettled.is_empty() && !controller.requests.is_empty());
         // It is not answered any more, but the error is not forgotten.
         controller.transferred(Slot(0), -libc::EIO);
-        assert!(controller.requests.is_empty() && !controller.files.is_sound(0));
+        assert!(controller.requests.is_empty() && !controller.files.is_sound(NAMESPACE));
     }
 }

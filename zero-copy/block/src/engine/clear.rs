@@ -104,7 +104,7 @@ impl Clear {
     }
 
     /// How this range is cleared; found out when it is begun.
-    pub(super) fn way<F: Files>(&mut self, range: Range, files: &F, file: usize) -> Way {
+    pub(super) fn way<F: Files>(&mut self, range: Range, files: &F, file: F::Id) -> Way {
         *self.way.get_or_insert_with(|| match self.goal {
             Goal::Discard { .. } if files.discards_by_command(file) => Way::Command,
             Goal::Discard { .. } => Way::By(Fallocate::PunchHole),
@@ -177,35 +177,37 @@ mod tests {
     }
 
     impl Files for NoFiles {
-        fn access(&mut self, _: usize) -> io::Result<Access<'_>> {
+        type Id = ();
+
+        fn access(&mut self, _: ()) -> io::Result<Access<'_>> {
             Ok(Access::Null)
         }
-        fn ring(&mut self, _: usize) -> io::Result<(&mut Ring, u32)> {
+        fn ring(&mut self, _: ()) -> io::Result<(&mut Ring, u32)> {
             Err(io::ErrorKind::NotFound.into())
         }
-        fn is_cached(&self, _: usize) -> bool {
+        fn is_cached(&self, _: ()) -> bool {
             false
         }
-        fn syncs_after(&self, _: usize, _: bool) -> bool {
+        fn syncs_after(&self, _: (), _: bool) -> bool {
             false
         }
-        fn failed_syncs(&self, _: usize) -> u64 {
+        fn failed_syncs(&self, _: ()) -> u64 {
             0
         }
-        fn can_sync(&self, _: usize, _: Option<u64>) -> bool {
+        fn can_sync(&self, _: (), _: Option<u64>) -> bool {
             true
         }
-        fn sync_has_failed(&mut self, _: usize, _: i32, _: Option<u64>) {}
-        fn begin_sync(&self, _: usize) -> Option<UnderWay> {
+        fn sync_has_failed(&mut self, _: (), _: i32, _: Option<u64>) {}
+        fn begin_sync(&self, _: ()) -> Option<UnderWay> {
             None
         }
         fn are_over(&self, _: &Beside) -> bool {
             true
         }
-        fn ends_before(&self, _: usize, _: u64) -> bool {
+        fn ends_before(&self, _: (), _: u64) -> bool {
             false
         }
-        fn discards_by_command(&self, _: usize) -> bool {
+        fn discards_by_command(&self, _: ()) -> bool {
             self.is_device
         }
         fn can_zero(&self) -> bool {
@@ -224,9 +226,9 @@ mod tests {
         };
         let range = Range { extent, deallocate };
         let mut clear = Clear::new(goal, vec![range], Durable(false));
-        let mut tried = vec![clear.way(range, files, 0)];
+        let mut tried = vec![clear.way(range, files, ())];
         while clear.falls_back(errno, files) && clear.range().is_some() {
-            tried.push(clear.way(range, files, 0));
+            tried.push(clear.way(range, files, ()));
         }
         tried
     }

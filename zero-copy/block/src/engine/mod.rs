@@ -43,49 +43,52 @@ impl Extent {
     }
 }
 
-/// The files of a controller, by their indices.
+/// The files of a controller.
 pub trait Files {
+    /// What a file is known by.
+    type Id: Copy;
+
     /// How the bytes of a file are moved.
     ///
     /// # Errors
     /// There is no such file.
-    fn access(&mut self, file: usize) -> io::Result<Access<'_>>;
+    fn access(&mut self, file: Self::Id) -> io::Result<Access<'_>>;
 
     /// The ring, and the number by which it knows a file.
     ///
     /// # Errors
     /// There is no such file.
-    fn ring(&mut self, file: usize) -> io::Result<(&mut Ring, u32)>;
+    fn ring(&mut self, file: Self::Id) -> io::Result<(&mut Ring, u32)>;
 
     /// Whether the page cache of the host takes part: what it could not write back it tells of
     /// later, to a sync.
-    fn is_cached(&self, file: usize) -> bool;
+    fn is_cached(&self, file: Self::Id) -> bool;
 
     /// Whether a durable write is a write and then a sync, so that it is known which has failed.
-    fn syncs_after(&self, file: usize, from_device: bool) -> bool;
+    fn syncs_after(&self, file: Self::Id, from_device: bool) -> bool;
 
     /// How many syncs of a file have failed.
-    fn failed_syncs(&self, file: usize) -> u64;
+    fn failed_syncs(&self, file: Self::Id) -> u64;
 
     /// Whether a sync can still make durable what was written: for a write only what it has written
     /// itself, since so many had failed.
-    fn can_sync(&self, file: usize, since: Option<u64>) -> bool;
+    fn can_sync(&self, file: Self::Id, since: Option<u64>) -> bool;
 
     /// A sync has failed, of an operation on blocks up to `end`.
-    fn sync_has_failed(&mut self, file: usize, errno: i32, end: Option<u64>);
+    fn sync_has_failed(&mut self, file: Self::Id, errno: i32, end: Option<u64>);
 
     /// A sync begins. Returns what it is until it has ended, where others may be told of its
     /// errors.
-    fn begin_sync(&self, file: usize) -> Option<UnderWay>;
+    fn begin_sync(&self, file: Self::Id) -> Option<UnderWay>;
 
     /// Whether other syncs are over. If not, the controller is woken when it is time to ask again.
     fn are_over(&self, beside: &Beside) -> bool;
 
     /// Whether a file has fewer bytes than that now, or nobody knows.
-    fn ends_before(&self, file: usize, end: u64) -> bool;
+    fn ends_before(&self, file: Self::Id, end: u64) -> bool;
 
     /// Whether blocks are given back by a device's command.
-    fn discards_by_command(&self, _file: usize) -> bool {
+    fn discards_by_command(&self, _file: Self::Id) -> bool {
         false
     }
 
@@ -98,7 +101,7 @@ pub trait Files {
     fn cannot_zero(&self) {}
 
     /// A file was written or cleared.
-    fn wrote(&self, _file: usize) {}
+    fn wrote(&self, _file: Self::Id) {}
 
     /// Whether what has failed with this error, of blocks up to `end`, is to be done over another
     /// path.

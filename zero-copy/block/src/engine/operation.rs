@@ -95,10 +95,11 @@ enum Phase {
     Synced(Option<Beside>),
 }
 
-/// An operation on a file. What it has begun is told to [`ended`](Self::ended).
+/// An operation on a file, which is [known](Files::Id) by an `I`, with memory that a `V` keeps
+/// mapped. What it has begun is told to [`ended`](Self::ended).
 #[derive(Debug)]
-pub struct Operation<V> {
-    file: usize,
+pub struct Operation<V, I> {
+    file: I,
     work: Work,
     extent: Extent,
     /// Bytes that have been moved, of the extent or of the range that is cleared.
@@ -128,16 +129,10 @@ fn errno(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-impl<V> Operation<V> {
+impl<V, I: Copy> Operation<V, I> {
     /// An operation of which nothing has been done. `extent` is what is read or written;
     /// `from_device` says that memory is that of another device, which the disk may not reach.
-    pub fn new(
-        file: usize,
-        work: Work,
-        extent: Extent,
-        memory: Memory<V>,
-        from_device: bool,
-    ) -> Self {
+    pub fn new(file: I, work: Work, extent: Extent, memory: Memory<V>, from_device: bool) -> Self {
         Self {
             file,
             work,
@@ -153,13 +148,13 @@ impl<V> Operation<V> {
 
     /// Makes what was written to a file durable.
     #[must_use]
-    pub fn sync_of(file: usize) -> Self {
+    pub fn sync_of(file: I) -> Self {
         let extent = Extent::default();
         Self::new(file, Work::Sync, extent, Memory::default(), false)
     }
 
     /// The file that it is about.
-    pub fn file(&self) -> usize {
+    pub fn file(&self) -> I {
         self.file
     }
 
@@ -190,7 +185,7 @@ impl<V> Operation<V> {
 
     /// Begins it once more over another file of the same bytes. What was moved stays done; what was
     /// cleared is not known to be in the other one's cache.
-    pub fn move_to(&mut self, file: usize) {
+    pub fn move_to(&mut self, file: I) {
         self.file = file;
         self.phase = Phase::Idle;
         if let Work::Clear(clear) = &mut self.work {
@@ -212,7 +207,7 @@ impl<V> Operation<V> {
     }
 
     /// Does what comes next.
-    pub fn advance<F: Files>(&mut self, files: &mut F, slot: Slot) -> Step {
+    pub fn advance<F: Files<Id = I>>(&mut self, files: &mut F, slot: Slot) -> Step {
         loop {
             let begun = match &self.work {
                 Work::Read => self.read(files, slot),
@@ -235,7 +230,7 @@ impl<V> Operation<V> {
     /// What comes next, if it is a transfer of bytes: how it is written, from or to where in the
     /// file, and how many bytes are left. It is under way then, and somebody else may do it with
     /// its memory.
-    pub fn begin_elsewhere<F: Files>(
+    pub fn begin_elsewhere<F: Files<Id = I>>(
         &mut self,
         files: &F,
     ) -> Option<(Option<Durable>, Extent, Memory<V>)> {
@@ -263,7 +258,7 @@ impl<V> Operation<V> {
         }
     }
 
-    fn read<F: Files>(&mut self, files: &mut F, slot: Slot) -> io::Result<Begun> {
+    fn read<F: Files<Id = I>>(&mut self, files: &mut F, slot: Slot) -> io::Result<Begun> {
         if self.is_moved() {
             return Ok(Begun::Step(Step::Done));
         }
@@ -271,14 +266,14 @@ impl<V> Operation<V> {
     }
 
     /// How a write is written, which has not been ended.
-    fn write_as<F: Files>(&mut self, files: &F, durable: Durable) -> Durable {
+    fn write_as<F: Files<Id = I>>(&mut self, files: &F, durable: Durable) -> Durable {
         if self.done == 0 {
             self.failed_syncs = files.failed_syncs(self.file);
         }
         Durable(durable.0 && !files.syncs_after(self.file, self.from_device))
     }
 
-    fn write<F: Files>(
+    fn write<F: Files<Id = I>>(
         &mut self,
         files: &mut F,
         durable: Durable,
@@ -303,7 +298,7 @@ impl<V> Operation<V> {
         Ok(Begun::Step(Step::Done))
     }
 
-    fn transfer<F: Files>(
+    fn transfer<F: Files<Id = I>>(
         &mut self,
         files: &mut F,
         write: Option<Durable>,
@@ -322,7 +317,7 @@ impl<V> Operation<V> {
         })
     }
 
-    fn clear<F: Files>(&mut self, files: &mut F, slot: Slot) -> io::Result<Begun> {
+    fn clear<F: Files<Id = I>>(&mut self, files: &mut F, slot: Slot) -> io::Result<Begun> {
         let Work::Clear(clear) = &mut self.work else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
@@ -363,7 +358,7 @@ impl<V> Operation<V> {
     }
 
     /// Makes durable what was done: the last step.
-    fn sync<F: Files>(&mut self, files: &mut F, slot: Slot) -> io::Result<Begun> {
+    fn sync<F: Files<Id = I>>(&mut self, files: &mut F, slot: Slot) -> io::Result<Begun> {
         let has_ended = match &self.phase {
             Phase::Synced(Some(beside)) if !files.are_over(beside) => {
                 return Ok(Begun::Step(Step::Unsettled));
@@ -393,7 +388,7 @@ impl<V> Operation<V> {
     ///
     /// # Errors
     /// It does not go on.
-    pub fn ended<F: Files>(&mut self, files: &mut F, result: i32) -> Result<(), Trouble> {
+    pub fn ended<F: Files<Id = I>>(&mut self, files: &mut F, result: i32) -> Result<(), Trouble> {
         let is_sync = matches!(self.phase, Phase::Syncing(_));
         let writes = matches!(self.work, Work::Write(_) | Work::Clear(_));
         self.memory.end(result, writes);
@@ -439,7 +434,7 @@ impl<V> Operation<V> {
     }
 
     /// Not all of the blocks are there: the file has become shorter.
-    fn is_short<F: Files>(&self, files: &F) -> Trouble {
+    fn is_short<F: Files<Id = I>>(&self, files: &F) -> Trouble {
         // A device that has been pulled has no blocks.
         match files.fails_over(self.end(), libc::ENODEV) {
             true => Trouble::Elsewhere(libc::ENODEV),
@@ -447,7 +442,7 @@ impl<V> Operation<V> {
         }
     }
 
-    fn refused<F: Files>(&mut self, files: &mut F, errno: i32) -> Result<(), Trouble> {
+    fn refused<F: Files<Id = I>>(&mut self, files: &mut F, errno: i32) -> Result<(), Trouble> {
         let is_sync = matches!(self.phase, Phase::Syncing(_));
         let clears = matches!(self.work, Work::Clear(_)) && !is_sync;
         let end = self.end();
