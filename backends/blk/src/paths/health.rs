@@ -5,6 +5,7 @@
 //! succeeds over another path, or if a read of its own fails; it is not if that read succeeds. A
 //! failed path comes back when it can be read again and is still a path to the same disk.
 
+use super::{PathId, PathSet};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
@@ -86,13 +87,12 @@ pub fn can_be_the_path(errno: i32) -> bool {
 /// A request that has failed, and waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
-    /// The paths on which it has failed in this round: a bit each.
-    pub tried: u32,
+    /// The paths on which it has failed in this round.
+    pub tried: PathSet,
     /// Completed rounds.
     pub rounds: u8,
-    /// It is the business of this path (its bit), and that of another only if this one has failed:
-    /// a flush.
-    pub belongs_to: Option<u32>,
+    /// It is the business of this path, and that of another only if this one has failed: a flush.
+    pub belongs_to: Option<PathId>,
     /// For how long it has waited.
     pub waited: Duration,
 }
@@ -111,25 +111,25 @@ pub enum Decision {
 }
 
 impl Waiting {
-    /// Decides. `up` and `suspect` are the paths of which that is known, a bit each; it waits for
-    /// `patience` at most.
+    /// Decides. `up` and `suspect` are the paths of which that is known; it waits for `patience` at
+    /// most.
     #[must_use]
-    pub fn decide(&self, up: u32, suspect: u32, patience: Duration) -> Decision {
+    pub fn decide(&self, up: PathSet, suspect: PathSet, patience: Duration) -> Decision {
         if self.waited >= patience {
             return Decision::GiveUp;
         }
         if let Some(path) = self.belongs_to {
-            if suspect & path != 0 {
+            if suspect.contains(path) {
                 return Decision::Wait;
             }
-            if up & path != 0 {
+            if up.contains(path) {
                 return self.next_round();
             }
         }
-        if up & !self.tried != 0 {
+        if !up.outside(self.tried).is_empty() {
             return Decision::Again;
         }
-        if suspect != 0 || up == 0 {
+        if !suspect.is_empty() || up.is_empty() {
             return Decision::Wait;
         }
         // All paths are well, and it fails on each.
@@ -154,41 +154,46 @@ mod tests {
 
     fn waiting(tried: u32, rounds: u8) -> Waiting {
         Waiting {
-            tried,
+            tried: PathSet(tried),
             rounds,
             belongs_to: None,
             waited: Duration::ZERO,
         }
     }
 
+    /// Decides, where these paths are up and those suspected: a bit each.
+    fn decide(request: &Waiting, up: u32, suspect: u32) -> Decision {
+        request.decide(PathSet(up), PathSet(suspect), LONG)
+    }
+
     #[test]
     fn a_request_goes_over_every_path_that_is_up_and_then_waits_for_what_is_found() {
-        assert_eq!(waiting(0b01, 0).decide(0b10, 0b01, LONG), Decision::Again);
-        assert_eq!(waiting(0b11, 0).decide(0, 0b11, LONG), Decision::Wait);
+        assert_eq!(decide(&waiting(0b01, 0), 0b10, 0b01), Decision::Again);
+        assert_eq!(decide(&waiting(0b11, 0), 0, 0b11), Decision::Wait);
         // One was found to be well: perhaps it has just come back.
-        assert_eq!(waiting(0b11, 0).decide(0b01, 0, LONG), Decision::NewRound);
-        assert_eq!(waiting(0b11, 2).decide(0b01, 0, LONG), Decision::GiveUp);
+        assert_eq!(decide(&waiting(0b11, 0), 0b01, 0), Decision::NewRound);
+        assert_eq!(decide(&waiting(0b11, 2), 0b01, 0), Decision::GiveUp);
         // None is: it may take some time.
-        assert_eq!(waiting(0b11, 0).decide(0, 0, LONG), Decision::Wait);
+        assert_eq!(decide(&waiting(0b11, 0), 0, 0), Decision::Wait);
         let late = Waiting {
             waited: LONG,
             ..waiting(0b11, 0)
         };
-        assert_eq!(late.decide(0, 0, LONG), Decision::GiveUp);
+        assert_eq!(decide(&late, 0, 0), Decision::GiveUp);
     }
 
     #[test]
     fn a_flush_goes_over_another_path_only_if_its_own_has_failed() {
         let flush = Waiting {
-            belongs_to: Some(0b01),
+            belongs_to: Some(PathId::FIRST),
             ..waiting(0b01, 0)
         };
-        assert_eq!(flush.decide(0b10, 0b01, LONG), Decision::Wait);
-        assert_eq!(flush.decide(0b11, 0, LONG), Decision::NewRound);
+        assert_eq!(decide(&flush, 0b10, 0b01), Decision::Wait);
+        assert_eq!(decide(&flush, 0b11, 0), Decision::NewRound);
         let third = Waiting { rounds: 2, ..flush };
-        assert_eq!(third.decide(0b11, 0, LONG), Decision::GiveUp);
-        assert_eq!(flush.decide(0b10, 0, LONG), Decision::Again);
-        assert_eq!(flush.decide(0, 0, LONG), Decision::Wait);
+        assert_eq!(decide(&third, 0b11, 0), Decision::GiveUp);
+        assert_eq!(decide(&flush, 0b10, 0), Decision::Again);
+        assert_eq!(decide(&flush, 0, 0), Decision::Wait);
     }
 
     #[test]
@@ -217,29 +222,30 @@ mod tests {
             states in prop::collection::vec((0..8_u32, 0..8_u32), 1..200), flush: bool,
         ) {
             let mut request = waiting(0b001, 0);
-            request.belongs_to = flush.then_some(0b001);
+            request.belongs_to = flush.then_some(PathId::FIRST);
             for (n, (up, suspect)) in states.iter().enumerate() {
                 let suspect = suspect & !up;
                 request.waited = LONG * u32::try_from(n).unwrap() / 200;
-                match request.decide(*up, suspect, LONG) {
+                let tried = request.tried.0;
+                match decide(&request, *up, suspect) {
                     Decision::Again => {
-                        let next = up & !request.tried;
+                        let next = up & !tried;
                         prop_assert!(next != 0);
                         prop_assert!(!flush || (up | suspect) & 1 == 0);
-                        request.tried |= next & next.wrapping_neg();
+                        request.tried = PathSet(tried | next & next.wrapping_neg());
                     }
                     Decision::NewRound => {
                         prop_assert!(*up != 0 && request.rounds < ROUNDS);
                         prop_assert!(flush || suspect == 0);
-                        request.tried = up & up.wrapping_neg();
+                        request.tried = PathSet(up & up.wrapping_neg());
                         request.rounds += 1;
                     }
-                    Decision::Wait => prop_assert!(up & !request.tried == 0 || flush),
+                    Decision::Wait => prop_assert!(up & !tried == 0 || flush),
                     Decision::GiveUp => return Ok(()),
                 }
             }
             request.waited = LONG;
-            prop_assert_eq!(request.decide(0b111, 0, LONG), Decision::GiveUp);
+            prop_assert_eq!(decide(&request, 0b111, 0), Decision::GiveUp);
         }
     }
 }

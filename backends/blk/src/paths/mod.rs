@@ -3,10 +3,12 @@
 //! * [`open`]: finding them, and making sure that they lead to the same disk.
 //! * [`identity`]: what the kernel tells of block devices.
 //! * [`health`]: when a path has failed; [`prober`]: how that is found out, and how it comes back.
+//! * `ids`: which path is meant.
 //! * `shrinking`: whether a disk has become smaller, or its paths are failing.
 
 pub mod health;
 pub mod identity;
+mod ids;
 pub mod open;
 pub mod prober;
 pub mod ring;
@@ -24,6 +26,8 @@ use shrinking::Shrinking;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
+
+pub use ids::{PathId, PathSet};
 
 /// Most paths of a disk.
 pub const MAX_PATHS: usize = 16;
@@ -176,7 +180,7 @@ impl DiskPath {
 pub struct Paths {
     all: Vec<DiskPath>,
     /// For each node: the paths, the nearest first.
-    nearest: Vec<Vec<usize>>,
+    nearest: Vec<Vec<PathId>>,
     /// What direct I/O demands; none with the page cache and in memory.
     alignment: Option<Alignment>,
     in_memory: bool,
@@ -206,10 +210,15 @@ impl Paths {
         &self.all
     }
 
-    /// The path of this number.
+    /// All, each with what it is known by.
+    pub fn numbered(&self) -> impl Iterator<Item = (PathId, &DiskPath)> {
+        PathId::all().zip(&self.all)
+    }
+
+    /// One of them.
     #[must_use]
-    pub fn get(&self, path: usize) -> Option<&DiskPath> {
-        self.all.get(path)
+    pub fn get(&self, path: PathId) -> Option<&DiskPath> {
+        self.all.get(path.index())
     }
 
     /// Whether there is more than one.
@@ -237,35 +246,29 @@ impl Paths {
         self.in_memory
     }
 
-    /// The best path from a node, of those that are up and not among `tried` (a bit each): the
-    /// nearest. None where there is no other; a disk with one path always has that one.
+    /// The best path from a node, of those that are up and not among `tried`: the nearest. None
+    /// where there is no other; a disk with one path always has that one.
     #[must_use]
-    pub fn choose(&self, node: usize, tried: u32) -> Option<usize> {
+    pub fn choose(&self, node: usize, tried: PathSet) -> Option<PathId> {
         if !self.several() {
-            return (tried & 1 == 0).then_some(0);
+            return (!tried.contains(PathId::FIRST)).then_some(PathId::FIRST);
         }
         let order = self.nearest.get(node)?;
         let mut fit = order.iter().copied();
         fit.find(|&path| {
-            tried & bit(path) == 0 && self.get(path).is_some_and(|p| p.health() == Health::Up)
+            !tried.contains(path) && self.get(path).is_some_and(|p| p.health() == Health::Up)
         })
     }
 
-    /// The paths in this state, a bit each.
+    /// The paths in this state.
     #[must_use]
-    pub fn in_state(&self, health: Health) -> u32 {
-        let numbered = self.all.iter().enumerate();
-        numbered.fold(0, |bits, (path, p)| {
-            if p.health() == health {
-                bits | bit(path)
-            } else {
-                bits
-            }
-        })
+    pub fn in_state(&self, health: Health) -> PathSet {
+        let found = self.numbered().filter(|(_, path)| path.health() == health);
+        found.map(|(id, _)| id).collect()
     }
 
     /// A request has failed on a path.
-    pub fn suspect(&self, path: usize, why: &std::io::Error) {
+    pub fn suspect(&self, path: PathId, why: &std::io::Error) {
         let Some(path) = self.get(path) else { return };
         if path.health.change(Health::Up, Health::Suspect) {
             warn_limited!(
@@ -277,10 +280,10 @@ impl Paths {
         }
     }
 
-    /// What has failed on these paths (a bit each) has succeeded on another one.
-    pub fn confirm(&self, tried: u32) {
-        for (number, path) in self.all.iter().enumerate() {
-            if tried & bit(number) != 0 && path.health.change(Health::Suspect, Health::Failed) {
+    /// What has failed on these paths has succeeded on another one.
+    pub fn confirm(&self, tried: PathSet) {
+        for (id, path) in self.numbered() {
+            if tried.contains(id) && path.health.change(Health::Suspect, Health::Failed) {
                 self.has_failed(path, "what failed on it succeeds elsewhere");
             }
         }
@@ -288,7 +291,7 @@ impl Paths {
 
     fn has_failed(&self, path: &DiskPath, why: &str) {
         path.counters.failures.fetch_add(1, Ordering::Relaxed);
-        let left = self.in_state(Health::Up).count_ones();
+        let left = self.in_state(Health::Up).len();
         let dirty = if path.is_dirty() && path.mark() > FIRST_MARK {
             "; what it has written since the last flush is flushed over another path"
         } else {
@@ -305,26 +308,26 @@ impl Paths {
     /// since they were last synced, one where several are one file or device, and at least one.
     /// Failed ones are not among them; none are where all have failed.
     #[must_use]
-    pub fn to_sync(&self) -> Vec<usize> {
-        let mut found: Vec<usize> = Vec::new();
-        let usable = |path: &DiskPath| path.health() != Health::Failed;
+    pub fn to_sync(&self) -> Vec<PathId> {
+        let mut found: Vec<PathId> = Vec::new();
+        let usable = || {
+            let all = self.numbered();
+            all.filter(|(_, path)| path.health() != Health::Failed)
+        };
         for path in self.all.iter().filter(|path| path.is_dirty()) {
-            let first = self
-                .all
-                .iter()
-                .position(|p| p.place == path.place && usable(p));
-            if let Some(first) = first.filter(|first| !found.contains(first)) {
+            let first = usable().find(|(_, p)| p.place == path.place);
+            if let Some((first, _)) = first.filter(|(first, _)| !found.contains(first)) {
                 found.push(first);
             }
         }
         if found.is_empty() {
-            found.extend(self.all.iter().position(usable));
+            found.extend(usable().map(|(first, _)| first).next());
         }
         found
     }
 
     /// A sync of a path has succeeded that began at a [mark](Self::marks).
-    pub fn synced(&self, path: usize, marks: &[u64]) {
+    pub fn synced(&self, path: PathId, marks: &[u64]) {
         let Some(place) = self.get(path).map(|p| p.place) else {
             return;
         };
@@ -387,15 +390,6 @@ impl Paths {
         self.ending.store(true, Ordering::Release);
         self.all.iter().for_each(DiskPath::call_for_attention);
     }
-}
-
-/// The bit of a path.
-#[must_use]
-pub fn bit(path: usize) -> u32 {
-    u32::try_from(path)
-        .ok()
-        .and_then(|n| 1_u32.checked_shl(n))
-        .unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::health::Changing;
 use super::identity::{Identity, discover};
-use super::{DiskPath, FIRST_MARK, MAX_PATHS, PathConfig, PathCounters, Paths};
+use super::{DiskPath, FIRST_MARK, MAX_PATHS, PathConfig, PathCounters, PathId, Paths};
 use crate::disk::Cache;
 use crate::surroundings::Surroundings;
 use farlane_block::storage::{Alignment, Place, Storage, StorageError};
@@ -231,10 +231,9 @@ impl Paths {
             known => known.unwrap_or(u32::MAX),
         };
         let nearest = around.nodes.all().iter().map(|worker_node| {
-            let mut order: Vec<usize> = (0..all.len()).collect();
-            let far = |path: &usize| all.get(*path).map(|p| distance(worker_node.node(), p.node));
-            order.sort_by_key(far);
-            order
+            let mut order: Vec<_> = PathId::all().zip(&all).collect();
+            order.sort_by_key(|(_, path)| distance(worker_node.node(), path.node));
+            order.into_iter().map(|(id, _)| id).collect::<Vec<_>>()
         });
         Ok(Self {
             nearest: nearest.collect(),

@@ -4,7 +4,7 @@
 use super::health::Health;
 use super::identity::{Identity, discover};
 use super::open::differ;
-use super::{DiskPath, Paths};
+use super::{DiskPath, PathId, Paths};
 use farlane_block::bounce::Bounce;
 use farlane_block::storage::{Place, Storage, size};
 use farlane_daemon::log_limited;
@@ -28,17 +28,17 @@ pub fn start(paths: &Arc<Paths>) -> io::Result<()> {
     if !paths.fails_over() {
         return Ok(());
     }
-    for number in 0..paths.all().len() {
+    for (id, _) in paths.numbered() {
         let paths = Arc::clone(paths);
         std::thread::Builder::new()
-            .name(format!("path {number}"))
-            .spawn(move || look_after(&paths, number))?;
+            .name(format!("path {id}"))
+            .spawn(move || look_after(&paths, id))?;
     }
     Ok(())
 }
 
-fn look_after(paths: &Paths, number: usize) {
-    let Some(path) = paths.get(number) else {
+fn look_after(paths: &Paths, id: PathId) {
+    let Some(path) = paths.get(id) else {
         return;
     };
     loop {

@@ -1,6 +1,6 @@
 //! The `io_uring` of a worker, over all paths of a disk.
 
-use super::Paths;
+use super::{PathId, Paths};
 use farlane_block::engine::memory::Access;
 use farlane_block::ring::Ring;
 use farlane_block::storage::Storage;
@@ -42,18 +42,18 @@ impl PathRing {
 
     /// What is open of a path, as far as the ring knows.
     #[must_use]
-    pub fn storage(&self, path: usize) -> Option<&Storage> {
-        self.open.get(path).map(AsRef::as_ref)
+    pub fn storage(&self, path: PathId) -> Option<&Storage> {
+        self.open.get(path.index()).map(AsRef::as_ref)
     }
 
     /// How the bytes of a path are moved.
     ///
     /// # Errors
     /// There is no such path.
-    pub fn access(&mut self, path: usize) -> io::Result<Access<'_>> {
+    pub fn access(&mut self, path: PathId) -> io::Result<Access<'_>> {
         if self.paths.in_memory() {
             // What is in memory is never opened again.
-            let storage = self.open.get(path).ok_or(io::ErrorKind::NotFound)?;
+            let storage = self.open.get(path.index()).ok_or(io::ErrorKind::NotFound)?;
             return Ok(Access::Memory(&storage.file));
         }
         let number = self.file(path)?;
@@ -64,10 +64,10 @@ impl PathRing {
     ///
     /// # Errors
     /// There is no such path.
-    pub fn file(&mut self, path: usize) -> io::Result<u32> {
-        let number = u32::try_from(path).map_err(io::Error::other)?;
-        let known = self.generations.get_mut(path);
-        let open = self.open.get_mut(path);
+    pub fn file(&mut self, path: PathId) -> io::Result<u32> {
+        let number = path.file();
+        let known = self.generations.get_mut(path.index());
+        let open = self.open.get_mut(path.index());
         let (Some(known), Some(open), Some(path)) = (known, open, self.paths.get(path)) else {
             return Err(io::ErrorKind::NotFound.into());
         };

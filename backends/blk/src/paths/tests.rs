@@ -3,7 +3,7 @@
 
 use super::health::Health;
 use super::open::{Manner, Open};
-use super::{PathConfig, Paths, bit};
+use super::{PathConfig, PathId, PathSet, Paths};
 use crate::disk::Cache;
 use crate::surroundings::Surroundings;
 use farlane_daemon::per_node::WorkerNodes;
@@ -46,9 +46,13 @@ fn paths(folder: &Path, files: &[(&str, u32)]) -> Paths {
     Paths::build(opened, MANNER, &around(), None).unwrap()
 }
 
-fn fail(paths: &Paths, path: usize) {
+const A: PathId = PathId(0);
+const B: PathId = PathId(1);
+const C: PathId = PathId(2);
+
+fn fail(paths: &Paths, path: PathId) {
     paths.suspect(path, &io::Error::from_raw_os_error(libc::EIO));
-    paths.confirm(bit(path));
+    paths.confirm(PathSet::EMPTY.with(path));
     assert_eq!(paths.get(path).unwrap().health(), Health::Failed);
 }
 
@@ -56,21 +60,20 @@ fn fail(paths: &Paths, path: usize) {
 fn each_worker_has_its_own_nodes_path_and_others_where_that_has_failed() {
     let folder = tempfile::tempdir().unwrap();
     let paths = paths(folder.path(), &[("a", 1), ("b", 0), ("c", 1)]);
-    assert_eq!((paths.choose(0, 0), paths.choose(1, 0)), (Some(1), Some(0)));
+    let choose = |node, tried: &[PathId]| paths.choose(node, tried.iter().copied().collect());
+    assert_eq!((choose(0, &[]), choose(1, &[])), (Some(B), Some(A)));
     // One on which it was tried already.
-    assert_eq!(paths.choose(1, 0b001), Some(2));
-    assert_eq!(paths.choose(1, 0b101), Some(1));
-    assert_eq!(paths.choose(1, 0b111), None);
-    fail(&paths, 0);
-    assert_eq!(paths.choose(1, 0), Some(2));
-    fail(&paths, 2);
-    assert_eq!((paths.choose(0, 0), paths.choose(1, 0)), (Some(1), Some(1)));
+    assert_eq!(choose(1, &[A]), Some(C));
+    assert_eq!(choose(1, &[A, C]), Some(B));
+    assert_eq!(choose(1, &[A, B, C]), None);
+    fail(&paths, A);
+    assert_eq!(choose(1, &[]), Some(C));
+    fail(&paths, C);
+    assert_eq!((choose(0, &[]), choose(1, &[])), (Some(B), Some(B)));
     // Suspected: nothing new goes over it.
-    paths.suspect(1, &io::Error::from_raw_os_error(libc::EIO));
-    assert_eq!(
-        (paths.choose(0, 0), paths.in_state(Health::Suspect)),
-        (None, 0b010)
-    );
+    paths.suspect(B, &io::Error::from_raw_os_error(libc::EIO));
+    let suspect = paths.in_state(Health::Suspect);
+    assert_eq!((choose(0, &[]), suspect), (None, PathSet::EMPTY.with(B)));
 }
 
 #[test]
@@ -78,38 +81,38 @@ fn a_flush_goes_over_every_path_that_has_written() {
     let folder = tempfile::tempdir().unwrap();
     let paths = paths(folder.path(), &[("a", 0), ("b", 1)]);
     // What a predecessor has written is nobody's secret.
-    assert_eq!(paths.to_sync(), [0, 1]);
-    for path in [0, 1] {
+    assert_eq!(paths.to_sync(), [A, B]);
+    for path in [A, B] {
         paths.synced(path, &paths.marks());
     }
     // Nothing was written: one is enough.
-    assert_eq!(paths.to_sync(), [0]);
-    paths.get(1).unwrap().wrote();
-    assert_eq!(paths.to_sync(), [1]);
+    assert_eq!(paths.to_sync(), [A]);
+    paths.get(B).unwrap().wrote();
+    assert_eq!(paths.to_sync(), [B]);
     // A write that comes while a flush is under way is not covered by it.
     let marks = paths.marks();
-    paths.get(1).unwrap().wrote();
-    paths.synced(1, &marks);
-    assert_eq!(paths.to_sync(), [1]);
-    paths.get(0).unwrap().wrote();
+    paths.get(B).unwrap().wrote();
+    paths.synced(B, &marks);
+    assert_eq!(paths.to_sync(), [B]);
+    paths.get(A).unwrap().wrote();
     // Whether it has failed is not known yet: it is asked for what it has written.
-    paths.suspect(1, &io::Error::from_raw_os_error(libc::EIO));
-    assert_eq!(paths.to_sync(), [0, 1]);
+    paths.suspect(B, &io::Error::from_raw_os_error(libc::EIO));
+    assert_eq!(paths.to_sync(), [A, B]);
     // It has: another one stands in, and it is asked again when it is back.
-    paths.confirm(0b10);
-    assert_eq!(paths.to_sync(), [0]);
-    paths.synced(0, &paths.marks());
-    assert_eq!(paths.to_sync(), [0]);
+    paths.confirm(PathSet::EMPTY.with(B));
+    assert_eq!(paths.to_sync(), [A]);
+    paths.synced(A, &paths.marks());
+    assert_eq!(paths.to_sync(), [A]);
     assert!(
         paths
-            .get(1)
+            .get(B)
             .unwrap()
             .health
             .change(Health::Failed, Health::Up)
     );
-    assert_eq!(paths.to_sync(), [1]);
-    fail(&paths, 0);
-    fail(&paths, 1);
+    assert_eq!(paths.to_sync(), [B]);
+    fail(&paths, A);
+    fail(&paths, B);
     assert!(paths.to_sync().is_empty());
 }
 
@@ -119,27 +122,27 @@ fn paths_that_are_one_file_are_synced_once_and_fail_together() {
     let one = paths(folder.path(), &[("a", 0), ("a", 1)]);
     assert!(one.several() && !one.fails_over());
     assert_eq!((one.all()[0].name(), one.all()[1].name()), ("a", "a:2"));
-    one.get(1).unwrap().wrote();
-    assert_eq!(one.to_sync(), [0]);
-    one.synced(0, &one.marks());
-    assert!(!one.get(1).unwrap().is_dirty());
+    one.get(B).unwrap().wrote();
+    assert_eq!(one.to_sync(), [A]);
+    one.synced(A, &one.marks());
+    assert!(!one.get(B).unwrap().is_dirty());
     drop(one);
     let mixed = paths(folder.path(), &[("a", 0), ("b", 1), ("b", 0)]);
     assert!(mixed.fails_over());
-    assert_eq!(mixed.to_sync(), [0, 1]);
-    fail(&mixed, 1);
-    assert_eq!(mixed.to_sync(), [0, 2]);
+    assert_eq!(mixed.to_sync(), [A, B]);
+    fail(&mixed, B);
+    assert_eq!(mixed.to_sync(), [A, C]);
 }
 
 #[test]
 fn a_sync_waits_for_those_of_paths_that_are_the_same_file() {
     let folder = tempfile::tempdir().unwrap();
     let paths = paths(folder.path(), &[("a", 0), ("b", 1), ("a", 1)]);
-    let begin = |path: usize| paths.get(path).unwrap().syncs().begin();
+    let begin = |path: PathId| paths.get(path).unwrap().syncs().begin();
     let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-    let first = begin(0);
-    assert!(begin(1).end().are_over_or_wake(&wake));
-    let beside = begin(2).end();
+    let first = begin(A);
+    assert!(begin(B).end().are_over_or_wake(&wake));
+    let beside = begin(C).end();
     assert!(!beside.are_over_or_wake(&wake));
     drop(first);
     assert!(beside.are_over_or_wake(&wake));
@@ -169,7 +172,7 @@ fn a_disk_has_the_size_that_its_paths_agree_in() {
     resize("a", 0);
     assert_eq!(size(4), None);
     resize("a", 8192);
-    fail(&paths, 1);
+    fail(&paths, B);
     assert_eq!(size(5), Some(8192));
     // The other one is failing, perhaps: a disk is not known to have become smaller before that is
     // seen again, later, and nothing else in between.
@@ -196,11 +199,11 @@ fn paths_that_have_failed_say_nothing_of_the_size() {
     let size = |seconds| paths.size(begin + Duration::from_secs(seconds));
     // One that has failed does not know that the disk has grown, and can be read again when the
     // other one is pulled.
-    fail(&paths, 1);
+    fail(&paths, B);
     resize("a", 8192);
     assert_eq!(size(0), Some(8192));
     resize("a", 0);
-    fail(&paths, 0);
+    fail(&paths, A);
     assert_eq!((size(1), size(2)), (None, None));
     // Both are failing, and show the same.
     resize("a", 512);
@@ -212,8 +215,8 @@ fn paths_that_have_failed_say_nothing_of_the_size() {
 fn a_path_comes_back_only_with_the_size_that_the_disk_has_then() {
     let folder = tempfile::tempdir().unwrap();
     let paths = paths(folder.path(), &[("a", 0), ("b", 1)]);
-    let b = paths.get(1).unwrap();
-    paths.suspect(1, &io::Error::from_raw_os_error(libc::EIO));
+    let b = paths.get(B).unwrap();
+    paths.suspect(B, &io::Error::from_raw_os_error(libc::EIO));
     // While it was read, the disk has grown.
     resize(folder.path(), "a", 8192);
     assert_eq!(paths.size(Instant::now()), Some(8192));

@@ -1,7 +1,7 @@
 //! The worker of a NUMA node: transfers for the queues of other nodes.
 
-use crate::paths::Paths;
 use crate::paths::ring::PathRing;
+use crate::paths::{PathId, Paths};
 use farlane_block::engine::memory::Started;
 use farlane_block::engine::{Extent, Memory, Slot, Slots};
 use farlane_block::ring::{Durable, Event};
@@ -22,8 +22,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// A transfer between a path and memory.
 #[derive(Debug)]
 pub struct Transfer {
-    /// Number of the path.
-    pub path: usize,
+    /// The path.
+    pub path: PathId,
     /// Whether it is written, and how; else it is read.
     pub write: Option<Durable>,
     /// The bytes of the disk. Fewer may be moved.

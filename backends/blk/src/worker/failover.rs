@@ -3,8 +3,8 @@
 use super::QueueWorker;
 use super::requests::{Answer, Request};
 use crate::counters::count;
-use crate::paths::bit;
 use crate::paths::health::{Decision, Health, Waiting};
+use crate::paths::{PathId, PathSet};
 use farlane_block::engine::{Slot, Work};
 use std::io;
 
@@ -19,7 +19,7 @@ impl QueueWorker {
             .paths
             .suspect(path, &io::Error::from_raw_os_error(errno));
         let failure = request.failure(errno);
-        failure.tried |= bit(path);
+        failure.tried = failure.tried.with(path);
         failure.errno = errno;
         let tried = failure.tried;
         // A sync is its path's until that is known to have failed.
@@ -31,7 +31,7 @@ impl QueueWorker {
         }
     }
 
-    fn over(&mut self, slot: Slot, path: usize) {
+    fn over(&mut self, slot: Slot, path: PathId) {
         count(&self.disk.counters().redone, 1);
         if let Some(request) = self.requests.slots.get_mut(slot) {
             request.operation.move_to(path);
@@ -64,7 +64,7 @@ impl QueueWorker {
             };
             let is_sync = matches!(request.operation.work(), Work::Sync);
             let is_unplanned = is_unplanned_sync(request);
-            let belongs_to = (is_sync && !is_unplanned).then(|| bit(request.operation.file()));
+            let belongs_to = (is_sync && !is_unplanned).then(|| request.operation.file());
             let failure = request.failure(libc::EIO);
             let waiting = Waiting {
                 tried: failure.tried,
@@ -109,7 +109,7 @@ impl QueueWorker {
         let failure = request.failure(libc::EIO);
         if decision == Decision::NewRound {
             failure.rounds += 1;
-            failure.tried = 0;
+            failure.tried = PathSet::EMPTY;
         }
         let (tried, errno) = (failure.tried, failure.errno);
         if decision == Decision::NewRound && is_sync {
@@ -126,7 +126,7 @@ impl QueueWorker {
 
 /// A flush that found no path at all: it belongs to none.
 fn is_unplanned_sync(request: &Request) -> bool {
-    let failed_nowhere = request.failure.as_ref().is_some_and(|f| f.tried == 0);
+    let failed_nowhere = request.failure.as_ref().is_some_and(|f| f.tried.is_empty());
     let is_sync = matches!(request.operation.work(), Work::Sync);
     is_sync && matches!(request.answer, Answer::Driver(_)) && failed_nowhere
 }

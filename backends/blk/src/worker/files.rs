@@ -1,9 +1,9 @@
-//! The paths of a disk, as the request engine sees them: file numbers are path numbers.
+//! The paths of a disk, as the request engine sees them: each is a file.
 
 use crate::disk::Disk;
-use crate::paths::Paths;
 use crate::paths::health::can_be_the_path;
 use crate::paths::ring::PathRing;
+use crate::paths::{PathId, Paths};
 use farlane_block::engine::Files;
 use farlane_block::engine::memory::Access;
 use farlane_block::ring::Ring;
@@ -35,18 +35,18 @@ impl PathFiles {
 }
 
 impl Files for PathFiles {
-    type Id = usize;
+    type Id = PathId;
 
-    fn access(&mut self, file: usize) -> io::Result<Access<'_>> {
-        self.ring.access(file)
+    fn access(&mut self, path: PathId) -> io::Result<Access<'_>> {
+        self.ring.access(path)
     }
 
-    fn ring(&mut self, file: usize) -> io::Result<(&mut Ring, u32)> {
-        let number = self.ring.file(file)?;
+    fn ring(&mut self, path: PathId) -> io::Result<(&mut Ring, u32)> {
+        let number = self.ring.file(path)?;
         Ok((&mut *self.ring, number))
     }
 
-    fn is_cached(&self, _file: usize) -> bool {
+    fn is_cached(&self, _path: PathId) -> bool {
         self.paths.are_cached()
     }
 
@@ -54,22 +54,22 @@ impl Files for PathFiles {
     /// device may do without a flush. Through it, and from memory that the disk may not reach, it
     /// is a write and then a sync. Where another path may do the write again, it could not do the
     /// sync.
-    fn syncs_after(&self, _file: usize, from_device: bool) -> bool {
+    fn syncs_after(&self, _path: PathId, from_device: bool) -> bool {
         !self.paths.fails_over() && (self.paths.are_cached() || from_device)
     }
 
-    fn failed_syncs(&self, _file: usize) -> u64 {
+    fn failed_syncs(&self, _path: PathId) -> u64 {
         self.disk.failed_syncs()
     }
 
     /// What a write has written that began after a sync has failed is not lost with what was
     /// written before.
-    fn can_sync(&self, _file: usize, since: Option<u64>) -> bool {
+    fn can_sync(&self, _path: PathId, since: Option<u64>) -> bool {
         since == Some(self.disk.failed_syncs()) || self.disk.can_sync().is_ok()
     }
 
     /// Blocks that the disk has no more were not written, and nothing else is lost by that.
-    fn sync_has_failed(&mut self, _file: usize, errno: i32, end: Option<u64>) {
+    fn sync_has_failed(&mut self, _path: PathId, errno: i32, end: Option<u64>) {
         let is_gone = |end| self.paths.ends_before(end);
         // Memory has no cache whose state would not be known.
         if self.paths.in_memory() || self.paths.fails_over() && end.is_some_and(is_gone) {
@@ -78,8 +78,8 @@ impl Files for PathFiles {
         self.disk.sync_has_failed(errno);
     }
 
-    fn begin_sync(&self, file: usize) -> Option<UnderWay> {
-        let path = self.paths.get(file).filter(|_| self.paths.are_cached());
+    fn begin_sync(&self, path: PathId) -> Option<UnderWay> {
+        let path = self.paths.get(path).filter(|_| self.paths.are_cached());
         path.map(|path| path.syncs().begin())
     }
 
@@ -87,14 +87,14 @@ impl Files for PathFiles {
         beside.are_over_or_wake(&self.wake)
     }
 
-    fn ends_before(&self, file: usize, end: u64) -> bool {
-        let storage = self.ring.storage(file);
+    fn ends_before(&self, path: PathId, end: u64) -> bool {
+        let storage = self.ring.storage(path);
         let bytes = storage.and_then(|storage| known_size(&storage.file).ok());
         bytes.is_none_or(|bytes| bytes < end)
     }
 
-    fn discards_by_command(&self, file: usize) -> bool {
-        let storage = self.ring.storage(file);
+    fn discards_by_command(&self, path: PathId) -> bool {
+        let storage = self.ring.storage(path);
         storage.is_some_and(|storage| storage.is_device)
     }
 
@@ -106,9 +106,9 @@ impl Files for PathFiles {
         self.disk.cannot_zero();
     }
 
-    fn wrote(&self, file: usize) {
+    fn wrote(&self, path: PathId) {
         if self.paths.several()
-            && let Some(path) = self.paths.get(file)
+            && let Some(path) = self.paths.get(path)
         {
             path.wrote();
         }

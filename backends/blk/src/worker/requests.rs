@@ -2,6 +2,7 @@
 
 use super::virtqueue::Completion;
 use crate::bits::Status;
+use crate::paths::{PathId, PathSet};
 use crate::per_node::steering::NumaSpan;
 use farlane_block::engine::{Operation, Slot, Slots};
 use farlane_zero_copy::View;
@@ -47,8 +48,8 @@ impl Answer {
 pub struct Failure {
     /// The last error number.
     pub errno: i32,
-    /// Paths on which it has failed in this round, a bit each.
-    pub tried: u32,
+    /// Paths on which it has failed in this round.
+    pub tried: PathSet,
     /// Completed rounds.
     pub rounds: u8,
     /// It has waited for a path.
@@ -62,7 +63,7 @@ pub struct Failure {
 pub struct Request {
     pub answer: Answer,
     /// The operation on a path.
-    pub operation: Operation<Rc<View>, usize>,
+    pub operation: Operation<Rc<View>, PathId>,
     /// The node that moves its data: its index.
     pub executing_node: usize,
     /// It is to be handed to that node's worker.
@@ -79,7 +80,7 @@ pub struct Request {
 
 impl Request {
     /// A request of which nothing has been done.
-    pub fn new(answer: Answer, operation: Operation<Rc<View>, usize>, span: NumaSpan) -> Self {
+    pub fn new(answer: Answer, operation: Operation<Rc<View>, PathId>, span: NumaSpan) -> Self {
         Self {
             answer,
             operation,
@@ -97,7 +98,7 @@ impl Request {
         self.failure.get_or_insert_with(|| {
             Box::new(Failure {
                 errno,
-                tried: 0,
+                tried: PathSet::EMPTY,
                 rounds: 0,
                 has_waited: false,
                 since: Instant::now(),

@@ -5,6 +5,7 @@ use super::virtqueue::{Completion, Head};
 use super::{Broken, QueueWorker, data};
 use crate::bits::{SECTOR, Status};
 use crate::counters::count;
+use crate::paths::{PathId, PathSet};
 use crate::per_node::steering::{self, NumaSpan, Part};
 use crate::request::{HEADER_BYTES, Request as Kind, RequestError, parse, parse_ranges};
 use farlane_abi::width::to_usize;
@@ -120,7 +121,8 @@ impl QueueWorker {
             Kind::WriteZeroes => Goal::Zero,
         };
         let work = Work::Clear(Clear::new(goal, ranges, durable));
-        let operation = Operation::new(0, work, Extent::default(), Memory::default(), false);
+        let (extent, memory) = (Extent::default(), Memory::default());
+        let operation = Operation::new(PathId::FIRST, work, extent, memory, false);
         let span = NumaSpan::Single(Node(0));
         self.begin(Request::new(Answer::Driver(completion), operation, span));
     }
@@ -150,7 +152,7 @@ impl QueueWorker {
             return;
         }
         let memory = Memory::of_guest(slices, self.disk.alignment());
-        let operation = Operation::new(0, work, extent, memory, from_device);
+        let operation = Operation::new(PathId::FIRST, work, extent, memory, from_device);
         self.begin(Request::new(Answer::Driver(completion), operation, span));
     }
 
@@ -167,13 +169,13 @@ impl QueueWorker {
             Work::Write(durable) => Some(*durable),
             _ => None,
         };
-        let moved = match self.files.ring.storage(0) {
+        let moved = match self.files.ring.storage(PathId::FIRST) {
             Some(storage) => transfer_now(&storage.file, write, &mut slices, extent.offset),
             None => Err(io::ErrorKind::NotFound.into()),
         };
         let (status, tunnelled) = match moved {
             Ok(()) => {
-                self.count_locality(span, self.home, 0, extent.bytes);
+                self.count_locality(span, self.home, PathId::FIRST, extent.bytes);
                 (Status::Ok, slices.landed())
             }
             Err(e) => (self.failed(&e), 0),
@@ -188,7 +190,7 @@ impl QueueWorker {
         request.executing_node = node;
         request.is_remote = node != self.home;
         self.follow(node);
-        match self.files.paths.choose(node, 0) {
+        match self.files.paths.choose(node, PathSet::EMPTY) {
             Some(path) => {
                 request.operation.move_to(path);
                 let slot = self.requests.slots.insert(request);
@@ -266,7 +268,7 @@ impl QueueWorker {
             };
             let front = slices.split_front(to_usize(bytes), self.requests.list());
             let memory = Memory::of_guest(front, alignment);
-            let operation = Operation::new(0, work, part, memory, false);
+            let operation = Operation::new(PathId::FIRST, work, part, memory, false);
             let answer = Answer::Whole(Rc::clone(&whole));
             begun.push(Request::new(answer, operation, span));
         }
@@ -289,7 +291,7 @@ impl QueueWorker {
             let paths = self.files.paths.to_sync();
             (marks, paths)
         } else {
-            (Vec::new(), vec![0])
+            (Vec::new(), vec![PathId::FIRST])
         };
         let sync = |answer, path| {
             let span = NumaSpan::Single(Node(0));
@@ -297,7 +299,7 @@ impl QueueWorker {
         };
         if let [] | [_] = paths[..] {
             let path = paths.first().copied();
-            let mut request = sync(Answer::Driver(completion), path.unwrap_or(0));
+            let mut request = sync(Answer::Driver(completion), path.unwrap_or(PathId::FIRST));
             (request.failure, request.marks) = (failure, marks);
             let slot = self.requests.slots.insert(request);
             match path {

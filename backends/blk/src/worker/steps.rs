@@ -5,7 +5,7 @@ use super::requests::{Answer, Request, Whole};
 use super::virtqueue::Completion;
 use crate::bits::Status;
 use crate::counters::count;
-use crate::paths::bit;
+use crate::paths::PathId;
 use crate::per_node::steering::NumaSpan;
 use crate::request::Request as Kind;
 use farlane_block::engine::{Failure, Slot, Stage, Step, Trouble, Work};
@@ -91,7 +91,7 @@ impl QueueWorker {
                     && result >= 0
                     && !matches!(request.operation.work(), Work::Sync)
                 {
-                    let tried = failure.tried & !bit(request.operation.file());
+                    let tried = failure.tried.without(request.operation.file());
                     self.files.paths.confirm(tried);
                 }
                 self.advance(slot);
@@ -169,11 +169,11 @@ impl QueueWorker {
     }
 
     /// Counts bytes that a node has moved over a path.
-    pub(super) fn count_locality(&self, span: &NumaSpan, node: usize, path: usize, bytes: u64) {
+    pub(super) fn count_locality(&self, span: &NumaSpan, node: usize, path: PathId, bytes: u64) {
         let Some(worker_node) = self.disk.around().nodes.all().get(node) else {
             return;
         };
-        let locality = self.disk.locality();
+        let (locality, path) = (self.disk.locality(), path.index());
         match span {
             NumaSpan::Single(data) => locality.add(*data, worker_node.node(), path, bytes),
             NumaSpan::Split(all) => {
