@@ -5,7 +5,7 @@ use crate::memory::{VideoMemory, new_file};
 use farlane_abi::gpu as abi;
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_pci::{
-    AddressRange, Attachment, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal,
+    AddressRange, Attachment, DmaMapping, DmaTarget, Function, InterruptVector, Region, Signal,
     Source, SourceError,
 };
 use std::os::fd::OwnedFd;
@@ -50,10 +50,10 @@ impl Driver {
     fn new(source: &GpuSource, attachment: &Attachment) -> Self {
         let function = source.take(attachment).unwrap();
         let raised = [Arc::new(Raised::default()), Arc::new(Raised::default())];
-        for (vector, raised) in (0..).zip(&raised) {
+        for (number, raised) in (0..).zip(&raised) {
             let signal: Arc<dyn Signal> = raised.clone();
             function
-                .set_interrupt(InterruptKind::Msix, vector, Some(signal))
+                .set_interrupt(InterruptVector::Msix(number), Some(signal))
                 .unwrap();
         }
         let file = Arc::clone(&attachment.areas[0].file);

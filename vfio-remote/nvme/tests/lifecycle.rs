@@ -7,8 +7,8 @@ mod common;
 use common::*;
 use farlane_nvme::Doorbells;
 use farlane_pci::{
-    AccessError, AddressRange, DmaMapping, DmaTarget, InterruptKind, Region, RemoteMemory, Signal,
-    Source as _, SourceError,
+    AccessError, AddressRange, DmaMapping, DmaTarget, InterruptVector, Region, RemoteMemory,
+    Signal, Source as _, SourceError,
 };
 use farlane_vm_front_end::nvme::{
     Command, Driver, DriverError, InProcess, Memory, Register, Transport, admin, io,
@@ -282,12 +282,12 @@ fn interrupts_come_where_they_were_asked_for() {
         let vector = u16::try_from(vector).unwrap();
         let function = driver.transport().function();
         function
-            .set_interrupt(InterruptKind::Msix, vector, Some(signal.clone()))
+            .set_interrupt(InterruptVector::Msix(vector), Some(signal.clone()))
             .unwrap();
         if vector == 4 {
             assert!(matches!(
-                function.set_interrupt(InterruptKind::Msix, 5, None),
-                Err(AccessError::Interrupt { vector: 5, .. })
+                function.set_interrupt(InterruptVector::Msix(5), None),
+                Err(AccessError::Interrupt(InterruptVector::Msix(5)))
             ));
         }
     }
@@ -317,7 +317,7 @@ fn the_pin_stays_high_until_the_queue_is_empty() {
         let signal: Arc<dyn Signal> = raised.clone();
         let function = driver.transport().function();
         function
-            .set_interrupt(InterruptKind::Intx, 0, Some(signal))
+            .set_interrupt(InterruptVector::Intx, Some(signal))
             .unwrap();
     };
     set(&mut driver);

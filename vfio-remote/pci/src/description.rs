@@ -1,6 +1,7 @@
 //! What can be said of a function without using it.
 
 use crate::registers::BarType;
+use crate::{InterruptKind, InterruptVector};
 use farlane_abi::width::to_u64;
 use serde::{Deserialize, Serialize};
 
@@ -100,6 +101,34 @@ pub struct Interrupts {
     pub msi: u16,
     /// MSI-X vectors, at most 2048.
     pub msix: u16,
+}
+
+impl Interrupts {
+    /// How many vectors of a kind there are.
+    #[must_use]
+    pub fn count(&self, kind: InterruptKind) -> u16 {
+        match kind {
+            InterruptKind::Intx => self.intx,
+            InterruptKind::Msi => self.msi,
+            InterruptKind::Msix => self.msix,
+        }
+    }
+
+    /// `count` vectors of a kind from `first` on, if there are as many.
+    #[must_use]
+    pub fn vectors(
+        &self,
+        kind: InterruptKind,
+        first: u16,
+        count: usize,
+    ) -> Option<Vec<InterruptVector>> {
+        let end = first.checked_add(u16::try_from(count).ok()?)?;
+        if end > self.count(kind) {
+            return None;
+        }
+        let numbers = first..end;
+        numbers.map(|n| InterruptVector::new(kind, n)).collect()
+    }
 }
 
 /// A function, without using it.

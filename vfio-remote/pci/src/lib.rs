@@ -24,7 +24,7 @@ pub use description::{
     Area, BAR_COUNT, Description, Interrupts, REGION_COUNT, Region, RegionDescription,
 };
 pub use dma::{DmaError, DmaSpace, DmaView, RemoteMemory};
-pub use interrupt::{EventSignal, InterruptKind, Signal};
+pub use interrupt::{EventSignal, InterruptKind, InterruptVector, Signal};
 pub use range::AddressRange;
 pub use source::{
     AccessError, Attachment, Counter, DmaMapping, DmaTarget, Function, SharedArea, Source,

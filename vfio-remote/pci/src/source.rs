@@ -1,6 +1,6 @@
 //! Where functions come from at the lender.
 
-use crate::{AddressRange, Area, Description, InterruptKind, Region, Signal};
+use crate::{AddressRange, Area, Description, InterruptVector, Region, Signal};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use thiserror::Error;
@@ -44,13 +44,8 @@ pub enum AccessError {
         length: usize,
     },
     /// No such interrupt.
-    #[error("There is no {kind:?} vector {vector}")]
-    Interrupt {
-        /// Kind of interrupt.
-        kind: InterruptKind,
-        /// Number of the vector.
-        vector: u16,
-    },
+    #[error("There is no {0}")]
+    Interrupt(InterruptVector),
     /// Memory that cannot be mapped for it.
     #[error("{range} cannot be mapped for DMA: {why}")]
     Map {
@@ -197,8 +192,7 @@ pub trait Function: Send + Sync {
     /// No such vector; or the system refuses.
     fn set_interrupt(
         &self,
-        kind: InterruptKind,
-        vector: u16,
+        vector: InterruptVector,
         signal: Option<Arc<dyn Signal>>,
     ) -> Result<(), AccessError>;
 

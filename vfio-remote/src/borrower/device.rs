@@ -8,11 +8,11 @@ use super::layout::{Layout, LayoutError};
 use super::peers::Peers;
 use super::resolve::{PeerPath, PeerWindow};
 use super::session::{RegisterAddress, Session, SessionError};
-use super::signals::{Signals, kind_of};
+use super::signals::Signals;
 use crate::protocol::Connector;
 use crate::protocol::message::{Fence, Refusal};
 use farlane_ntb::Ntb;
-use farlane_pci::{AddressRange, ConfigSpace, Interrupts, Region, SharedArea};
+use farlane_pci::{AddressRange, ConfigSpace, InterruptKind, Interrupts, Region, SharedArea};
 use farlane_sys::chain;
 use farlane_vfio_user::{
     Client, Device, DeviceInfo, DmaMap, Errno, IrqAction, IrqInfo, IrqRequest, MapArea, RegionInfo,
@@ -294,10 +294,8 @@ impl Borrowed {
                 self.counters.leases.fetch_add(1, Ordering::Relaxed);
                 self.counters.held.store(1, Ordering::Relaxed);
                 self.presence = Presence::Held(session, fence);
-                for index in 0..3 {
-                    if let Some(kind) = kind_of(index) {
-                        self.send_vectors(kind);
-                    }
+                for kind in InterruptKind::ALL {
+                    self.send_vectors(kind);
                 }
                 self.follow_intx();
                 self.follow_bus_master(Duration::ZERO);

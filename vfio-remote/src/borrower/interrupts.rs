@@ -3,9 +3,8 @@
 use super::deadline::Deadline;
 use super::device::Borrowed;
 use super::session::{Session, SessionError};
-use super::signals::{count_of, kind_of};
 use crate::protocol::message::{Delivery, Fence, MAX_VECTORS, Request};
-use farlane_pci::InterruptKind;
+use farlane_pci::{InterruptKind, InterruptVector};
 use farlane_vfio_user::{DeviceInfo, Errno, IrqAction, IrqInfo};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,21 +13,23 @@ use std::sync::Arc;
 const REQUEST_IRQ: u32 = 4;
 
 impl Borrowed {
-    /// What the function's interrupts are that the VM sees as of this kind.
-    fn kind_at_lender(&self, kind: InterruptKind) -> InterruptKind {
-        match kind {
-            InterruptKind::Msi if self.translated => InterruptKind::Msix,
+    /// Which of the function's vectors the VM sees as this one.
+    fn at_lender(&self, vector: InterruptVector) -> InterruptVector {
+        match vector {
+            InterruptVector::Msi(number) if self.translated => InterruptVector::Msix(number),
             other => other,
         }
     }
 
     /// Tells the lender where all vectors of a kind go.
     pub(super) fn send_vectors(&mut self, kind: InterruptKind) {
-        let bound = self.signals.bound_vectors(kind);
-        let theirs = self.kind_at_lender(kind);
+        let mut bound = self.signals.bound_vectors(kind);
+        for (vector, _) in &mut bound {
+            *vector = self.at_lender(*vector);
+        }
         self.with_device("set interrupts", |session, fence, deadline| {
             bound.iter().try_for_each(|(vector, eventfd)| {
-                send_vector((session, fence, deadline), theirs, *vector, Some(eventfd))
+                send_vector((session, fence, deadline), *vector, Some(eventfd))
             })
         });
     }
@@ -60,7 +61,7 @@ impl Borrowed {
         };
         let is_intx = kind == InterruptKind::Intx;
         Some(IrqInfo {
-            count: u32::from(count_of(self.interrupts, kind)),
+            count: self.interrupts.count(kind).into(),
             eventfd: true,
             maskable: is_intx,
             automasked: is_intx,
@@ -80,15 +81,14 @@ impl Borrowed {
             return Ok(());
         }
         let kind = kind_of(index).ok_or(Errno::INVAL)?;
-        let theirs = self.kind_at_lender(kind);
-        let mut vector = u16::try_from(start).map_err(|_| Errno::INVAL)?;
-        for eventfd in eventfds {
+        for (number, eventfd) in (start..).zip(eventfds) {
+            let vector = vector_of(kind, number)?;
+            let theirs = self.at_lender(vector);
             let eventfd = eventfd.map(Arc::new);
-            self.signals.bind(kind, vector, eventfd.clone());
+            self.signals.bind(vector, eventfd.clone());
             self.with_device("set an interrupt", |session, fence, deadline| {
-                send_vector((session, fence, deadline), theirs, vector, eventfd.as_ref())
+                send_vector((session, fence, deadline), theirs, eventfd.as_ref())
             });
-            vector = vector.checked_add(1).ok_or(Errno::INVAL)?;
         }
         Ok(())
     }
@@ -99,11 +99,11 @@ impl Borrowed {
             return Ok(());
         }
         let kind = kind_of(index).ok_or(Errno::INVAL)?;
-        let theirs = self.kind_at_lender(kind);
         for (vector, _) in self.signals.bound_vectors(kind) {
-            self.signals.bind(kind, vector, None);
+            let theirs = self.at_lender(vector);
+            self.signals.bind(vector, None);
             self.with_device("unset an interrupt", |session, fence, deadline| {
-                send_vector((session, fence, deadline), theirs, vector, None)
+                send_vector((session, fence, deadline), theirs, None)
             });
         }
         Ok(())
@@ -125,10 +125,9 @@ impl Borrowed {
         }
         let kind = kind_of(index).ok_or(Errno::INVAL)?;
         for (number, _) in (start..).zip(selected).filter(|&(_, &selected)| selected) {
-            let vector = u16::try_from(number).map_err(|_| Errno::INVAL)?;
-            match (action, kind) {
-                (IrqAction::Trigger, _) => self.signals.raise(kind, vector),
-                (IrqAction::Mask | IrqAction::Unmask, InterruptKind::Intx) => {
+            match (action, vector_of(kind, number)?) {
+                (IrqAction::Trigger, vector) => self.signals.raise(vector),
+                (IrqAction::Mask | IrqAction::Unmask, InterruptVector::Intx) => {
                     let masked = action == IrqAction::Mask;
                     self.with_device("mask INTx", |session, fence, deadline| {
                         session.ask(Request::MaskIntx { fence, masked }, &[], deadline)
@@ -141,11 +140,26 @@ impl Borrowed {
     }
 }
 
+/// The kind of a VFIO interrupt index (`VFIO_PCI_INTX_IRQ_INDEX` and so on).
+fn kind_of(index: u32) -> Option<InterruptKind> {
+    match index {
+        0 => Some(InterruptKind::Intx),
+        1 => Some(InterruptKind::Msi),
+        2 => Some(InterruptKind::Msix),
+        _ => None,
+    }
+}
+
+/// The vector that the VMM names.
+fn vector_of(kind: InterruptKind, number: u32) -> Result<InterruptVector, Errno> {
+    let number = u16::try_from(number).map_err(|_| Errno::INVAL)?;
+    InterruptVector::new(kind, number).ok_or(Errno::INVAL)
+}
+
 /// Tells the lender where a vector goes.
 fn send_vector(
     (session, fence, deadline): (&Session, Fence, Deadline),
-    kind: InterruptKind,
-    vector: u16,
+    vector: InterruptVector,
     eventfd: Option<&Arc<OwnedFd>>,
 ) -> Result<(), SessionError> {
     const { assert!(MAX_VECTORS >= 1) };
@@ -160,8 +174,8 @@ fn send_vector(
     };
     let request = Request::SetInterrupts {
         fence,
-        kind,
-        first: vector,
+        kind: vector.kind(),
+        first: vector.number(),
         vectors: vec![delivery],
     };
     session.ask(request, &fds, deadline)

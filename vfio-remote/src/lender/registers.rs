@@ -63,34 +63,27 @@ impl Worker {
         fence: Fence,
         kind: InterruptKind,
         first: u16,
-        vectors: &[Delivery],
+        deliveries: &[Delivery],
         descriptors: Vec<OwnedFd>,
     ) -> Answer {
         let control = Arc::downgrade(&self.control);
         let (attached, held) = self.held(fence)?;
         let interrupts = attached.device.offer.source.description().interrupts;
-        let count = match kind {
-            InterruptKind::Intx => interrupts.intx,
-            InterruptKind::Msi => interrupts.msi,
-            InterruptKind::Msix => interrupts.msix,
-        };
-        let last = u16::try_from(vectors.len())
-            .ok()
-            .and_then(|n| first.checked_add(n));
-        if vectors.len() > MAX_VECTORS || last.is_none_or(|end| end > count) {
+        let named = interrupts.vectors(kind, first, deliveries.len());
+        let Some(vectors) = named.filter(|_| deliveries.len() <= MAX_VECTORS) else {
             return Err(Refusal::Invalid(format!(
-                "There are {count} {kind:?} vectors, not {} from {first} on",
-                vectors.len()
+                "There are {} {kind:?} vectors, not {} from {first} on",
+                interrupts.count(kind),
+                deliveries.len()
             )));
-        }
+        };
         let mut descriptors = descriptors.into_iter();
-        for (vector, delivery) in (first..).zip(vectors) {
+        for (vector, delivery) in vectors.into_iter().zip(deliveries) {
             let signal: Option<Arc<dyn Signal>> = match delivery {
                 Delivery::Off => None,
                 Delivery::Message => Some(Arc::new(MessageSignal {
                     control: control.clone(),
                     fence,
-                    kind,
                     vector,
                 })),
                 Delivery::Eventfd => {
@@ -105,7 +98,7 @@ impl Worker {
                 Arc::new(FlushingSignal { written, signal })
             });
             held.function
-                .set_interrupt(kind, vector, ordered)
+                .set_interrupt(vector, ordered)
                 .map_err(device_error)?;
         }
         Ok(Reply::Done)

@@ -16,7 +16,7 @@ use crate::protocol::message::{
     Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION, millis,
 };
 use crate::protocol::{ConnectionError, Peer, Received, Receiver, Sender};
-use farlane_pci::{Function, InterruptKind, Signal};
+use farlane_pci::{Function, InterruptVector, Signal};
 use farlane_sys::sync::lock;
 use std::sync::mpsc::{self, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -86,7 +86,7 @@ struct State {
     /// Of another lender, at the other end.
     sublease: Option<Arc<Sublease>>,
     /// Interrupts that are to be told, each once.
-    raised: Vec<(Fence, InterruptKind, u16)>,
+    raised: Vec<(Fence, InterruptVector)>,
 }
 
 impl State {
@@ -321,10 +321,10 @@ impl Control {
             .fold(now + TICK, Instant::min)
     }
 
-    fn raise(&self, fence: Fence, kind: InterruptKind, vector: u16) {
+    fn raise(&self, fence: Fence, vector: InterruptVector) {
         let mut state = self.state();
-        if !state.raised.contains(&(fence, kind, vector)) {
-            state.raised.push((fence, kind, vector));
+        if !state.raised.contains(&(fence, vector)) {
+            state.raised.push((fence, vector));
         }
         self.tell_raised(&mut state);
         if !state.raised.is_empty() {
@@ -336,11 +336,11 @@ impl Control {
     /// Tells of interrupts, unless the session is slow: then they are put together. Waits for
     /// nobody.
     fn tell_raised(&self, state: &mut State) {
-        while let Some(&(fence, kind, vector)) = state.raised.last() {
+        while let Some(&(fence, vector)) = state.raised.last() {
             let message = ToBorrower::Interrupt {
                 fence,
-                kind,
-                vector,
+                kind: vector.kind(),
+                vector: vector.number(),
             };
             match self.sender.try_send(&message, BACKLOG_BYTES) {
                 Ok(true) => drop(state.raised.pop()),
@@ -359,14 +359,13 @@ impl Control {
 pub(crate) struct MessageSignal {
     pub control: Weak<Control>,
     pub fence: Fence,
-    pub kind: InterruptKind,
-    pub vector: u16,
+    pub vector: InterruptVector,
 }
 
 impl Signal for MessageSignal {
     fn raise(&self) {
         if let Some(control) = self.control.upgrade() {
-            control.raise(self.fence, self.kind, self.vector);
+            control.raise(self.fence, self.vector);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use farlane_pci::{
     AccessError, AddressRange, Area, Attachment, ClassCode, Counter, Description, DmaMapping,
-    DmaSpace, Function, InterruptKind, Region, SharedArea, Signal, Source, SourceError, Template,
+    DmaSpace, Function, InterruptVector, Region, SharedArea, Signal, Source, SourceError, Template,
 };
 use farlane_vfio_remote::borrower::{
     BorrowCounters, Borrowed, BorrowerConfig, InterruptView, PeerWindow, Peers,
@@ -299,17 +299,16 @@ impl Function for Copying {
 
     fn set_interrupt(
         &self,
-        kind: InterruptKind,
-        vector: u16,
+        vector: InterruptVector,
         signal: Option<Arc<dyn Signal>>,
     ) -> Result<(), AccessError> {
-        if kind != InterruptKind::Msix || vector > 1 {
-            return Err(AccessError::Interrupt { kind, vector });
-        }
+        let InterruptVector::Msix(number @ 0..=1) = vector else {
+            return Err(AccessError::Interrupt(vector));
+        };
         let mut signals = self.signals.lock().unwrap();
         match signal {
-            Some(signal) => drop(signals.insert(vector, signal)),
-            None => drop(signals.remove(&vector)),
+            Some(signal) => drop(signals.insert(number, signal)),
+            None => drop(signals.remove(&number)),
         }
         Ok(())
     }
@@ -319,10 +318,7 @@ impl Function for Copying {
             self.hooks.is_intx_silent.store(masked, Ordering::SeqCst);
             return Ok(());
         }
-        Err(AccessError::Interrupt {
-            kind: InterruptKind::Intx,
-            vector: 0,
-        })
+        Err(AccessError::Interrupt(InterruptVector::Intx))
     }
 
     fn set_bus_master(&self, may: bool) -> Result<(), AccessError> {

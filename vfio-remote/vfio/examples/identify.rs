@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use farlane_ntb::{IvshmemNtb, Ntb as _};
 use farlane_pci::{
-    AddressRange, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal, Source as _,
+    AddressRange, DmaMapping, DmaTarget, Function, InterruptVector, Region, Signal, Source as _,
 };
 use farlane_vfio::VfioSource;
 use farlane_zero_copy::{Mapping, SharedMemory};
@@ -147,10 +147,10 @@ fn main() -> Result<()> {
         })?;
         let bell = Arc::new(Bell::default());
         let signal: Arc<dyn Signal> = Arc::clone(&bell) as _;
-        let kinds = [InterruptKind::Msix, InterruptKind::Intx];
-        function.set_interrupt(kinds[round], 0, Some(signal))?;
+        let vectors = [InterruptVector::Msix(0), InterruptVector::Intx];
+        function.set_interrupt(vectors[round], Some(signal))?;
         let model = identify(&*function, &memory, &bell)?;
-        println!("{:?}: model {model:?}", kinds[round]);
+        println!("{}: model {model:?}", vectors[round]);
     }
     for counter in source.counters() {
         println!("{} {}", counter.name, counter.value);

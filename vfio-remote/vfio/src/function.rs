@@ -7,7 +7,7 @@ use crate::source::{Counts, Shared};
 use farlane_abi::width::to_u64;
 use farlane_pci::registers::{self, COMMAND_IO, COMMAND_MASTER, COMMAND_MEMORY};
 use farlane_pci::{
-    AccessError, AddressRange, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal,
+    AccessError, AddressRange, DmaMapping, DmaTarget, Function, InterruptVector, Region, Signal,
 };
 use farlane_sys::sync::lock;
 use std::io;
@@ -178,11 +178,10 @@ impl Function for VfioFunction {
 
     fn set_interrupt(
         &self,
-        kind: InterruptKind,
-        vector: u16,
+        vector: InterruptVector,
         signal: Option<Arc<dyn Signal>>,
     ) -> Result<(), AccessError> {
-        self.interrupts()?.set(kind, vector, signal)
+        self.interrupts()?.set(vector, signal)
     }
 
     fn mask_intx(&self, masked: bool) -> Result<(), AccessError> {

@@ -4,7 +4,7 @@
 //! descriptor of its own could make the kernel's or the lender's threads wait for it.
 
 use crate::kernel::{IrqAction, Kernel};
-use farlane_pci::{AccessError, InterruptKind, Signal};
+use farlane_pci::{AccessError, InterruptKind, InterruptVector, Signal};
 use farlane_sys::eventfd;
 use farlane_sys::sync::lock;
 use farlane_sys::thread::OwnedThread;
@@ -24,8 +24,6 @@ struct Vector {
     event: Arc<OwnedFd>,
     signal: Arc<dyn Signal>,
 }
-
-type Key = (InterruptKind, u16);
 
 #[derive(Debug, Default)]
 struct State {
@@ -62,40 +60,49 @@ fn code(kind: InterruptKind) -> u64 {
     }
 }
 
-fn key((kind, vector): Key) -> u64 {
-    code(kind) << 16 | u64::from(vector)
+/// What `epoll` tells of an eventfd.
+fn key(vector: InterruptVector) -> u64 {
+    code(vector.kind()) << 16 | u64::from(vector.number())
+}
+
+/// The vector with this key.
+fn vector_of(key: u64) -> Option<InterruptVector> {
+    let kind = InterruptKind::ALL
+        .into_iter()
+        .find(|&k| code(k) == key >> 16)?;
+    InterruptVector::new(kind, u16::try_from(key & 0xffff).ok()?)
 }
 
 impl State {
-    fn insert(&mut self, (kind, vector): Key, new: Vector) {
-        match kind {
-            InterruptKind::Intx => self.intx = Some(new),
-            InterruptKind::Msi => drop(self.msi.insert(vector, new)),
-            InterruptKind::Msix => drop(self.msix.insert(vector, new)),
+    fn insert(&mut self, vector: InterruptVector, new: Vector) {
+        match vector {
+            InterruptVector::Intx => self.intx = Some(new),
+            InterruptVector::Msi(number) => drop(self.msi.insert(number, new)),
+            InterruptVector::Msix(number) => drop(self.msix.insert(number, new)),
         }
     }
 
-    fn remove(&mut self, (kind, vector): Key) -> Option<Vector> {
-        match kind {
-            InterruptKind::Intx => self.intx.take(),
-            InterruptKind::Msi => self.msi.remove(&vector),
-            InterruptKind::Msix => self.msix.remove(&vector),
+    fn remove(&mut self, vector: InterruptVector) -> Option<Vector> {
+        match vector {
+            InterruptVector::Intx => self.intx.take(),
+            InterruptVector::Msi(number) => self.msi.remove(&number),
+            InterruptVector::Msix(number) => self.msix.remove(&number),
         }
     }
 
-    fn get(&self, (kind, vector): Key) -> Option<&Vector> {
-        match kind {
-            InterruptKind::Intx => self.intx.as_ref(),
-            InterruptKind::Msi => self.msi.get(&vector),
-            InterruptKind::Msix => self.msix.get(&vector),
+    fn get(&self, vector: InterruptVector) -> Option<&Vector> {
+        match vector {
+            InterruptVector::Intx => self.intx.as_ref(),
+            InterruptVector::Msi(number) => self.msi.get(&number),
+            InterruptVector::Msix(number) => self.msix.get(&number),
         }
     }
 
-    fn get_mut(&mut self, (kind, vector): Key) -> Option<&mut Vector> {
-        match kind {
-            InterruptKind::Intx => self.intx.as_mut(),
-            InterruptKind::Msi => self.msi.get_mut(&vector),
-            InterruptKind::Msix => self.msix.get_mut(&vector),
+    fn get_mut(&mut self, vector: InterruptVector) -> Option<&mut Vector> {
+        match vector {
+            InterruptVector::Intx => self.intx.as_mut(),
+            InterruptVector::Msi(number) => self.msi.get_mut(&number),
+            InterruptVector::Msix(number) => self.msix.get_mut(&number),
         }
     }
 
@@ -152,10 +159,7 @@ impl Shared {
                 if data == STOP {
                     return;
                 }
-                let kinds = [InterruptKind::Intx, InterruptKind::Msi, InterruptKind::Msix];
-                let kind = kinds.into_iter().find(|&k| code(k) == data >> 16);
-                let vector = u16::try_from(data & 0xffff).unwrap_or_default();
-                let Some(found) = kind.and_then(|kind| state.get((kind, vector))) else {
+                let Some(found) = vector_of(data).and_then(|vector| state.get(vector)) else {
                     continue;
                 };
                 let mut count = [0; 8];
@@ -199,18 +203,16 @@ impl InterruptRouter {
 
     pub fn set(
         &self,
-        kind: InterruptKind,
-        vector: u16,
+        vector: InterruptVector,
         signal: Option<Arc<dyn Signal>>,
     ) -> Result<(), AccessError> {
-        if vector >= self.kernel.vectors(kind) {
-            return Err(AccessError::Interrupt { kind, vector });
+        if vector.number() >= self.kernel.vectors(vector.kind()) {
+            return Err(AccessError::Interrupt(vector));
         }
-        let place = (kind, vector);
         let mut state = self.shared.state();
         match signal {
             Some(signal) => {
-                if let Some(known) = state.get_mut(place) {
+                if let Some(known) = state.get_mut(vector) {
                     known.signal = signal;
                     return Ok(());
                 }
@@ -218,26 +220,26 @@ impl InterruptRouter {
                 epoll::add(
                     &self.shared.epoll,
                     &*event,
-                    epoll::EventData::new_u64(key(place)),
+                    epoll::EventData::new_u64(key(vector)),
                     epoll::EventFlags::IN,
                 )
                 .map_err(io::Error::from)?;
-                state.insert(place, Vector { event, signal });
-                let told = self.tell(&mut state, place);
+                state.insert(vector, Vector { event, signal });
+                let told = self.tell(&mut state, vector);
                 if told.is_err() {
                     // The descriptor leaves the set as it is closed.
-                    state.remove(place);
-                    if let Err(e) = self.tell(&mut state, place) {
+                    state.remove(vector);
+                    if let Err(e) = self.tell(&mut state, vector) {
                         log::error!("Interrupts are as they were no more: {e}");
                     }
                 }
                 told
             }
             None => {
-                let Some(gone) = state.remove(place) else {
+                let Some(gone) = state.remove(vector) else {
                     return Ok(());
                 };
-                self.tell(&mut state, place)?;
+                self.tell(&mut state, vector)?;
                 drop(gone);
                 Ok(())
             }
@@ -245,7 +247,7 @@ impl InterruptRouter {
     }
 
     /// Has the kernel know what is wanted after `changed` has.
-    fn tell(&self, state: &mut State, changed: Key) -> Result<(), AccessError> {
+    fn tell(&self, state: &mut State, changed: InterruptVector) -> Result<(), AccessError> {
         let kernel = &*self.kernel;
         let wanted = state.wanted().map(|kind| (kind, state.size(kernel, kind)));
         let fits = match (state.enabled, wanted) {
@@ -263,9 +265,9 @@ impl InterruptRouter {
             };
         }
         match state.enabled {
-            Some((kind, _)) if kind == changed.0 => {
+            Some((kind, _)) if kind == changed.kind() => {
                 let event = state.get(changed).map(|v| v.event.as_fd());
-                kernel.set_irqs(kind, changed.1, IrqAction::Send(&[event]))?;
+                kernel.set_irqs(kind, changed.number(), IrqAction::Send(&[event]))?;
                 Ok(())
             }
             _ => Ok(()),
@@ -273,9 +275,11 @@ impl InterruptRouter {
     }
 
     fn enable(&self, state: &mut State, kind: InterruptKind, size: u16) -> Result<(), AccessError> {
-        let events: Vec<_> = (0..size)
-            .map(|vector| state.get((kind, vector)).map(|v| v.event.as_fd()))
-            .collect();
+        let event = |number| {
+            let vector = state.get(InterruptVector::new(kind, number)?)?;
+            Some(vector.event.as_fd())
+        };
+        let events: Vec<_> = (0..size).map(event).collect();
         let fewer = self.kernel.set_irqs(kind, 0, IrqAction::Send(&events))?;
         if let Some(possible) = fewer {
             let why = format!("the host has {possible} of {size} {kind:?} vectors");
@@ -291,7 +295,7 @@ impl InterruptRouter {
     pub fn mask_intx(&self, masked: bool) -> Result<(), AccessError> {
         let kind = InterruptKind::Intx;
         if self.kernel.vectors(kind) == 0 {
-            return Err(AccessError::Interrupt { kind, vector: 0 });
+            return Err(AccessError::Interrupt(InterruptVector::Intx));
         }
         let mut state = self.shared.state();
         state.intx_masked = masked;

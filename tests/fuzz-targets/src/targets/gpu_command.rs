@@ -6,7 +6,9 @@ use farlane_abi::gpu as abi;
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_gpu::GpuSource;
 use farlane_gpu::still::{Still, with};
-use farlane_pci::{AddressRange, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal};
+use farlane_pci::{
+    AddressRange, DmaMapping, DmaTarget, Function, InterruptKind, InterruptVector, Region, Signal,
+};
 use std::cell::{Cell, LazyCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -296,14 +298,16 @@ impl Driver<'_> {
                 _ => self.enable(still.function(), QUEUE, ENTRIES),
             },
             9 => {
-                let vector = u16::from(input.u8() % 3);
-                let signal = self.raised.get(usize::from(vector)).map(|raised| {
+                let number = u16::from(input.u8() % 3);
+                let signal = self.raised.get(usize::from(number)).map(|raised| {
                     let signal: Arc<dyn Signal> = raised.clone();
                     signal
                 });
                 let signal = signal.filter(|_| input.u8().is_multiple_of(2));
                 let kind = *input.pick(&[InterruptKind::Msix, InterruptKind::Intx]);
-                let _ = still.function().set_interrupt(kind, vector, signal);
+                if let Some(vector) = InterruptVector::new(kind, number) {
+                    let _ = still.function().set_interrupt(vector, signal);
+                }
             }
             _ => {
                 let meanwhile = input.counted();

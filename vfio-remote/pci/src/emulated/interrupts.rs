@@ -1,6 +1,6 @@
 //! Interrupts on their way out: MSI-X vectors, or the pin.
 
-use crate::{AccessError, InterruptKind, Interrupts, Signal};
+use crate::{AccessError, InterruptVector, Interrupts, Signal};
 use farlane_sys::sync::lock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -52,10 +52,8 @@ impl<C> InterruptLines<C> {
     }
 
     fn pin(&self) -> Result<&Mutex<Pin>, AccessError> {
-        self.pin.as_ref().ok_or(AccessError::Interrupt {
-            kind: InterruptKind::Intx,
-            vector: 0,
-        })
+        let missing = AccessError::Interrupt(InterruptVector::Intx);
+        self.pin.as_ref().ok_or(missing)
     }
 
     /// Connects or disconnects one.
@@ -64,16 +62,15 @@ impl<C> InterruptLines<C> {
     /// There is none such.
     pub fn set(
         &self,
-        kind: InterruptKind,
-        vector: u16,
+        vector: InterruptVector,
         signal: Option<Arc<dyn Signal>>,
     ) -> Result<(), AccessError> {
-        match kind {
-            InterruptKind::Msix => {
+        match vector {
+            InterruptVector::Msix(number) => {
                 let slot = self
                     .vectors
-                    .get(usize::from(vector))
-                    .ok_or(AccessError::Interrupt { kind, vector })?;
+                    .get(usize::from(number))
+                    .ok_or(AccessError::Interrupt(vector))?;
                 let mut current = lock(&slot.signal);
                 match (current.is_some(), signal.is_some()) {
                     (false, true) => self.connected.fetch_add(1, Ordering::SeqCst),
@@ -88,13 +85,13 @@ impl<C> InterruptLines<C> {
                 }
                 Ok(())
             }
-            InterruptKind::Intx if vector == 0 => {
+            InterruptVector::Intx => {
                 let mut pin = lock(self.pin()?);
                 pin.signal = signal;
                 pin.masked = false;
                 Ok(())
             }
-            _ => Err(AccessError::Interrupt { kind, vector }),
+            InterruptVector::Msi(_) => Err(AccessError::Interrupt(vector)),
         }
     }
 
@@ -113,7 +110,7 @@ impl<C> InterruptLines<C> {
         self.connected.load(Ordering::Relaxed) == 0
     }
 
-    /// Raises a vector.
+    /// Raises an MSI-X vector, by its number.
     pub fn raise(&self, vector: u16) {
         let Some(slot) = self.vectors.get(usize::from(vector)) else {
             return;
@@ -184,17 +181,17 @@ mod tests {
         interrupts.raise(8);
         assert_eq!(interrupts.pending_bits(), [0, 1]);
         interrupts
-            .set(InterruptKind::Msix, 8, Some(raised.clone()))
+            .set(InterruptVector::Msix(8), Some(raised.clone()))
             .unwrap();
         assert_eq!(interrupts.pending_bits(), [0, 0]);
         interrupts.raise(8);
         interrupts.raise(9);
         assert_eq!(raised.0.load(Ordering::SeqCst), 2);
         assert!(!interrupts.by_pin());
-        interrupts.set(InterruptKind::Msix, 8, None).unwrap();
+        interrupts.set(InterruptVector::Msix(8), None).unwrap();
         assert!(interrupts.by_pin());
-        assert!(interrupts.set(InterruptKind::Msix, 9, None).is_err());
-        assert!(interrupts.set(InterruptKind::Msi, 0, None).is_err());
+        assert!(interrupts.set(InterruptVector::Msix(9), None).is_err());
+        assert!(interrupts.set(InterruptVector::Msi(0), None).is_err());
     }
 
     #[test]
@@ -202,7 +199,7 @@ mod tests {
         let interrupts = lines(1, 1);
         let raised = Arc::new(Raised::default());
         interrupts
-            .set(InterruptKind::Intx, 0, Some(raised.clone()))
+            .set(InterruptVector::Intx, Some(raised.clone()))
             .unwrap();
         interrupts.assert_pin();
         interrupts.assert_pin();
@@ -215,7 +212,7 @@ mod tests {
     #[test]
     fn a_function_without_a_pin_has_no_intx() {
         let interrupts = lines(2, 0);
-        assert!(interrupts.set(InterruptKind::Intx, 0, None).is_err());
+        assert!(interrupts.set(InterruptVector::Intx, None).is_err());
         assert!(interrupts.mask_pin(true).is_err());
         interrupts.raise(0);
         interrupts.clear_pending();

@@ -9,8 +9,8 @@ mod interrupts;
 pub use interrupts::InterruptLines;
 
 use crate::{
-    AccessError, AddressRange, Description, DmaMapping, DmaSpace, Function, InterruptKind, Region,
-    Signal,
+    AccessError, AddressRange, Description, DmaMapping, DmaSpace, Function, InterruptVector,
+    Region, Signal,
 };
 use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
@@ -202,12 +202,11 @@ impl<M: Model> Function for EmulatedFunction<M> {
 
     fn set_interrupt(
         &self,
-        kind: InterruptKind,
-        vector: u16,
+        vector: InterruptVector,
         signal: Option<Arc<dyn Signal>>,
     ) -> Result<(), AccessError> {
-        self.model.interrupts().set(kind, vector, signal)?;
-        if kind == InterruptKind::Intx {
+        self.model.interrupts().set(vector, signal)?;
+        if vector == InterruptVector::Intx {
             self.model.pin_changed();
         }
         Ok(())

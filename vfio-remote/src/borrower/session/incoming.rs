@@ -5,6 +5,7 @@ use super::shared::Shared;
 use crate::protocol::message::{MAX_DATA_BYTES, ToBorrower};
 use crate::protocol::{ConnectionError, Received, Receiver};
 use farlane_abi::width::to_usize;
+use farlane_pci::InterruptVector;
 use farlane_sys::chain;
 use farlane_sys::thread;
 use std::sync::Arc;
@@ -87,7 +88,10 @@ fn take(
             kind,
             vector,
         } => {
-            shared.with_current(fence, |signals| signals.raise_from_lender(kind, vector));
+            // A second INTx is bound to nobody.
+            if let Some(vector) = InterruptVector::new(kind, vector) {
+                shared.with_current(fence, |signals| signals.raise_from_lender(vector));
+            }
         }
         ToBorrower::Revoking { fence, grace_ms } => {
             let is_meant = shared.with_current(fence, |signals| signals.request_unplug());

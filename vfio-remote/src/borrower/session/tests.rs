@@ -1,6 +1,6 @@
 use super::*;
 use crate::protocol::Acceptor;
-use farlane_pci::{ClassCode, InterruptKind, Template};
+use farlane_pci::{ClassCode, InterruptVector, Template};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::SocketAddrUnix;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -140,12 +140,12 @@ fn what_a_lender_says_after_the_session_reaches_nobody() {
     let (fence, _) = rig.session.take(Deadline::begin()).unwrap();
     let interrupt = event();
     let bound = Arc::new(interrupt.try_clone().unwrap());
-    rig.signals.bind(InterruptKind::Msi, 0, Some(bound));
+    rig.signals.bind(InterruptVector::Msi(0), Some(bound));
     let shared = Arc::clone(&rig.session.shared);
     assert!(shared.with_current(fence, |_| ()));
     // Not given back: what is known of the lease stays.
     drop(rig.session);
-    assert!(!shared.with_current(fence, |signals| signals.raise(InterruptKind::Msi, 0)));
+    assert!(!shared.with_current(fence, |signals| signals.raise(InterruptVector::Msi(0))));
     shared.lose_and_notify();
     assert!(!is_signalled(&interrupt) && !is_signalled(&rig.request));
     drop(shared);

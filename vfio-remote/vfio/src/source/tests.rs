@@ -1,8 +1,8 @@
 use super::*;
 use crate::kernel::{IrqAction, RegionInfo};
 use farlane_pci::{
-    AccessError, AddressRange, ClassCode, DmaMapping, DmaTarget, InterruptKind, Region,
-    RemoteMemory, Signal, Template,
+    AccessError, AddressRange, ClassCode, DmaMapping, DmaTarget, InterruptKind, InterruptVector,
+    Region, RemoteMemory, Signal, Template,
 };
 use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
@@ -443,7 +443,7 @@ fn the_end_of_the_use_leaves_nothing_behind() {
     function.map(mapping(0x8000, 0x8000, &file)).unwrap();
     let bell = Arc::new(Bell::default());
     function
-        .set_interrupt(InterruptKind::Msix, 3, Some(bell))
+        .set_interrupt(InterruptVector::Msix(3), Some(bell))
         .unwrap();
     fake.device().log.clear();
     drop(function);
@@ -545,9 +545,9 @@ fn interrupts_ring_the_bell_of_their_vector() {
     let (fake, source) = source();
     let function = take(&source);
     let bells: Vec<_> = (0..3).map(|_| Arc::new(Bell::default())).collect();
-    let set = |vector, bell: Option<&Arc<Bell>>| {
+    let set = |number, bell: Option<&Arc<Bell>>| {
         let signal = bell.map(|b| Arc::clone(b) as Arc<dyn Signal>);
-        function.set_interrupt(InterruptKind::Msix, vector, signal)
+        function.set_interrupt(InterruptVector::Msix(number), signal)
     };
     set(0, Some(&bells[0])).unwrap();
     set(8, Some(&bells[1])).unwrap();
@@ -563,7 +563,7 @@ fn interrupts_ring_the_bell_of_their_vector() {
     assert_eq!(counter(&source, "interrupts"), 3);
     assert!(matches!(
         set(9, Some(&bells[0])),
-        Err(AccessError::Interrupt { vector: 9, .. })
+        Err(AccessError::Interrupt(InterruptVector::Msix(9)))
     ));
     set(0, None).unwrap();
     set(0, None).unwrap();
@@ -578,9 +578,9 @@ fn message_signalled_interrupts_take_the_place_of_the_pin() {
     let (fake, source) = source();
     let function = take(&source);
     let bell = Arc::new(Bell::default());
-    let set = |kind, vector, on: bool| {
+    let set = |vector, on: bool| {
         let signal = on.then(|| Arc::clone(&bell) as Arc<dyn Signal>);
-        function.set_interrupt(kind, vector, signal).unwrap();
+        function.set_interrupt(vector, signal).unwrap();
     };
     let enabled = || {
         let device = fake.device();
@@ -590,26 +590,26 @@ fn message_signalled_interrupts_take_the_place_of_the_pin() {
             .map(|(kind, all)| (*kind, all.len()))
     };
     function.mask_intx(true).unwrap();
-    set(InterruptKind::Intx, 0, true);
+    set(InterruptVector::Intx, true);
     assert_eq!(enabled(), Some((InterruptKind::Intx, 1)));
     assert!(fake.device().masked);
     function.mask_intx(false).unwrap();
     assert!(!fake.device().masked);
-    set(InterruptKind::Msi, 0, true);
+    set(InterruptVector::Msi(0), true);
     assert_eq!(enabled(), Some((InterruptKind::Msi, 1)));
-    set(InterruptKind::Msi, 2, true);
+    set(InterruptVector::Msi(2), true);
     assert_eq!(enabled(), Some((InterruptKind::Msi, 4)));
     fake.interrupt(2);
     bell.wait(1);
-    set(InterruptKind::Msix, 1, true);
+    set(InterruptVector::Msix(1), true);
     assert_eq!(enabled(), Some((InterruptKind::Msix, 9)));
-    set(InterruptKind::Msix, 1, false);
+    set(InterruptVector::Msix(1), false);
     assert_eq!(enabled(), Some((InterruptKind::Msi, 4)));
-    set(InterruptKind::Msi, 2, false);
-    set(InterruptKind::Msi, 0, false);
+    set(InterruptVector::Msi(2), false);
+    set(InterruptVector::Msi(0), false);
     assert_eq!(enabled(), Some((InterruptKind::Intx, 1)));
     fake.interrupt(0);
     bell.wait(2);
-    set(InterruptKind::Intx, 0, false);
+    set(InterruptVector::Intx, false);
     assert_eq!(enabled(), None);
 }
