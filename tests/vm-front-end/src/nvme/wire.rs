@@ -140,7 +140,11 @@ mod tests {
             (nvm::WRITE_ZEROES, 8),
             (nvm::DATASET_MANAGEMENT, 9),
         ];
-        assert!(registers.iter().all(|(ours, theirs)| ours == theirs));
-        assert!(commands.iter().all(|(ours, theirs)| ours == theirs));
+        for (at, (ours, theirs)) in registers.into_iter().enumerate() {
+            assert_eq!(ours, theirs, "entry {at} of the registers");
+        }
+        for (at, (ours, theirs)) in commands.into_iter().enumerate() {
+            assert_eq!(ours, theirs, "entry {at} of the commands");
+        }
     }
 }
