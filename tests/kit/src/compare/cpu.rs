@@ -103,6 +103,7 @@ fn parse_stat(text: &str) -> Option<(u32, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
 
     #[test]
     fn a_line_of_stat_is_read_with_any_name() {
@@ -111,24 +112,39 @@ mod tests {
         assert_eq!(parse_stat("nonsense"), None);
     }
 
+    /// How long a thread may take to use a few ticks of CPU time, where others have the processors.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Uses CPU time until something is the case.
+    fn work_until(mut is_so: impl FnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut sum = 0_u64;
+        while !is_so() {
+            assert!(Instant::now() < deadline, "this work is in no clock");
+            for i in 0..100_000_u64 {
+                sum = std::hint::black_box(sum.wrapping_add(i));
+            }
+        }
+    }
+
     #[test]
     fn cpu_time_of_this_process_grows_with_work() {
         const NAME: &str = "at work";
-        let ticks = own_tree_ticks();
+        // Another test may end a thread at any time, and what that has used is in no sum then: the
+        // sums are compared while this one lives.
         let work = || {
-            let mut sum = 0_u64;
-            // Work, not time: until the thread's own clock has gone on by 30 ms. Threads of other
-            // tests may end, and what they have used is in no sum then.
-            while of_own_threads(NAME).unwrap() < Duration::from_millis(30) {
-                for i in 0..100_000_u64 {
-                    sum = std::hint::black_box(sum.wrapping_add(i));
-                }
-            }
-            of_process(std::process::id()).unwrap()
+            work_until(|| of_own_threads(NAME).unwrap() >= Duration::from_millis(30));
+            let own = of_own_threads(NAME).unwrap();
+            let all = of_process(std::process::id()).unwrap();
+            assert!(all >= own, "{all:?} of all threads, {own:?} of one");
         };
         let thread = std::thread::Builder::new().name(NAME.to_owned());
-        let used = thread.spawn(work).unwrap().join().unwrap();
-        assert!(used >= Duration::from_millis(30));
-        assert!(own_tree_ticks() > ticks);
+        thread.spawn(work).unwrap().join().unwrap();
+    }
+
+    #[test]
+    fn ticks_of_this_process_and_its_descendants_grow_with_work() {
+        let ticks = own_tree_ticks();
+        work_until(|| own_tree_ticks() > ticks);
     }
 }
