@@ -131,6 +131,6 @@ fn between_guests(run: &Run<'_>, report: &mut Report) -> Result<()> {
     println!("{}", device_info(&pair.a)?);
     progress::note("Debian's own RDMA programs talk from one to the other");
     ping_pongs(pair.ends(), PING_PONGS, report)?;
-    perftests(pair.ends(), PERFTESTS, report)?;
+    perftests(run, pair.ends(), PERFTESTS, report)?;
     pair.backend.stop()
 }

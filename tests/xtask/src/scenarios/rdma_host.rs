@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result};
 use farlane_kit::packages;
 use farlane_kit::report::Report;
 
-use super::rdma_perftest::counted_perftests;
+use super::rdma_perftest::perftests;
 use super::rdma_pingpong::{device_info, ping_pongs};
 use crate::place::{Host, Over};
 use crate::run::Run;
@@ -69,7 +69,7 @@ pub fn on_host(
         client: &host,
     };
     ping_pongs(ends, ping_pong, report)?;
-    counted_perftests(run, ends, perftest, report)?;
+    perftests(run, ends, perftest, report)?;
     if !perftest.is_empty() {
         qperf(&host, report)?;
     }
