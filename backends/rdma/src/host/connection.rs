@@ -18,10 +18,6 @@ use std::sync::Arc;
 /// Host memory that one process can have in buffers, in bytes.
 const BUFFER_BYTES: u64 = 1 << 30;
 
-/// Descriptors of strangers that wait to be closed: more are closed at once, whatever they wait
-/// for.
-const MOST_OF_STRANGERS: usize = 1024;
-
 /// What becomes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -78,9 +74,12 @@ impl Connection {
         }
     }
 
-    /// Whose it is, where it was let in.
-    pub fn holder(&self) -> Option<i32> {
-        self.seat.as_ref().ok().map(|_| self.process.pid())
+    /// Whose descriptors it has: its process's, where it was let in.
+    pub fn sender(&self) -> Sender {
+        match self.seat {
+            Ok(_) => Sender::Process(self.process.pid()),
+            Err(_) => Sender::Stranger,
+        }
     }
 
     /// What is watched of it: its socket and its process.
@@ -135,8 +134,7 @@ impl Connection {
         let count = descriptors.len();
         let mut usable = Some(descriptors);
         if let Some(strange) = usable.take_if(|all| !all.iter().all(at_once)) {
-            let sender = Sender::Process(self.process.pid());
-            host.closing.close(sender, strange, ());
+            host.closing.close(self.sender(), strange, ());
         }
         let request = parse_host(bytes).and_then(|request| {
             let matching = count == request.descriptors();
@@ -163,22 +161,15 @@ impl Connection {
 
     /// Ends the context. Returns its id, which is free, where it had one.
     pub fn close(mut self, host: &HostState) -> Option<ContextId> {
+        let sender = self.sender();
         let id = self.seat.as_ref().ok().map(|seat| seat.id);
         if let Some(id) = id {
             self.end(host, id);
         }
         let mut descriptors = self.left;
         descriptors.push(self.socket);
-        let sender = match self.seat {
-            Ok(_) => Sender::Process(self.process.pid()),
-            Err(_) => Sender::Stranger,
-        };
         let share = self.seat.ok().map(|seat| seat.share);
-        if sender == Sender::Process(self.process.pid())
-            || host.closing.of(&sender) < MOST_OF_STRANGERS
-        {
-            host.closing.close(sender, descriptors, share);
-        }
+        host.closing.close(sender, descriptors, share);
         id
     }
 

@@ -33,8 +33,8 @@ const MAX_OF_PROCESS: usize = 64;
 /// Connections of processes of other users, which say something once and hear that they are
 /// refused. The oldest of more goes unheard.
 const MAX_REFUSED: usize = 16;
-/// Connections that were not let in and wait to be closed: then others wait before they are
-/// accepted.
+/// Descriptors of connections that were not let in, for either reason, that wait to be closed: then
+/// others wait before they are accepted.
 const MOST_CLOSING: usize = 1024;
 /// Descriptors of a connection: its socket, its process, its doorbell and the eventfd that wakes
 /// it.
@@ -83,6 +83,17 @@ pub(crate) struct HostState {
     limit: LogLimit,
     /// What is closed of connections that have ended.
     closing: Closing<Sender>,
+}
+
+impl HostState {
+    /// Whether so much of a sender's waits to be closed that nothing more of its is taken.
+    fn is_full(&self, sender: Sender) -> bool {
+        let most = match sender {
+            Sender::Process(_) => MAX_OF_PROCESS,
+            Sender::Stranger | Sender::Refused => MOST_CLOSING,
+        };
+        self.closing.of(&sender) >= most
+    }
 }
 
 /// Who has sent descriptors.
@@ -214,7 +225,8 @@ impl HostSocket {
     }
 
     fn accept(&mut self) -> io::Result<()> {
-        if self.host.closing.of(&Sender::Refused) >= MOST_CLOSING {
+        // Whose the next connection is shows when it has been accepted.
+        if self.host.is_full(Sender::Refused) || self.host.is_full(Sender::Stranger) {
             return self.pause(Instant::now());
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -293,8 +305,9 @@ impl HostSocket {
     /// Lets a process in, unless it has, or processes have, as much as they can.
     fn seat(&mut self, pid: i32) -> io::Result<Seat> {
         let connections = self.connections.values();
-        let its = connections.filter(|c| c.holder() == Some(pid)).count();
-        let its = its + self.host.closing.of(&Sender::Process(pid));
+        let process = Sender::Process(pid);
+        let its = connections.filter(|c| c.sender() == process).count();
+        let its = its + self.host.closing.of(&process);
         if its >= MAX_OF_PROCESS {
             let why = format!("process {pid} has {its} connections");
             return Err(io::Error::other(why));
@@ -313,8 +326,8 @@ impl HostSocket {
             return;
         };
         // Who has sent so much that waits to be closed is not heard any more.
-        let waits = |pid| self.host.closing.of(&Sender::Process(pid)) >= MAX_OF_PROCESS;
-        if connection.holder().is_some_and(waits) || connection.serve(&self.host) == Next::Close {
+        let is_heard = !self.host.is_full(connection.sender());
+        if !is_heard || connection.serve(&self.host) == Next::Close {
             self.close(number);
         }
     }

@@ -260,14 +260,56 @@ fn sockets_that_linger_keep_nobody_waiting() {
     }
 }
 
-#[test]
-fn those_who_are_refused_and_say_nothing_leave_room_for_others() {
+/// Lets the test have more files open than many a shell allows.
+fn raise_file_limit() {
     let files = getrlimit(Limit::Nofile);
     let raised = Rlimit {
         current: files.maximum,
         ..files
     };
     setrlimit(Limit::Nofile, raised).unwrap();
+}
+
+/// What strangers have sent is bounded, and however much of it waits to be closed, none of it is
+/// closed by the thread that serves others.
+#[test]
+fn strangers_whose_descriptors_are_not_closed_are_neither_heard_nor_accepted() {
+    raise_file_limit();
+    let disk = VolatileDisk::new(4096, Caches::Shared).unwrap();
+    disk.hold_closes();
+    let file = std::fs::File::open(disk.path()).unwrap();
+    let mut rig = Rig::new();
+    let user = std::mem::replace(&mut rig.host.user, u32::MAX);
+    let strangers = [rig.connect(), rig.connect()];
+    for stranger in &strangers {
+        send(stranger, OP_PING, &[file.as_fd(); 7]);
+    }
+    let newest = rig.host.next - 1;
+    // One of them is heard when there is room for its descriptors.
+    let waiting = (1..MOST_CLOSING).map(|_| file.try_clone().unwrap().into());
+    let closing = &rig.host.host.closing;
+    closing.close(Sender::Stranger, waiting.collect(), ());
+    let work = move |rig: &mut Rig| {
+        rig.host.serve(newest - 1);
+        rig.host.serve(newest);
+        // The socket of one with all that it has sent, and that of the other.
+        let waiting = rig.host.host.closing.of(&Sender::Stranger);
+        assert_eq!(waiting, MOST_CLOSING + 8);
+        rig.host.accept().unwrap();
+        assert!(rig.host.deaf_since.is_some());
+    };
+    let mut rig = before(rig, || disk.release_closes(), work);
+    rig.await_closed(Sender::Stranger);
+
+    rig.host.user = user;
+    rig.host.listen_again(Instant::now() + PAUSE).unwrap();
+    let client = rig.connect();
+    assert_eq!(ping(&mut rig, &client), Some(0));
+}
+
+#[test]
+fn those_who_are_refused_and_say_nothing_leave_room_for_others() {
+    raise_file_limit();
     let mut rig = Rig::new();
     let user = std::mem::replace(&mut rig.host.user, u32::MAX);
     let strangers: Vec<_> = (0..MAX_CONTEXTS).map(|_| rig.connect()).collect();
