@@ -1,5 +1,6 @@
 //! Pauses that SIGINT and SIGTERM end.
 
+use farlane_abi::width::at_most;
 use std::io;
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
@@ -46,7 +47,7 @@ impl Interrupt {
 
     fn wait(&self, left: Duration) -> bool {
         let timeout = libc::timespec {
-            tv_sec: left.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_sec: at_most(left.as_secs(), libc::time_t::MAX),
             tv_nsec: left.subsec_nanos().into(),
         };
         // SAFETY: the set was initialised by `begin`, the timeout is a valid one, and nobody asks

@@ -14,6 +14,7 @@ use crate::{
     Status, Transfer,
 };
 use core::ffi::{CStr, c_char, c_int, c_void};
+use farlane_abi::width::{at_most, to_u64};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -184,7 +185,7 @@ methods! {
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
         match library.dispatch(timeout) {
             // More than an `int` holds is as good as that many.
-            Ok(ran) => c_int::try_from(ran).unwrap_or(c_int::MAX),
+            Ok(ran) => at_most(to_u64(ran), c_int::MAX),
             Err(error) => -error.errno(),
         }
     }

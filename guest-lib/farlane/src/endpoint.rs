@@ -4,6 +4,7 @@ use crate::descriptor::{Descriptor, EndpointAddress};
 use crate::instance::{Instance, PORT};
 use crate::transfer::{Callback, Outcome};
 use crate::{Buffer, Error, Id, RemoteBuffer};
+use farlane_abi::width::at_most;
 use farlane_rdma_client::abi::queue::{
     MAX_MESSAGE_BYTES, OP_RDMA_READ, OP_RDMA_WRITE, SEND_SIGNALED,
 };
@@ -222,7 +223,7 @@ impl Endpoint {
             .max_qp_rd_atom
             .get()
             .min(device.max_qp_init_rd_atom.get());
-        Ok(u8::try_from(reads).unwrap_or(u8::MAX).clamp(1, READS))
+        Ok(at_most(reads, READS).max(1))
     }
 }
 
@@ -253,10 +254,10 @@ impl Plan {
         let last = self.requests() - 1;
         for index in 0..=last {
             let offset = index * Self::STEP;
-            let bytes = Self::STEP.min(self.length - offset);
+            let bytes = at_most(self.length - offset, MAX_MESSAGE_BYTES);
             let element = Sge {
                 addr: (self.local.0 + offset).into(),
-                length: u32::try_from(bytes).unwrap_or(MAX_MESSAGE_BYTES).into(),
+                length: bytes.into(),
                 lkey: self.local.1.into(),
             };
             queue.push(&SendRequest {

@@ -9,7 +9,7 @@ use crate::errno::{EINVAL, answer, fail};
 use crate::object::Plain;
 use crate::sys::*;
 use farlane_abi::rdma::{DeviceAttr, PortAttr};
-use farlane_abi::width::halves;
+use farlane_abi::width::{at_most, halves};
 use std::ffi::c_int;
 use std::mem::offset_of;
 
@@ -20,9 +20,9 @@ const LOCAL_ACK_DELAY: u8 = 15;
 /// Length of `struct _compat_ibv_port_attr`: up to and with `flags`.
 const COMPAT_PORT_BYTES: usize = offset_of!(ibv_port_attr, flags) + 1;
 
-/// A count as C has it.
+/// A limit as C has it: the largest number there for a larger one, as the kernel's is.
 fn count(value: u32) -> c_int {
-    c_int::try_from(value).unwrap_or(c_int::MAX)
+    at_most(value, c_int::MAX)
 }
 
 /// The attributes of a device in C's form.
@@ -50,9 +50,9 @@ fn device_attr(wire: &DeviceAttr) -> ibv_device_attr {
     attr.max_res_rd_atom = count(wire.max_res_rd_atom.get());
     attr.max_qp_init_rd_atom = count(wire.max_qp_init_rd_atom.get());
     attr.atomic_cap = IBV_ATOMIC_NONE;
-    attr.max_pkeys = u16::try_from(wire.max_pkeys.get()).unwrap_or(u16::MAX);
+    attr.max_pkeys = at_most(wire.max_pkeys.get(), u16::MAX);
     attr.local_ca_ack_delay = LOCAL_ACK_DELAY;
-    attr.phys_port_cnt = u8::try_from(wire.phys_port_cnt.get()).unwrap_or(u8::MAX);
+    attr.phys_port_cnt = at_most(wire.phys_port_cnt.get(), u8::MAX);
     attr
 }
 
@@ -65,7 +65,7 @@ fn port_attr(wire: &PortAttr) -> ibv_port_attr {
     attr.gid_tbl_len = count(wire.gid_tbl_len.get());
     attr.port_cap_flags = wire.port_cap_flags.get();
     attr.max_msg_sz = wire.max_msg_sz.get();
-    attr.pkey_tbl_len = u16::try_from(wire.pkey_tbl_len.get()).unwrap_or(u16::MAX);
+    attr.pkey_tbl_len = at_most(wire.pkey_tbl_len.get(), u16::MAX);
     attr.lid = wire.lid.get();
     attr.max_vl_num = 1;
     attr.active_width = wire.active_width;

@@ -7,6 +7,7 @@ use crate::errno::{EINVAL, answer, fail, pointer, set};
 use crate::object::{Address, Object, Plain};
 use crate::sys::*;
 use farlane_abi::Errno;
+use farlane_abi::width::{at_most, to_u64};
 use farlane_rdma_client::{Completion, Cq};
 use farlane_sys::sync::lock;
 use std::ffi::{c_int, c_uint, c_void};
@@ -74,7 +75,7 @@ pub(crate) unsafe fn make(
     shell.channel = channel;
     shell.cq_context = cq_context;
     shell.handle = cq.handle();
-    shell.cqe = c_int::try_from(cq.entries()).unwrap_or(c_int::MAX);
+    shell.cqe = at_most(cq.entries(), c_int::MAX);
     fill(&mut shell);
     let made = CqObject::publish(
         shell,
@@ -160,11 +161,11 @@ pub(crate) fn work_completion(completion: &Completion) -> ibv_wc {
 pub unsafe extern "C" fn poll(cq: *mut ibv_cq, most: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: by the caller's contract.
     let state = unsafe { state(cq) };
-    let Ok(most) = usize::try_from(most) else {
+    let Ok(limit) = usize::try_from(most) else {
         return -fail(EINVAL);
     };
     let mut next = wc;
-    let polled = state.cq.poll_each(most, |completion| {
+    let polled = state.cq.poll_each(limit, |completion| {
         // SAFETY: the caller has room for `most` completions.
         unsafe {
             next.write(work_completion(&completion));
@@ -172,7 +173,7 @@ pub unsafe extern "C" fn poll(cq: *mut ibv_cq, most: c_int, wc: *mut ibv_wc) -> 
         }
     });
     match polled {
-        Ok(count) => c_int::try_from(count).unwrap_or(c_int::MAX),
+        Ok(count) => at_most(to_u64(count), most),
         Err(errno) => {
             set(errno.raw_os_error());
             -1

@@ -4,6 +4,7 @@
 //! number. Whatever touches a device carries the fencing number of the lease it belongs to, so
 //! that what is late is refused.
 
+use farlane_abi::width::at_most;
 use farlane_pci::{Area, Description, InterruptKind, Region};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -15,7 +16,7 @@ pub const VERSION: u32 = 7;
 
 /// A time as messages have it; the longest that they can say for a longer one.
 pub(crate) fn millis(time: Duration) -> u32 {
-    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+    at_most(time.as_millis(), u32::MAX)
 }
 
 /// Largest number of bytes that one message reads or writes.

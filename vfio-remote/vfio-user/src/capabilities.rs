@@ -1,6 +1,7 @@
 //! What both ends say of themselves when they negotiate the version.
 
-use crate::{MAX_DMA_MAPS, MAX_MESSAGE_FDS, MAX_TRANSFER_BYTES, PAGE_BYTES};
+use crate::{MAX_DMA_MAPS, MAX_MESSAGE_FDS, MAX_RECEIVED_FDS, MAX_TRANSFER_BYTES, PAGE_BYTES};
+use farlane_abi::width::at_most;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -61,8 +62,7 @@ impl Capabilities {
             data.capabilities.unwrap_or_default()
         };
         let transfer = proposed.max_data_xfer_size.unwrap_or(1 << 20);
-        let max_transfer = u32::try_from(transfer)
-            .map_or(MAX_TRANSFER_BYTES, |bytes| bytes.min(MAX_TRANSFER_BYTES));
+        let max_transfer = at_most(transfer, MAX_TRANSFER_BYTES);
         if max_transfer == 0 {
             return Err(CapabilitiesError::Transfer(transfer));
         }
@@ -70,13 +70,10 @@ impl Capabilities {
         if page_sizes < PAGE_BYTES {
             return Err(CapabilitiesError::PageSizes(page_sizes));
         }
-        let at_most = |value: Option<u64>, default: u64, limit: usize| {
-            usize::try_from(value.unwrap_or(default)).map_or(limit, |value| value.min(limit))
-        };
         Ok(Self {
-            max_msg_fds: at_most(proposed.max_msg_fds, 1, crate::MAX_RECEIVED_FDS),
+            max_msg_fds: at_most(proposed.max_msg_fds.unwrap_or(1), MAX_RECEIVED_FDS),
             max_transfer,
-            max_dma_maps: at_most(proposed.max_dma_maps, 65535, MAX_DMA_MAPS),
+            max_dma_maps: at_most(proposed.max_dma_maps.unwrap_or(65535), MAX_DMA_MAPS),
             write_multiple: proposed.write_multiple.unwrap_or(false),
         })
     }

@@ -4,7 +4,7 @@ use crate::IommuLimits;
 use crate::OpenError;
 use crate::descriptor::duplicate_above_all;
 use crate::sysfs::BoundFunction;
-use farlane_abi::width::{size_u32, to_usize};
+use farlane_abi::width::{at_most, size_u32, to_usize};
 use farlane_pci::{AddressRange, InterruptKind, Region};
 use farlane_sys::PciAddress;
 use farlane_sys::sync::lock;
@@ -272,7 +272,7 @@ impl Kernel for VfioKernel {
 
     fn vectors(&self, kind: InterruptKind) -> u16 {
         let info = self.device.get_irq_info(irq_index(kind));
-        info.and_then(|i| u16::try_from(i.count).ok()).unwrap_or(0)
+        info.map_or(0, |info| at_most(info.count, u16::MAX))
     }
 
     fn limits(&self) -> &IommuLimits {

@@ -10,7 +10,7 @@ use farlane_abi::tunnel::{
     SECTORS_PER_PAGE, SLOT_ARMED, SLOT_BYTES, SLOT_KEY, SLOT_LANDED, SLOT_LENGTH, SLOT_OFFSET,
     SLOT_REGION,
 };
-use farlane_abi::width::{halves, to_usize};
+use farlane_abi::width::{at_most, halves, to_u64, to_usize};
 use farlane_sys::sync::lock;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Mutex, MutexGuard};
@@ -60,7 +60,7 @@ impl Slots {
     /// As many as there is room for in `shared`, with keys made with `secret`.
     pub fn new(shared: SharedMemory, secret: Secret) -> Result<Self, Errno> {
         let room = shared.len().saturating_sub(OFF_SLOTS) / SLOT_BYTES;
-        let count = u32::try_from(room).map_or(MAX_SLOTS, |room| room.min(MAX_SLOTS));
+        let count = at_most(to_u64(room), MAX_SLOTS);
         let mut keys = Keys::new(secret);
         let mut slots = Vec::new();
         for slot in 0..count {

@@ -14,15 +14,15 @@ pub struct LogLimit {
 
 #[derive(Debug)]
 struct Bucket {
-    tokens: u32,
+    tokens: u64,
     filled: Instant,
     suppressed: u64,
 }
 
 impl LogLimit {
     /// Lines that may come at once.
-    const BURST: u32 = 10;
-    /// Time after which one more may come.
+    const BURST: u64 = 10;
+    /// Time after which one more may come: whole seconds.
     const INTERVAL: Duration = Duration::from_secs(2);
 
     /// A full bucket.
@@ -46,12 +46,9 @@ impl LogLimit {
     fn admit_at(&self, now: Instant) -> Option<u64> {
         let mut bucket = lock(&self.bucket);
         let passed = now.saturating_duration_since(bucket.filled);
-        let earned = passed.as_nanos() / Self::INTERVAL.as_nanos();
+        let earned = passed.as_secs() / Self::INTERVAL.as_secs();
         if earned > 0 {
-            let all = bucket
-                .tokens
-                .saturating_add(earned.try_into().unwrap_or(Self::BURST));
-            bucket.tokens = all.min(Self::BURST);
+            bucket.tokens = bucket.tokens.saturating_add(earned).min(Self::BURST);
             bucket.filled = now;
         }
         if bucket.tokens == 0 {

@@ -9,7 +9,7 @@ use crate::ids::SqId;
 use crate::queue::CompletionQueue;
 use crate::remote::{Done, Job};
 use crate::ring::Event;
-use farlane_abi::width::to_usize;
+use farlane_abi::width::{at_most, to_usize};
 use farlane_pci::DmaView;
 use zerocopy::IntoBytes as _;
 
@@ -149,7 +149,7 @@ impl Controller {
             sq.fetching = true;
             // Up to the end of the page: the next one may be mapped.
             let in_page = (4096 - sq.head_address() % 4096) / SQE_BYTES;
-            let count = run.min(u32::try_from(in_page).unwrap_or(1).max(1));
+            let count = at_most(in_page, run).max(1);
             self.remote.submit(Job::Fetch {
                 sq: queue,
                 address: sq.head_address(),

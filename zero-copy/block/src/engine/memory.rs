@@ -5,6 +5,7 @@ use crate::bounce::Bounce;
 use crate::ring::{Durable, Ring};
 use crate::storage::Alignment;
 use crate::vectors::{MAX_VECTORS, transfer_some};
+use farlane_abi::width::at_most;
 use farlane_zero_copy::slices::{GuestSlices, SliceList, ViewHolder};
 use std::io;
 use std::mem::take;
@@ -152,7 +153,7 @@ impl<V> Memory<V> {
             guest => {
                 let rest = match guest {
                     Some(guest) => {
-                        let bytes = usize::try_from(left).map_or(COPY_BYTES, |n| n.min(COPY_BYTES));
+                        let bytes = at_most(left, COPY_BYTES);
                         if self.own.len() != bytes {
                             self.own = Bounce::new(bytes);
                         }

@@ -5,6 +5,7 @@ use super::memory::{Access, Memory, Started, libc_error};
 use super::{Clear, Extent, Files, Slot};
 use crate::ring::{Durable, Repeats, is_of_the_write};
 use crate::syncs::{Beside, UnderWay};
+use farlane_abi::width::at_most;
 use std::io;
 
 /// What is written where nothing else makes zeroes.
@@ -348,8 +349,7 @@ impl<V, I: Copy> Operation<V, I> {
             Way::Command => ring.discard(number, offset, left, slot)?,
             Way::By(how) => ring.fallocate(number, how, offset, left, slot)?,
             Way::Writing => {
-                let bytes = usize::try_from(left).unwrap_or(ZEROES.0.len());
-                let zeroes = ZEROES.0.get(..bytes).unwrap_or(&ZEROES.0);
+                let zeroes = &ZEROES.0[..at_most(left, ZEROES.0.len())];
                 ring.write_static(number, zeroes, offset, slot)?;
             }
         }
