@@ -21,7 +21,7 @@ pub enum NtbError {
         /// Which was named.
         window: u32,
         /// How many there are.
-        count: u32,
+        count: usize,
     },
     /// The window has no translation.
     #[error("Window {window} shows nothing now")]
@@ -94,7 +94,7 @@ pub enum NtbError {
     #[error("All {windows} windows are in use: {length:#x} more bytes cannot be shown")]
     Exhausted {
         /// Windows there are.
-        windows: u32,
+        windows: usize,
         /// Bytes that were to be shown.
         length: u64,
     },
@@ -104,7 +104,7 @@ pub enum NtbError {
     )]
     NotShown {
         /// Windows there are.
-        windows: u32,
+        windows: usize,
         /// Which file.
         file: FileId,
         /// First byte in the file.

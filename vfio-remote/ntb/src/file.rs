@@ -2,6 +2,7 @@
 
 use crate::NtbError;
 use rustix::fs::{FileType, fstat};
+use rustix::io::Errno;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
@@ -44,13 +45,15 @@ pub(crate) struct Examined {
 impl Examined {
     pub fn new(file: BorrowedFd<'_>) -> Result<Self, NtbError> {
         let stat = fstat(file).map_err(NtbError::io("examine a file"))?;
+        let size = u64::try_from(stat.st_size).map_err(|_| Errno::OVERFLOW);
+        let size = size.map_err(NtbError::io("examine a file"))?;
         let kind = FileType::from_raw_mode(stat.st_mode);
         Ok(Self {
             id: FileId {
                 device: stat.st_dev,
                 inode: stat.st_ino,
             },
-            size: u64::try_from(stat.st_size).unwrap_or(0),
+            size,
             regular: kind == FileType::RegularFile,
             character_device: (kind == FileType::CharacterDevice).then_some((
                 rustix::fs::major(stat.st_rdev),

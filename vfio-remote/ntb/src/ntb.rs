@@ -26,7 +26,7 @@ pub struct Limits {
     /// Windows whose translations this end sets (`ntb_mw_count`).
     pub windows: Vec<WindowLimits>,
     /// Windows through which this end looks at the other's memory (`ntb_peer_mw_count`).
-    pub peer_windows: u32,
+    pub peer_windows: usize,
     /// Scratchpads of each end (`ntb_spad_count`).
     pub scratchpads: u32,
     /// Doorbells of each end, as bits (`ntb_db_valid_mask`).
@@ -34,12 +34,6 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// How many windows this end sets.
-    #[must_use]
-    pub fn window_count(&self) -> u32 {
-        u32::try_from(self.windows.len()).unwrap_or(u32::MAX)
-    }
-
     /// The limits of one window.
     ///
     /// # Errors
@@ -48,7 +42,7 @@ impl Limits {
         let at = to_usize(window.into());
         self.windows.get(at).ok_or(NtbError::Window {
             window,
-            count: self.window_count(),
+            count: self.windows.len(),
         })
     }
 

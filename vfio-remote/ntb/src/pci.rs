@@ -83,11 +83,10 @@ impl PciNtb {
             .iter()
             .map(InboundWindow::translation)
             .collect::<Result<_, _>>()?;
-        let peer_windows = u32::try_from(outbound.len()).unwrap_or(u32::MAX);
         Ok(Arc::new(Self {
             limits: Limits {
                 windows: translations.iter().map(fixed_limits).collect(),
-                peer_windows,
+                peer_windows: outbound.len(),
                 scratchpads: 0,
                 doorbells: 0,
             },

@@ -51,8 +51,9 @@ impl WindowSpace {
     /// All windows whose translations this end of `ntb` sets. Nobody else may set them.
     #[must_use]
     pub fn new(ntb: Arc<dyn Ntb>) -> Self {
-        let slots = (0..ntb.limits().window_count())
-            .map(|window| {
+        let slots = (0..)
+            .zip(&ntb.limits().windows)
+            .map(|(window, _)| {
                 let translation = ntb.fixed_translation(window);
                 Slot {
                     translation,
@@ -133,7 +134,7 @@ impl WindowSpace {
         wanted: FileRange<'_>,
     ) -> Result<WindowSlice, NtbError> {
         let FileRange { offset, length, .. } = wanted;
-        let windows = self.ntb.limits().window_count();
+        let windows = self.ntb.limits().windows.len();
         let mut refusal = if slots.iter().all(|s| s.fixed) {
             NtbError::NotShown {
                 windows,

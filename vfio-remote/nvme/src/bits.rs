@@ -191,9 +191,8 @@ impl Status {
 /// The low 16 bits of a dword.
 #[must_use]
 pub fn low(dword: u32) -> u16 {
-    dword.to_le_bytes()[..2]
-        .try_into()
-        .map_or(0, u16::from_le_bytes)
+    let [a, b, ..] = dword.to_le_bytes();
+    u16::from_le_bytes([a, b])
 }
 
 /// The high 16 bits of a dword.

@@ -174,8 +174,8 @@ fn walk_prp<M: GuestMemory>(
         let entries = buffer.get_mut(..bytes).ok_or(Unreachable)?;
         memory.read(list, entries)?;
         let mut last = 0;
-        for (slot, entry) in (1..=wanted).zip(entries.chunks_exact(8)) {
-            let entry = entry.try_into().map_or(0, u64::from_le_bytes);
+        for (slot, entry) in (1..=wanted).zip(entries.as_chunks().0) {
+            let entry = u64::from_le_bytes(*entry);
             if slot == slots && rest > PAGE {
                 last = entry;
                 break;

@@ -221,7 +221,8 @@ impl Features {
         self.check_set(feature, nsid)?;
         match feature {
             feature::TIMESTAMP => {
-                let base = data.try_into().map_or(0, u64::from_le_bytes) & TIMESTAMP_MASK;
+                let value = data.try_into().map_err(|_| Status::INVALID_FIELD)?;
+                let base = u64::from_le_bytes(value) & TIMESTAMP_MASK;
                 self.timestamp = Some((base, Instant::now()));
             }
             // Advanced command retry is not offered, so that the host's wish changes nothing.

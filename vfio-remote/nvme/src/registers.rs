@@ -98,9 +98,8 @@ impl Registers {
         }
         let mut effect = Effect::None;
         if matches!(data.len(), 4 | 8) {
-            for (at, dword) in (offset..).step_by(4).zip(data.chunks_exact(4)) {
-                let value = dword.try_into().map_or(0, u32::from_le_bytes);
-                match self.write_dword(at, value) {
+            for (at, dword) in (offset..).step_by(4).zip(data.as_chunks().0) {
+                match self.write_dword(at, u32::from_le_bytes(*dword)) {
                     Effect::None => (),
                     other => effect = other,
                 }

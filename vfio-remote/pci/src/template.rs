@@ -8,6 +8,10 @@ use crate::registers::{
 };
 use crate::{Description, Interrupts, Region, RegionDescription};
 
+/// Where the first capability stands: after the header.
+const FIRST_CAPABILITY: u8 = 0x40;
+const _: () = assert!(FIRST_CAPABILITY as usize == HEADER_BYTES);
+
 /// Class, subclass and programming interface (PCI Code and ID Assignment).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassCode {
@@ -40,8 +44,10 @@ pub struct Template {
     config: Vec<u8>,
     regions: Vec<RegionDescription>,
     interrupts: Interrupts,
-    last_capability: usize,
-    next_capability: usize,
+    /// Where the pointer to the next capability is to stand.
+    last_pointer: usize,
+    /// Where the next capability is to stand: pointers have one byte (PCI 3.0, 6.7).
+    next_capability: u8,
 }
 
 impl Template {
@@ -52,8 +58,8 @@ impl Template {
             config: vec![0; EXTENDED_BYTES],
             regions: vec![RegionDescription::default(); REGION_COUNT],
             interrupts: Interrupts::default(),
-            last_capability: CAPABILITIES,
-            next_capability: HEADER_BYTES,
+            last_pointer: CAPABILITIES,
+            next_capability: FIRST_CAPABILITY,
         };
         template.put(VENDOR, &vendor.to_le_bytes());
         template.put(DEVICE, &device.to_le_bytes());
@@ -76,16 +82,21 @@ impl Template {
         self.config[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Appends a capability: its identity, then `body`.
-    fn capability(&mut self, id: u8, body: &[u8]) -> usize {
-        let at = self.next_capability;
-        let pointer = u8::try_from(at).unwrap_or_default();
-        self.put(self.last_capability, &[pointer]);
+    /// Appends a capability: its identity, then `body`. There is no room for more than the
+    /// standard ones, each once.
+    fn capability<const BYTES: usize>(&mut self, id: u8, body: &[u8; BYTES]) {
+        let bytes = const {
+            let bytes = (2 + BYTES).next_multiple_of(4);
+            assert!(bytes < 0x100);
+            bytes.to_le_bytes()[0]
+        };
+        let pointer = self.next_capability;
+        let at = usize::from(pointer);
+        self.put(self.last_pointer, &[pointer]);
         self.put(at, &[id, 0]);
         self.put(at + 2, body);
-        self.last_capability = at + 1;
-        self.next_capability = (at + 2 + body.len()).next_multiple_of(4);
-        at
+        self.last_pointer = at + 1;
+        self.next_capability += bytes;
     }
 
     /// Power management 1.2, version 3: D0 and D3hot, no reset between them.
@@ -143,8 +154,8 @@ impl Template {
     #[must_use]
     pub fn msi(mut self, vectors: u16) -> Self {
         let mut body = [0; 22];
-        let log = u16::try_from(vectors.max(1).ilog2()).unwrap_or(0);
-        let control = MSI_MASKING | MSI_WIDE | log << MSI_CAPABLE_SHIFT;
+        let [log, ..] = vectors.max(1).ilog2().to_le_bytes();
+        let control = MSI_MASKING | MSI_WIDE | u16::from(log) << MSI_CAPABLE_SHIFT;
         body[0..2].copy_from_slice(&control.to_le_bytes());
         self.capability(MSI, &body);
         self.interrupts.msi = vectors;

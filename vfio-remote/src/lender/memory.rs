@@ -4,7 +4,7 @@ use super::posted::PostedWrites;
 use super::proof::Word;
 use crate::protocol::Sender;
 use crate::protocol::message::{Fence, MAX_DATA_BYTES, ToBorrower};
-use farlane_abi::width::{size_u32, to_u64};
+use farlane_abi::width::{at_most, size_u32, to_u64, to_usize};
 use farlane_pci::RemoteMemory;
 use farlane_sys::sync::{held, lock};
 use std::collections::{BTreeSet, HashMap};
@@ -148,23 +148,40 @@ impl BorrowerMemory {
         &self,
         address: u64,
         length: usize,
-        message: impl Fn(u32, u64, Range<usize>) -> ToBorrower,
-        mut done: impl FnMut(Range<usize>, Vec<u8>) -> io::Result<()>,
+        message: impl Fn(u32, u64, Part) -> ToBorrower,
+        mut done: impl FnMut(Part, Vec<u8>) -> io::Result<()>,
     ) -> io::Result<()> {
         let part = |number: usize| {
             let start = number * MAX_DATA_BYTES;
-            start..(start + MAX_DATA_BYTES).min(length)
+            let length = at_most(to_u64(length - start), size_u32::<[u8; MAX_DATA_BYTES]>());
+            Part { start, length }
         };
         self.each(
             length.div_ceil(MAX_DATA_BYTES),
             Instant::now() + PATIENCE,
             |id, number| {
-                let range = part(number);
-                let skip = to_u64(range.start);
-                message(id, address.wrapping_add(skip), range)
+                let part = part(number);
+                let skip = to_u64(part.start);
+                message(id, address.wrapping_add(skip), part)
             },
             |number, bytes| done(part(number), bytes),
         )
+    }
+}
+
+/// A part of a range: what one message reads or writes.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// Where in the range it begins.
+    start: usize,
+    /// Bytes, at most [`MAX_DATA_BYTES`].
+    length: u32,
+}
+
+impl Part {
+    /// Where in the range it is.
+    fn range(self) -> Range<usize> {
+        self.start..self.start + to_usize(self.length.into())
     }
 }
 
@@ -212,17 +229,18 @@ impl RemoteMemory for LeaseMemory {
         self.borrower.each_part(
             address,
             data.len(),
-            |id, address, range| ToBorrower::MemoryRead {
+            |id, address, part| ToBorrower::MemoryRead {
                 id,
                 fence: self.fence,
                 address,
-                length: u32::try_from(range.len()).unwrap_or(0),
+                length: part.length,
             },
-            |range, bytes| {
-                if bytes.len() != range.len() {
+            |part, bytes| {
+                let place = &mut data[part.range()];
+                if bytes.len() != place.len() {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
-                data[range].copy_from_slice(&bytes);
+                place.copy_from_slice(&bytes);
                 Ok(())
             },
         )
@@ -234,11 +252,11 @@ impl RemoteMemory for LeaseMemory {
         self.borrower.each_part(
             address,
             data.len(),
-            |id, address, range| ToBorrower::MemoryWrite {
+            |id, address, part| ToBorrower::MemoryWrite {
                 id,
                 fence: self.fence,
                 address,
-                data: data[range].to_vec(),
+                data: data[part.range()].to_vec(),
             },
             |_, _| Ok(()),
         )

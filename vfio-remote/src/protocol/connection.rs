@@ -454,9 +454,10 @@ fn connect(
     }
     let mut last = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
     let mut connected = None;
-    for (place, more) in places.iter().zip((1..=places.len()).rev()) {
+    let numbered: Vec<_> = (1_u32..).zip(places.iter().rev()).collect();
+    for (to_try, place) in numbered.into_iter().rev() {
         // Each has its share of what is left.
-        let share = |left| left / u32::try_from(more).unwrap_or(u32::MAX);
+        let share = |left| left / to_try;
         let tried = time_left(until)
             .map(share)
             .and_then(|left| TcpStream::connect_timeout(place, left));

@@ -114,7 +114,7 @@ impl ShmNtb {
         let shared = Arc::new(Shared {
             limits: Limits {
                 windows: vec![limits; count],
-                peer_windows: windows,
+                peer_windows: count,
                 scratchpads: SCRATCHPADS,
                 doorbells: ALL_DOORBELLS,
             },

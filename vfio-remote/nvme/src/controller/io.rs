@@ -245,11 +245,11 @@ impl Controller {
         let namespace = self.identity.namespace(nsid);
         let namespace = namespace.ok_or(Status::INVALID_NAMESPACE)?;
         let mut extents = Vec::new();
-        for range in ranges.chunks_exact(16) {
-            let blocks = range[4..8].try_into().map_or(0, u32::from_le_bytes);
-            let lba = range[8..16].try_into().map_or(0, u64::from_le_bytes);
+        for range in ranges.as_chunks::<16>().0 {
+            let [_, _, _, _, b0, b1, b2, b3, lba @ ..] = *range;
+            let blocks = u32::from_le_bytes([b0, b1, b2, b3]);
             let extent = namespace
-                .extent(lba, blocks.into())
+                .extent(u64::from_le_bytes(lba), blocks.into())
                 .ok_or(Status::LBA_OUT_OF_RANGE)?;
             if extent.bytes > 0 && !matches!(namespace.storage, Storage::Null) {
                 extents.push(Range {

@@ -158,8 +158,7 @@ enum Place {
 
 /// Copies what `from` has at `offset`; zeroes where it has nothing.
 fn copy_from(from: &[u8], offset: u64, data: &mut [u8]) {
-    let at = usize::try_from(offset).unwrap_or(from.len());
-    let there = from.get(at..).unwrap_or(&[]);
+    let there = from.get(to_usize(offset)..).unwrap_or(&[]);
     let (known, rest) = data.split_at_mut(there.len().min(data.len()));
     known.copy_from_slice(&there[..known.len()]);
     rest.fill(0);
