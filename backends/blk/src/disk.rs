@@ -36,6 +36,9 @@ pub enum DiskError {
     /// What is to hold it cannot.
     #[error(transparent)]
     Path(#[from] PathError),
+    /// How large it is cannot be found out.
+    #[error("The size of {} cannot be read, or its paths do not agree in it", .0.display())]
+    Size(PathBuf),
     /// Less than a block.
     #[error("{bytes} bytes of {} are less than a block", path.display())]
     TooSmall {
@@ -146,7 +149,8 @@ impl Disk {
                 config.block
             );
         }
-        let bytes = paths.size(Instant::now()).unwrap_or(0);
+        let bytes = paths.size(Instant::now());
+        let bytes = bytes.ok_or_else(|| DiskError::Size(device.clone()))?;
         let sectors = sectors(bytes, config.block);
         if sectors == 0 {
             return Err(DiskError::TooSmall {
@@ -387,12 +391,11 @@ impl Disk {
             ..Config::default()
         };
         if !self.config.read_only {
-            let ranges = u32::try_from(MAX_RANGES).unwrap_or(1);
             config.max_discard_sectors = MAX_RANGE_SECTORS.into();
-            config.max_discard_seg = ranges.into();
+            config.max_discard_seg = MAX_RANGES.into();
             config.discard_sector_alignment = (PHYSICAL_BLOCK / 512).into();
             config.max_write_zeroes_sectors = MAX_RANGE_SECTORS.into();
-            config.max_write_zeroes_seg = ranges.into();
+            config.max_write_zeroes_seg = MAX_RANGES.into();
             config.write_zeroes_may_unmap = 1;
         }
         config

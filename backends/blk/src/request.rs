@@ -6,7 +6,7 @@ use farlane_block::engine::{Deallocate, Extent, Range};
 use zerocopy::FromBytes as _;
 
 /// Most ranges of one DISCARD or WRITE_ZEROES.
-pub const MAX_RANGES: usize = 32;
+pub const MAX_RANGES: u32 = 32;
 /// Most sectors of such a range: 2 GiB.
 pub const MAX_RANGE_SECTORS: u32 = 1 << 22;
 /// Bytes of a request's header.
@@ -21,11 +21,30 @@ pub struct Limits {
     pub read_only: bool,
 }
 
+/// Bytes of the disk that are read. The used ring has to say how many were written to the guest's
+/// memory in 32 bits (virtio 1.2, 2.7.8), so there are not more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadExtent {
+    /// First one.
+    pub offset: u64,
+    /// How many: whole sectors, so that the status can be counted as well.
+    pub bytes: u32,
+}
+
+impl From<ReadExtent> for Extent {
+    fn from(read: ReadExtent) -> Self {
+        Self {
+            offset: read.offset,
+            bytes: read.bytes.into(),
+        }
+    }
+}
+
 /// A request without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Fill the guest's memory from here.
-    Read(Extent),
+    Read(ReadExtent),
     /// Take the guest's memory there.
     Write(Extent),
     /// What has been written is to last.
@@ -47,6 +66,9 @@ pub enum RequestError {
     /// Not a number of whole sectors.
     #[error("{0} bytes of data are not whole sectors")]
     Length(u64),
+    /// More than a driver may ask for (virtio 1.2, 2.7.5.2).
+    #[error("{0} bytes are too many for one buffer")]
+    TooLong(u64),
     /// Beyond the end.
     #[error("{bytes} bytes at sector {sector} are not all on the disk")]
     Beyond {
@@ -81,6 +103,12 @@ impl Limits {
         Ok(Extent { offset, bytes })
     }
 
+    fn read_extent(&self, sector: u64, bytes: u64) -> Result<ReadExtent, RequestError> {
+        let Extent { offset, bytes } = self.extent(sector, bytes)?;
+        let bytes = u32::try_from(bytes).map_err(|_| RequestError::TooLong(bytes))?;
+        Ok(ReadExtent { offset, bytes })
+    }
+
     fn writable(&self) -> Result<(), RequestError> {
         if self.read_only {
             return Err(RequestError::ReadOnly);
@@ -105,7 +133,7 @@ pub fn parse(
     };
     let sector = header.sector.get();
     match header.kind.get() {
-        kind::IN => Ok(Request::Read(limits.extent(sector, writable)?)),
+        kind::IN => Ok(Request::Read(limits.read_extent(sector, writable)?)),
         kind::OUT => {
             limits.writable()?;
             Ok(Request::Write(limits.extent(sector, readable)?))
@@ -124,7 +152,7 @@ pub fn parse(
 
 fn ranges(readable: u64, limits: Limits) -> Result<(), RequestError> {
     limits.writable()?;
-    let most = size_of::<WireRange>() * MAX_RANGES;
+    let most = size_of::<WireRange>() * to_usize(MAX_RANGES.into());
     let length = to_usize(readable);
     if length == 0 || !length.is_multiple_of(size_of::<WireRange>()) || length > most {
         return Err(RequestError::Ranges(readable));

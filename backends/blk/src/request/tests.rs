@@ -27,7 +27,10 @@ fn reads_and_writes_end_with_the_disk() {
     let extent = |offset, bytes| Extent { offset, bytes };
     assert_eq!(
         parse(&header(kind::IN, 998), 0, 1024, DISK),
-        Ok(Request::Read(extent(998 * 512, 1024)))
+        Ok(Request::Read(ReadExtent {
+            offset: 998 * 512,
+            bytes: 1024
+        }))
     );
     assert_eq!(
         parse(&header(kind::OUT, 0), 512, 0, DISK),
@@ -43,6 +46,25 @@ fn reads_and_writes_end_with_the_disk() {
         parse(&header(kind::OUT, 0), 513, 0, DISK),
         Err(RequestError::Length(513))
     );
+}
+
+#[test]
+fn what_is_read_fits_in_an_entry_of_the_used_ring() {
+    let disk = Limits {
+        sectors: 1 << 40,
+        ..DISK
+    };
+    let most = (1 << 32) - SECTOR;
+    let read = |bytes| parse(&header(kind::IN, 8), 0, bytes, disk);
+    assert_eq!(
+        read(most),
+        Ok(Request::Read(ReadExtent {
+            offset: 8 * SECTOR,
+            bytes: u32::MAX - 511
+        }))
+    );
+    assert_eq!(read(1 << 32), Err(RequestError::TooLong(1 << 32)));
+    assert_eq!(read(1 << 45), Err(RequestError::TooLong(1 << 45)));
 }
 
 #[test]
@@ -104,11 +126,14 @@ proptest! {
             header[10..].fill(0);
         }
         let limits = Limits { sectors, read_only: false };
-        if let Ok(Request::Read(extent) | Request::Write(extent)) =
-            parse(&header, readable, writable, limits)
-        {
-            prop_assert!(extent.offset % 512 == 0 && extent.bytes % 512 == 0);
-            prop_assert!(extent.offset + extent.bytes <= sectors * 512);
+        let extent = match parse(&header, readable, writable, limits) {
+            Ok(Request::Read(extent)) => Some(extent.into()),
+            Ok(Request::Write(extent)) => Some(extent),
+            _ => None,
+        };
+        if let Some(Extent { offset, bytes }) = extent {
+            prop_assert!(offset % 512 == 0 && bytes % 512 == 0);
+            prop_assert!(offset + bytes <= sectors * 512);
         }
     }
 }

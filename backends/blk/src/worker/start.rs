@@ -105,6 +105,7 @@ impl QueueWorker {
             }
             Kind::Read(extent) => {
                 let (work, segments) = (Work::Read, &chain.writable);
+                let extent = extent.into();
                 self.begin_data(view, completion, work, extent, segments, head.is_begun);
                 return;
             }

@@ -192,9 +192,9 @@ impl QueueWorker {
             _ if status != Status::Ok => count(&counters.errors, 1),
             Kind::Read(extent) => {
                 count(&counters.reads, 1);
-                count(&counters.bytes_read, extent.bytes);
+                count(&counters.bytes_read, extent.bytes.into());
                 count(&counters.bytes_tunnelled_in, tunnelled);
-                written = u32::try_from(extent.bytes).unwrap_or(u32::MAX - 1);
+                written = extent.bytes;
             }
             Kind::Write(extent) => {
                 count(&counters.writes, 1);

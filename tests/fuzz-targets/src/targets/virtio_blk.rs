@@ -118,8 +118,8 @@ impl Machine {
         };
         match parse(&header, total(readable), writable, limits) {
             Ok(Request::Read(extent)) => {
-                assert_eq!(extent.bytes, writable);
-                inside(extent.offset, extent.bytes);
+                assert_eq!(u64::from(extent.bytes), writable);
+                inside(extent.offset, extent.bytes.into());
             }
             Ok(Request::Write(extent)) => {
                 assert_eq!(extent.bytes, total(readable));
