@@ -25,6 +25,17 @@ impl std::fmt::Display for Node {
     }
 }
 
+/// How near memory of one node is to processors of another; the nearest is the least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Proximity {
+    /// It is the same node.
+    Same,
+    /// As far as this ([`Machine::distance`]).
+    Distance(u32),
+    /// Nobody says.
+    Unknown,
+}
+
 /// What there is to know of a machine.
 pub trait Machine: std::fmt::Debug + Send + Sync {
     /// The nodes that are online, in order; at least one.
@@ -86,6 +97,16 @@ impl Topology {
         Self(Arc::new(machine))
     }
 
+    /// How near memory of `to` is to processors of `from`.
+    #[must_use]
+    pub fn proximity(&self, from: Node, to: Node) -> Proximity {
+        if from == to {
+            return Proximity::Same;
+        }
+        let distance = self.distance(from, to);
+        distance.map_or(Proximity::Unknown, Proximity::Distance)
+    }
+
     /// The one node to which all of `[address, address + length)` of this process is bound, as far
     /// as 16 sampled places tell.
     #[must_use]
@@ -138,6 +159,16 @@ mod tests {
         assert_eq!(nodes(&[-1, -1, 2]), Some(Node(2)));
         assert_eq!(nodes(&[1, 0, 1, -1]), Some(Node(1)));
         assert_eq!(nodes(&[1, 0]), Some(Node(0)));
+    }
+
+    #[test]
+    fn a_node_of_which_nothing_is_known_is_the_furthest() {
+        let topology = Topology::of(Described::pair());
+        let from_first = |node| topology.proximity(Node(0), Node(node));
+        assert_eq!(from_first(0), Proximity::Same);
+        assert_eq!(from_first(1), Proximity::Distance(21));
+        assert_eq!(from_first(7), Proximity::Unknown);
+        assert!(from_first(0) < from_first(1) && from_first(1) < from_first(7));
     }
 
     #[test]

@@ -8,7 +8,6 @@ use crate::surroundings::Surroundings;
 use farlane_block::storage::{Alignment, Place, Storage, StorageError};
 use farlane_block::syncs::Syncs;
 use farlane_daemon::log_limit::LogLimit;
-use farlane_zero_copy::topology::Node;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
@@ -201,7 +200,8 @@ impl Paths {
                 }))
             });
         let in_memory = opened.iter().all(|open| open.storage.in_memory);
-        let bytes = opened.first().map_or(0, |open| open.storage.bytes);
+        let first = opened.first().ok_or(PathError::Number(0))?;
+        let bytes = first.storage.bytes;
         let mut all: Vec<DiskPath> = Vec::new();
         for open in opened {
             let name = name(&open.config, &all)?;
@@ -226,13 +226,10 @@ impl Paths {
                 wakes: Condvar::new(),
             });
         }
-        let distance = |from: Node, to: Node| match topology.distance(from, to) {
-            _ if from == to => 0,
-            known => known.unwrap_or(u32::MAX),
-        };
         let nearest = around.nodes.all().iter().map(|worker_node| {
+            let node = worker_node.node();
             let mut order: Vec<_> = PathId::all().zip(&all).collect();
-            order.sort_by_key(|(_, path)| distance(worker_node.node(), path.node));
+            order.sort_by_key(|(_, path)| topology.proximity(node, path.node));
             order.into_iter().map(|(id, _)| id).collect::<Vec<_>>()
         });
         Ok(Self {

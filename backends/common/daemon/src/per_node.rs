@@ -192,10 +192,7 @@ impl WorkerNodes {
 fn nearest_cpus(topology: &Topology, node: Node) -> Vec<u32> {
     let mut nodes = topology.nodes();
     // What is as near keeps its order.
-    nodes.sort_by_key(|&other| match other == node {
-        true => 0,
-        false => topology.distance(node, other).unwrap_or(u32::MAX),
-    });
+    nodes.sort_by_key(|&other| topology.proximity(node, other));
     let mut cpus = nodes.into_iter().map(|node| topology.cpus(node));
     cpus.find(|cpus| !cpus.is_empty()).unwrap_or_default()
 }
