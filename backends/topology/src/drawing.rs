@@ -37,9 +37,8 @@ pub fn draw(machine: &dyn Machine, functions: &[Function]) -> String {
     let mut top = MARGIN;
     let mut width = 0.0_f64;
     for (row, row_cells) in cells.chunks(COLUMNS).enumerate() {
-        let lines = row_cells.iter().map(|(_, _, lines)| lines.len()).max();
-        let lines = u32::try_from(lines.unwrap_or(0)).unwrap_or(u32::MAX);
-        let height = 44.0 + LINE * f64::from(lines);
+        let lines = row_cells.iter().map(|(_, _, lines)| lines.len());
+        let height = 44.0 + LINE * lines.fold(0, usize::max) as f64;
         let mut left = MARGIN;
         for (column, (title, colour, lines)) in row_cells.iter().enumerate() {
             let index = row * COLUMNS + column;

@@ -2,6 +2,7 @@
 
 use crate::metrics::Counters;
 use crate::series::{Step, Tick, percent, rate, totals};
+use farlane_abi::width::to_usize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
@@ -69,7 +70,7 @@ impl Live {
         if !self.coloured {
             return text.to_owned();
         }
-        let index = usize::try_from(worker).unwrap_or(0) % COLOURS.len();
+        let index = to_usize(worker.into()) % COLOURS.len();
         let colour = COLOURS.get(index).copied().unwrap_or_default();
         format!("\x1b[{colour}m{text}\x1b[0m")
     }

@@ -1,5 +1,6 @@
 //! Drawings as SVG.
 
+use farlane_abi::width::to_usize;
 use std::fmt::{Display, Write as _};
 
 /// Colours of nodes and of their workers (Okabe and Ito: they can be told apart by everybody).
@@ -10,7 +11,7 @@ pub const COLOURS: [&str; 6] = [
 /// That of a node.
 #[must_use]
 pub fn colour(node: u32) -> &'static str {
-    let index = usize::try_from(node).unwrap_or(0) % COLOURS.len();
+    let index = to_usize(node.into()) % COLOURS.len();
     COLOURS.get(index).copied().unwrap_or("#000000")
 }
 
