@@ -3,7 +3,7 @@
 
 use super::key::FlowKey;
 use super::parse::protocol;
-use crate::bits::low32;
+use crate::bits::{index, low32};
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hasher as _, RandomState};
 
 /// A hash with a random key, so that nobody can make flows collide.
@@ -101,11 +101,8 @@ impl Scaling {
             return self.unclassified;
         };
         let mask = self.indirection.len().saturating_sub(1);
-        usize::try_from(hash)
-            .ok()
-            .and_then(|hash| self.indirection.get(hash & mask))
-            .copied()
-            .unwrap_or(self.unclassified)
+        let queue = self.indirection.get(index(hash) & mask);
+        queue.copied().unwrap_or(self.unclassified)
     }
 
     fn hash(&self, key: &FlowKey) -> Option<u32> {
@@ -145,7 +142,7 @@ impl Scaling {
 }
 
 /// The Toeplitz hash: for each bit that is set, the 32 bits of the key that begin there, added
-/// without carry.
+/// without carry. After the key's last byte there are zeroes.
 #[must_use]
 pub fn toeplitz(key: &[u8; TOEPLITZ_KEY_BYTES], input: &[u8]) -> u32 {
     let mut window = u64::from_be_bytes([

@@ -226,8 +226,8 @@ impl<T> Shard<T> {
             let Some(victim) = self.richest() else {
                 return Promotion::Refused;
             };
-            let of_victim = self.entry(victim).map_or(0, |entry| entry.source);
-            if self.count(source) > self.count(of_victim) {
+            let of_victim = self.entry(victim).map(|entry| self.count(entry.source));
+            if of_victim.is_none_or(|count| self.count(source) > count) {
                 return Promotion::Refused;
             }
             self.relist(victim, false);

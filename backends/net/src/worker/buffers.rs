@@ -193,21 +193,30 @@ impl Buffers {
         memory.map_or_else(GuestRuns::default, |memory| memory.at(offset))
     }
 
-    /// How many of them a frame of so many bytes takes. Where they have fewer, as many more as it
-    /// takes of those like the last.
+    /// How many of them a frame of so many bytes takes; all, where they have fewer.
     pub fn count_for(&self, bytes: usize) -> u16 {
-        let mut left = bytes;
-        let mut count = 0_u16;
-        for buffer in &self.found {
-            count = count.saturating_add(1);
-            left = left.saturating_sub(buffer.bytes);
-            if left == 0 {
-                return count;
-            }
-        }
+        self.fill(bytes).0
+    }
+
+    /// How many buffers a frame of so many bytes is going to take: where those that were found
+    /// have fewer, as many more as it takes of those like the last.
+    pub fn expected_for(&self, bytes: usize) -> u64 {
+        let (count, left) = self.fill(bytes);
         let like_the_last = self.found.back().map_or(left, |buffer| buffer.bytes);
-        let more = left.div_ceil(like_the_last.max(1));
-        count.saturating_add(u16::try_from(more).unwrap_or(u16::MAX))
+        u64::from(count) + wide(left.div_ceil(like_the_last.max(1)))
+    }
+
+    /// How many of them a frame of so many bytes fills, and how many bytes are left then.
+    fn fill(&self, bytes: usize) -> (u16, usize) {
+        let (mut count, mut left) = (0, bytes);
+        for buffer in &self.found {
+            if left == 0 {
+                break;
+            }
+            count += 1;
+            left = left.saturating_sub(buffer.bytes);
+        }
+        (count, left)
     }
 
     /// Uses the first ones for a frame of so many bytes; tells of what lies on which node.
@@ -265,6 +274,20 @@ mod tests {
     use farlane_zero_copy::topology::{Described, Topology};
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::os::fd::AsFd as _;
+
+    #[test]
+    fn a_frame_may_be_expected_to_take_more_buffers_than_a_queue_has() {
+        let tiny = Buffer { head: 0, bytes: 1 };
+        let buffers = Buffers {
+            found: VecDeque::from([tiny]),
+            count: 1,
+            ..Buffers::default()
+        };
+        assert_eq!(buffers.count_for(MAX_BUFFER), 1);
+        assert_eq!(buffers.expected_for(MAX_BUFFER), wide(MAX_BUFFER));
+        assert_eq!(buffers.expected_for(1), 1);
+        assert_eq!(Buffers::default().expected_for(MAX_BUFFER), 1);
+    }
 
     #[test]
     fn a_buffer_is_found_as_far_as_a_frame_may_need_it() {

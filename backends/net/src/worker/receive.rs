@@ -405,7 +405,7 @@ impl Receive {
         self.buffers
             .find(&mut self.queue, total, several, &context.places)?;
         let begin = context.pair.position();
-        let end = begin + u64::from(self.buffers.count_for(total).max(1));
+        let end = begin + self.buffers.expected_for(total).max(1);
         let next = Span { begin, end };
         let route = table.received(context.pair.index, &parsed, next, context.now_us);
         Ok(Some(route))
