@@ -58,7 +58,8 @@ pub(crate) fn look_ahead(socket: &UnixStream, channel: &Channel) -> io::Result<(
     let mut header = [0; HEADER];
     let flags = RecvFlags::PEEK | RecvFlags::WAITALL;
     let (length, _) = rustix::io::retry_on_intr(|| recv(socket, &mut header, flags))?;
-    let request = header.first_chunk().map_or(0, |r| u32::from_ne_bytes(*r));
+    let [a, b, c, d, ..] = header;
+    let request = u32::from_ne_bytes([a, b, c, d]);
     if length < HEADER || request != SET_BACKEND_REQ_FD {
         return Ok(());
     }

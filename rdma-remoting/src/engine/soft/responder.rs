@@ -108,8 +108,9 @@ impl Responder {
         !self.dead && (self.current.is_some() || self.source.is_ready())
     }
 
-    fn access(&self) -> Access {
-        Access::from_wire(self.attr.qp_access_flags.get()).unwrap_or_default()
+    /// Whether the peer has a right.
+    fn grants(&self, right: fn(Access) -> bool) -> bool {
+        Access::from_wire(self.attr.qp_access_flags.get()).is_some_and(right)
     }
 
     /// Opens memory for a peer's RDMA write or read.
@@ -122,8 +123,8 @@ impl Responder {
         wanted: Use,
     ) -> Result<Part, Nak> {
         let allowed = match wanted {
-            Use::RemoteRead => self.access().remote_read(),
-            _ => self.access().remote_write(),
+            Use::RemoteRead => self.grants(Access::remote_read),
+            _ => self.grants(Access::remote_write),
         };
         if wanted == Use::RemoteRead && self.attr.max_dest_rd_atomic == 0 {
             return Err(self.refuse(qp, WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR));
