@@ -28,7 +28,7 @@ impl Library {
             None => devices.first().ok_or(Error::NoDevice)?,
             Some(name) => devices
                 .iter()
-                .find(|device| device.name == name)
+                .find(|device| device.name() == name)
                 .ok_or_else(|| Error::UnknownDevice(name.into()))?,
         };
         let context = Context::open(device)?;

@@ -203,7 +203,7 @@ impl Rig {
     pub(crate) fn new(sleepy: bool, mut answer: Answer) -> Self {
         let transport = Arc::new(Loopback::default());
         let info = DeviceInfo {
-            name: "farlane0".into(),
+            number: 0,
             address: Address::Socket("loopback".into()),
         };
         let context = Context::over(info, Arc::clone(&transport) as Arc<dyn Transport>).unwrap();

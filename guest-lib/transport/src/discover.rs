@@ -20,11 +20,18 @@ pub enum Address {
 /// A device that can be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its name, `farlane0`, `farlane1`, ...: that of the device file; a socket has the number
-    /// after the last one.
-    pub name: String,
+    /// Its number: that of the device file; a socket has the one after the last.
+    pub number: u32,
     /// Device file or socket of the device.
     pub address: Address,
+}
+
+impl DeviceInfo {
+    /// Its name: `farlane0`, `farlane1`, ...
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("farlane{}", self.number)
+    }
 }
 
 /// Every device with objects to call: `/dev/farlaneN` by number, then the socket that
@@ -68,7 +75,7 @@ fn find(folder: &Path, socket: Option<PathBuf>) -> Vec<DeviceInfo> {
     let mut devices: Vec<DeviceInfo> = found
         .into_iter()
         .map(|(number, path)| DeviceInfo {
-            name: format!("farlane{number}"),
+            number,
             address: Address::Device(path),
         })
         .collect();
@@ -76,7 +83,7 @@ fn find(folder: &Path, socket: Option<PathBuf>) -> Vec<DeviceInfo> {
     // an empty list would not.
     if let Some(path) = socket.filter(|path| !path.as_os_str().is_empty()) {
         devices.push(DeviceInfo {
-            name: format!("farlane{next}"),
+            number: next,
             address: Address::Socket(path),
         });
     }
@@ -108,7 +115,7 @@ mod tests {
             std::fs::write(folder.path().join(name), "").unwrap();
         }
         let found = find(folder.path(), Some("/run/s".into()));
-        let names: Vec<_> = found.iter().map(|device| device.name.as_str()).collect();
+        let names: Vec<_> = found.iter().map(DeviceInfo::name).collect();
         assert_eq!(names, ["farlane2", "farlane10", "farlane11"]);
         assert_eq!(found[2].address, Address::Socket("/run/s".into()));
     }
@@ -118,6 +125,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(find(folder.path(), None), []);
         assert_eq!(find(folder.path(), Some("".into())), []);
-        assert_eq!(find(folder.path(), Some("s".into()))[0].name, "farlane0");
+        assert_eq!(find(folder.path(), Some("s".into()))[0].name(), "farlane0");
     }
 }

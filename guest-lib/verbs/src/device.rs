@@ -6,6 +6,7 @@
 use crate::errno::fail_null;
 use crate::object::Plain;
 use crate::sys::*;
+use farlane_abi::width::{at_most, to_u64};
 use farlane_rdma_client::{Context, DeviceInfo};
 use farlane_sys::sync::lock;
 use std::ffi::{c_char, c_int};
@@ -49,15 +50,15 @@ fn find_or_make(devices: &mut Vec<Listed>, info: DeviceInfo) -> Listed {
             return listed;
         }
     }
-    let number = number(&info.name);
+    let (number, name) = (info.number, info.name());
     let mut ibv = ibv_device::zeroed();
     ibv.node_type = IBV_NODE_CA;
     ibv.transport_type = IBV_TRANSPORT_IB;
-    copy_text(&mut ibv.name, info.name.as_bytes());
+    copy_text(&mut ibv.name, name.as_bytes());
     copy_text(&mut ibv.dev_name, format!("uverbs{number}").as_bytes());
     let folder = format!("/sys/class/infiniband_verbs/uverbs{number}");
     copy_text(&mut ibv.dev_path, folder.as_bytes());
-    let folder = format!("/sys/class/infiniband/{}", info.name);
+    let folder = format!("/sys/class/infiniband/{name}");
     copy_text(&mut ibv.ibdev_path, folder.as_bytes());
     let listed = Listed(Box::into_raw(Box::new(Device {
         ibv,
@@ -67,13 +68,6 @@ fn find_or_make(devices: &mut Vec<Listed>, info: DeviceInfo) -> Listed {
     })));
     devices.push(listed);
     listed
-}
-
-/// The N of `farlaneN`.
-fn number(name: &str) -> u32 {
-    name.trim_start_matches(|c: char| !c.is_ascii_digit())
-        .parse()
-        .unwrap_or(0)
 }
 
 /// `ibv_get_device_list`.
@@ -97,7 +91,7 @@ pub unsafe fn list(count: *mut c_int) -> *mut *mut ibv_device {
     }
     if !count.is_null() {
         // SAFETY: by the caller's contract.
-        unsafe { count.write(c_int::try_from(found.len()).unwrap_or(c_int::MAX)) };
+        unsafe { count.write(at_most(to_u64(found.len()), c_int::MAX)) };
     }
     list
 }
@@ -136,11 +130,11 @@ pub unsafe fn guid(device: *mut ibv_device) -> u64 {
     }
 }
 
-/// `ibv_get_device_index`.
+/// `ibv_get_device_index`: -1 for a number that C's type does not have.
 pub unsafe fn index(device: *mut ibv_device) -> c_int {
     // SAFETY: as above.
     let info = unsafe { info(device) };
-    c_int::try_from(number(&info.name)).unwrap_or(-1)
+    c_int::try_from(info.number).unwrap_or(-1)
 }
 
 #[cfg(test)]
@@ -149,19 +143,19 @@ mod tests {
     use farlane_rdma_client::Address;
     use std::ffi::CStr;
 
-    fn info(name: &str) -> DeviceInfo {
+    fn info(number: u32) -> DeviceInfo {
         DeviceInfo {
-            name: name.into(),
-            address: Address::Device(format!("/dev/{name}").into()),
+            number,
+            address: Address::Device(format!("/dev/farlane{number}").into()),
         }
     }
 
     #[test]
     fn a_device_keeps_its_address() {
         let mut devices = Vec::new();
-        let first = find_or_make(&mut devices, info("farlane0")).0;
-        let second = find_or_make(&mut devices, info("farlane12")).0;
-        assert_eq!(find_or_make(&mut devices, info("farlane0")).0, first);
+        let first = find_or_make(&mut devices, info(0)).0;
+        let second = find_or_make(&mut devices, info(12)).0;
+        assert_eq!(find_or_make(&mut devices, info(0)).0, first);
         assert_eq!(devices.len(), 2);
         // SAFETY: devices are never freed.
         unsafe {

@@ -80,7 +80,7 @@ pub fn measure(report: &mut Report, ends: &[End; 2], socket: &Path) -> Result<()
 /// Is such a process, until its input ends.
 pub fn be_idle(socket: PathBuf) -> Result<()> {
     let context = Context::open(&DeviceInfo {
-        name: "host".into(),
+        number: 0,
         address: Address::Socket(socket),
     })?;
     let pd = Pd::allocate(&context)?;

@@ -105,7 +105,7 @@ impl End {
 
     fn in_this_vm(vm: &Arc<Vm>) -> Result<Self> {
         let info = DeviceInfo {
-            name: "vm".into(),
+            number: 0,
             address: Address::Device("vm".into()),
         };
         Self::new(Context::over(info, vm.open()?)?, Memory::Vm(Arc::clone(vm)))
@@ -114,7 +114,7 @@ impl End {
     /// An end in this process: the backend reaches its memory by system calls.
     pub fn on_host(socket: &Path) -> Result<Self> {
         let device = DeviceInfo {
-            name: "host".into(),
+            number: 0,
             address: Address::Socket(socket.to_owned()),
         };
         Self::new(Context::open(&device)?, Memory::Process)

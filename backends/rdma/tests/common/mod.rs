@@ -135,7 +135,7 @@ pub fn is_blocked(thread: u32) -> bool {
 
 pub fn context(transport: Arc<dyn Transport>) -> Arc<Context> {
     let info = DeviceInfo {
-        name: "farlane0".into(),
+        number: 0,
         address: Address::Device("/dev/farlane0".into()),
     };
     Context::over(info, transport).unwrap()

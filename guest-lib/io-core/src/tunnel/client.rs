@@ -54,7 +54,7 @@ fn open(device: &DeviceInfo) -> Option<Arc<Tunnel>> {
         Err(error) => {
             log::once(&format!(
                 "{} cannot be used: {}",
-                device.name,
+                device.name(),
                 chain(&error)
             ));
             None

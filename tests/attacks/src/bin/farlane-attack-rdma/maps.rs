@@ -128,7 +128,7 @@ fn window(device: &Device, witness: &Known, table: &mut Table) {
 /// A buffer of its own is mapped whole or not at all, and not once it is freed.
 fn own_buffer(path: &Path, table: &mut Table) -> Result<(), Failure> {
     let session = Session::open(&DeviceInfo {
-        name: String::new(),
+        number: 0,
         address: Address::Device(path.into()),
     })?;
     let verbs = VerbsStubs(&session);
