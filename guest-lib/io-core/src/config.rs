@@ -85,10 +85,16 @@ pub fn set_mode(mode: Mode) {
 #[must_use]
 pub fn private_bytes() -> u64 {
     let pages = PAGES.get_or_init(|| {
-        let named = std::env::var(PAGES_VARIABLE).ok();
-        named
-            .and_then(|text| text.parse().ok())
-            .unwrap_or(PRIVATE_PAGES)
+        let text = std::env::var(PAGES_VARIABLE).unwrap_or_default();
+        if text.is_empty() {
+            return PRIVATE_PAGES;
+        }
+        text.parse().unwrap_or_else(|_| {
+            crate::log::once(&format!(
+                "{PAGES_VARIABLE} is {text:?}, which is no number; {PRIVATE_PAGES} is taken"
+            ));
+            PRIVATE_PAGES
+        })
     });
     pages.saturating_mul(sys::page_bytes() as u64)
 }

@@ -62,7 +62,7 @@ pub(crate) fn serve(whole: &KernelCall<'_>) -> Result<usize, Errno> {
     let offset = whole.offset();
     let (way, why) = whole.way(offset);
     let result = whole.run();
-    let moved = whole.device_bytes(result.unwrap_or(0));
+    let moved = result.map_or(0, |bytes| whole.device_bytes(bytes));
     stats::request();
     stats::add(way, moved);
     if let Some(began) = began {
@@ -72,7 +72,7 @@ pub(crate) fn serve(whole: &KernelCall<'_>) -> Result<usize, Errno> {
             cached: None,
             why,
         };
-        let range = (offset.unwrap_or(0), whole.length() as u64);
+        let range = (offset, whole.length() as u64);
         began.ended(whole.name, whole.opened, range, result, account);
     }
     result

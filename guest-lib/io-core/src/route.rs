@@ -214,7 +214,7 @@ pub(crate) fn one(
             },
         };
         let length = buffer.length as u64;
-        began.ended(name, opened, (offset, length), result, account);
+        began.ended(name, opened, (Some(offset), length), result, account);
     }
     result
 }

@@ -80,7 +80,7 @@ impl CallStart {
         self,
         call: &str,
         opened: &OpenFile,
-        (offset, length): (u64, u64),
+        (offset, length): (Option<u64>, u64),
         result: Result<usize, Errno>,
         account: CallReport,
     ) {

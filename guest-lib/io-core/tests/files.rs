@@ -67,7 +67,7 @@ fn decision(file: &str) -> Decision {
         file: file.into(),
         device: "254:0".into(),
         inode: 99,
-        offset: 4096,
+        offset: Some(4096),
         length: 8192,
         result: 8192,
         cached: Some(4096),

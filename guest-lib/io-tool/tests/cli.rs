@@ -88,7 +88,7 @@ fn a_trace_is_drawn_and_summed_up() {
             file: format!("/data/{file}"),
             device: "254:0".into(),
             inode: u64::from(file),
-            offset: 0,
+            offset: Some(0),
             length: 12_288,
             result: 12_288,
             cached: Some(4096),

@@ -286,7 +286,7 @@ fn totals_are_printed_and_decisions_traced() {
     let first = &decisions[0];
     assert_eq!(
         (first.call.as_str(), first.offset, first.length),
-        ("pread", 4096, 100_000)
+        ("pread", Some(4096), 100_000)
     );
     // The buffer begins at an odd address.
     assert_eq!((first.result, first.why), (100_000, Why::Misaligned));

@@ -69,8 +69,8 @@ pub struct Decision {
     pub device: String,
     /// Inode of the file.
     pub inode: u64,
-    /// First byte in the file.
-    pub offset: u64,
+    /// First byte in the file; null where the file position could not be read.
+    pub offset: Option<u64>,
     /// Bytes that the call asked for.
     pub length: u64,
     /// Bytes that were moved, or an error number below 0.
