@@ -66,8 +66,10 @@ impl Gpu {
             ))?;
         let mut head = Vec::new();
         let mut bytes = Vec::new();
+        let mut longest = 0;
         for pattern in patterns {
             let pattern = pattern.as_ref();
+            longest = longest.max(pattern.len());
             let length = u32::try_from(pattern.len())
                 .ok()
                 .filter(|length| (1..=abi::MAX_PATTERN_BYTES).contains(length))
@@ -88,7 +90,7 @@ impl Gpu {
             table,
             found: self.allocate(room.saturating_mul(size_of::<abi::Found>()))?,
             patterns: count,
-            longest: patterns.iter().map(|p| p.as_ref().len()).max().unwrap_or(0),
+            longest,
             capacity,
         })
     }

@@ -198,9 +198,7 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
         Arc::new(File {
             id,
             offset_align: aligns.map(|statx| u64::from(statx.stx_dio_offset_align)),
-            memory_align: aligns
-                .and_then(|statx| usize::try_from(statx.stx_dio_mem_align).ok())
-                .map_or(1, |align| align.max(1)),
+            memory_align: aligns.map_or(1, |statx| to_usize(statx.stx_dio_mem_align.into()).max(1)),
             disk,
             tunnel_off: AtomicBool::new(!passes_pages),
             refusals: AtomicU32::new(0),

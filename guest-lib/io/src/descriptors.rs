@@ -138,7 +138,8 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn closefrom(first: c_int) {
     let saved = SavedErrno::new();
-    let first = c_uint::try_from(first).unwrap_or(0);
+    // From the first of all, where a number below zero is given.
+    let first = first.max(0).cast_unsigned();
     // SAFETY: as promised by the caller.
     unsafe { close_range(first, c_uint::MAX, 0) };
     drop(saved);

@@ -4,9 +4,11 @@ use crate::original::{Original, originals};
 use libc::{c_int, c_long, iovec, off_t, size_t, ssize_t, syscall};
 use std::ffi::{c_char, c_uint, c_void};
 
-/// A system call's result as the C library's functions of this type return it.
+/// A system call's result as the C library's functions of this type return it: the kernel's is no
+/// wider.
 fn narrow(result: c_long) -> c_int {
-    c_int::try_from(result).unwrap_or(-1)
+    let [a, b, c, d, ..] = result.to_le_bytes();
+    c_int::from_le_bytes([a, b, c, d])
 }
 
 fn wide(result: c_long) -> ssize_t {

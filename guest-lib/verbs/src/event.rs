@@ -76,12 +76,12 @@ pub unsafe fn get(context: *mut ibv_context, event: *mut ibv_async_event) -> c_i
                 unsafe { queue_pair::state(qp) }.async_events.give();
             })
             .map(|qp| ibv_async_event_element { qp }),
-            About::Port => Some(ibv_async_event_element {
-                port_num: c_int::try_from(object).unwrap_or_default(),
-            }),
+            About::Port => c_int::try_from(object)
+                .ok()
+                .map(|port_num| ibv_async_event_element { port_num }),
             About::Other => None,
         };
-        // An event without an element is that of an object that is gone meanwhile.
+        // An event without an element is that of an object that is gone meanwhile, or of none.
         if let Some(element) = element {
             let value = ibv_async_event {
                 element,

@@ -5,6 +5,7 @@ use crate::context::{minus_one, shared};
 use crate::errno::{EINVAL, ENODATA, fail};
 use crate::sys::*;
 use farlane_abi::Errno;
+use farlane_abi::width::to_isize;
 use farlane_rdma_client::Context;
 use std::ffi::c_int;
 
@@ -97,7 +98,7 @@ pub unsafe fn query_gid_table(
     flags: u32,
     entry_size: usize,
 ) -> isize {
-    let refuse = |errno: c_int| isize::try_from(-fail(errno)).unwrap_or(-1);
+    let refuse = |errno: c_int| to_isize((-fail(errno)).into());
     if flags != 0 {
         return refuse(libc::EOPNOTSUPP);
     }
@@ -117,7 +118,8 @@ pub unsafe fn query_gid_table(
         // SAFETY: the caller has `max_entries` of `entry_size` bytes each.
         unsafe { copy_out(entry, entries.byte_add(at * entry_size), entry_size) };
     }
-    isize::try_from(found.len()).unwrap_or(isize::MAX)
+    // A vector has no more.
+    found.len().cast_signed()
 }
 
 fn gid_table(context: &Context) -> Result<Vec<ibv_gid_entry>, Errno> {

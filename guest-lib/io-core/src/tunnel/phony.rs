@@ -86,12 +86,12 @@ pub(crate) struct Phony {
 
 impl Class {
     fn new(pages: usize, first_slot: usize, count: usize, pieces: usize) -> Self {
-        let free = 1_u64.checked_shl(u32::try_from(count).unwrap_or(64));
+        let bits = (0..64).zip(0..count).map(|(bit, _)| 1_u64 << bit);
         Self {
             pages,
             first_slot,
             count,
-            free: AtomicU64::new(free.map_or(u64::MAX, |bit| bit - 1)),
+            free: AtomicU64::new(bits.sum()),
             returned: AtomicU32::new(0),
             memory: (0..pieces).map(|_| OnceLock::new()).collect(),
         }
