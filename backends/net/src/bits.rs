@@ -143,26 +143,11 @@ pub const HEADER_BYTES: usize = size_of::<FrameHeader>();
 
 const _: () = assert!(HEADER_BYTES == 12 && size_of::<Config>() == 24);
 
-/// A length in 64 bits.
-#[must_use]
-pub const fn wide(length: usize) -> u64 {
-    const { assert!(size_of::<usize>() <= size_of::<u64>()) };
-    length as u64
-}
-
 /// A number of 32 bits as an index or a length.
 #[must_use]
 pub const fn index(number: u32) -> usize {
     const { assert!(size_of::<u32>() <= size_of::<usize>()) };
     number as usize
-}
-
-/// A length that is bounded by memory, as a length of the process.
-#[must_use]
-#[allow(clippy::cast_possible_truncation)] // As asserted.
-pub const fn narrow(length: u64) -> usize {
-    const { assert!(size_of::<u64>() <= size_of::<usize>()) };
-    length as usize
 }
 
 /// The low 16 bits of a number.

@@ -1,7 +1,8 @@
 //! `bpf(2)`: maps, programs, links.
 
 use super::assemble::Instruction;
-use crate::bits::{index, low32, wide};
+use crate::bits::{index, low32};
+use farlane_abi::width::to_u64;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use thiserror::Error;
@@ -133,7 +134,7 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
 }
 
 fn address<T>(of: *const T) -> u64 {
-    wide(of.expose_provenance())
+    to_u64(of.expose_provenance())
 }
 
 /// A name as the kernel shows it.
@@ -152,7 +153,7 @@ pub struct Map<const K: usize, const V: usize>(OwnedFd);
 impl<const K: usize, const V: usize> Map<K, V> {
     /// Makes a map for so many entries.
     pub fn new(kind: MapKind, entries: u32, called: &str) -> Result<Self, BpfError> {
-        let bytes = |n| low32(wide(n));
+        let bytes = |n| low32(to_u64(n));
         let attributes = MapCreate {
             kind: match kind {
                 MapKind::Hash => 1,

@@ -2,8 +2,9 @@
 
 use super::QueueError;
 use super::virtqueue::Virtqueue;
-use crate::bits::{HEADER_BYTES, low32, narrow, wide};
+use crate::bits::{HEADER_BYTES, low32};
 use crate::header::MAX_FRAME;
+use farlane_abi::width::{to_u64, to_usize};
 use farlane_vhost_user::chain::Chain;
 use farlane_vhost_user::segment::Segment;
 use farlane_zero_copy::View;
@@ -24,7 +25,7 @@ pub(super) const MAX_BUFFER: usize = MAX_FRAME + HEADER_BYTES;
 /// The first [`MAX_BUFFER`] bytes of guest memory: a buffer may be said to have terabytes, on many
 /// nodes.
 fn useful(segments: &[Segment]) -> impl Iterator<Item = Segment> {
-    let mut left = wide(MAX_BUFFER);
+    let mut left = to_u64(MAX_BUFFER);
     segments.iter().map_while(move |segment| {
         let bytes = segment.bytes.min(left);
         left -= bytes;
@@ -166,7 +167,7 @@ impl Buffers {
             let mut room = 0;
             for segment in useful(&self.chain.writable) {
                 memory.push(segment.address, segment.bytes)?;
-                room += narrow(segment.bytes);
+                room += to_usize(segment.bytes);
             }
             let added = memory.vectors().len() - runs;
             if room == 0 || added > MAX_RUNS {
@@ -203,7 +204,7 @@ impl Buffers {
     pub fn expected_for(&self, bytes: usize) -> u64 {
         let (count, left) = self.fill(bytes);
         let like_the_last = self.found.back().map_or(left, |buffer| buffer.bytes);
-        u64::from(count) + wide(left.div_ceil(like_the_last.max(1)))
+        u64::from(count) + to_u64(left.div_ceil(like_the_last.max(1)))
     }
 
     /// How many of them a frame of so many bytes fills, and how many bytes are left then.
@@ -234,8 +235,8 @@ impl Buffers {
                 break;
             };
             let used = left.min(buffer.bytes);
-            self.pass(wide(buffer.bytes), wide(used), &mut each);
-            queue.progress.put(&rings, buffer.head, low32(wide(used)));
+            self.pass(to_u64(buffer.bytes), to_u64(used), &mut each);
+            queue.progress.put(&rings, buffer.head, low32(to_u64(used)));
             queue.progress.skip(1);
             count += 1;
             left -= used;
@@ -284,7 +285,7 @@ mod tests {
             ..Buffers::default()
         };
         assert_eq!(buffers.count_for(MAX_BUFFER), 1);
-        assert_eq!(buffers.expected_for(MAX_BUFFER), wide(MAX_BUFFER));
+        assert_eq!(buffers.expected_for(MAX_BUFFER), to_u64(MAX_BUFFER));
         assert_eq!(buffers.expected_for(1), 1);
         assert_eq!(Buffers::default().expected_for(MAX_BUFFER), 1);
     }
@@ -316,7 +317,7 @@ mod tests {
             found(&[segment(2 * PAGE), segment(100)]),
             (3, 2 * PAGE + 100)
         );
-        let bytes = wide(MAX_BUFFER);
+        let bytes = to_u64(MAX_BUFFER);
         let most = usize::try_from(bytes.div_ceil(PAGE)).unwrap();
         assert_eq!(found(&[segment(RAM); 1000]), (most, bytes));
         assert_eq!(

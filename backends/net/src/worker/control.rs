@@ -2,11 +2,11 @@
 
 use super::QueueError;
 use super::virtqueue::Virtqueue;
-use crate::bits::narrow;
 use crate::control::request::{ERR, MAX_COMMAND_BYTES, OK};
 use crate::counters::count;
 use crate::guest::Guest;
 use crate::interface::Interface;
+use farlane_abi::width::to_usize;
 use farlane_daemon::warn_limited;
 use farlane_sys::chain;
 use farlane_vhost_user::chain::Chain;
@@ -143,7 +143,7 @@ impl ControlQueue {
             self.request.clear();
             for segment in &self.chain.readable {
                 let at = self.request.len();
-                let length = narrow(segment.bytes);
+                let length = to_usize(segment.bytes);
                 self.request.resize(at + length, 0);
                 let part = self.request.get_mut(at..).unwrap_or_default();
                 rings.view().read(segment.address, part)?;

@@ -13,10 +13,11 @@ use super::held::Held;
 use super::sequence::Sequence;
 use super::virtqueue::Virtqueue;
 use super::{AT_ONCE, Framing, QueueError, note, port_failed};
-use crate::bits::{FrameHeader, HEADER_BYTES, wide};
+use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::flow::{PARSE_BYTES, Route, Span, parse};
 use crate::header::{MAX_FRAME, received};
 use crate::port::{FrameRoom, PortQueue};
+use farlane_abi::width::to_u64;
 use farlane_zero_copy::slices::GuestRuns;
 use farlane_zero_copy::topology::Node;
 use std::collections::VecDeque;
@@ -295,7 +296,7 @@ impl Receive {
         })?;
         context.pair.advance(used.into());
         tally.frames += 1;
-        tally.bytes += wide(frame);
+        tally.bytes += to_u64(frame);
         Ok(Delivery::Done)
     }
 

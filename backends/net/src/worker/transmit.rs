@@ -4,11 +4,12 @@ use super::buffers::{MAX_BUFFER, MAX_RUNS};
 use super::context::Context;
 use super::virtqueue::Virtqueue;
 use super::{AT_ONCE, Framing, QueueError, note, port_failed};
-use crate::bits::{FrameHeader, wide};
+use crate::bits::FrameHeader;
 use crate::counters::count;
 use crate::flow::{PARSE_BYTES, parse};
 use crate::header::check_sent;
 use crate::port::PortQueue;
+use farlane_abi::width::to_u64;
 use farlane_daemon::warn_limited;
 use farlane_vhost_user::chain::Chain;
 use farlane_vhost_user::segment;
@@ -208,6 +209,6 @@ impl Transmit {
             let parsed = parse(prefix.get(..length).unwrap_or_default());
             table.transmitted(context.pair.index, &parsed, context.now_us);
         }
-        SendOutcome::Yes(wide(bytes))
+        SendOutcome::Yes(to_u64(bytes))
     }
 }

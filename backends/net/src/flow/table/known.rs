@@ -1,12 +1,12 @@
 //! Which flows the table knows: who comes in, who stays, and who is forgotten.
 
 use super::{FlowTable, SHARDS, lock};
-use crate::bits::wide;
 use crate::flow::follow::ProcessVotes;
 use crate::flow::key::FlowKey;
 use crate::flow::order::FlowOrder;
 use crate::flow::parse::Signal;
 use crate::flow::shard::{NewFlow, Promotion, Shard, Slot};
+use farlane_abi::width::to_u64;
 use std::sync::atomic::Ordering;
 
 /// Entries that a [`tick`](FlowTable::tick) looks at.
@@ -169,8 +169,8 @@ impl FlowTable {
         };
         for shard in &self.shards {
             let shard = lock(shard);
-            counts.flows += wide(shard.flows.len());
-            counts.established += wide(shard.flows.protected());
+            counts.flows += to_u64(shard.flows.len());
+            counts.established += to_u64(shard.flows.protected());
         }
         counts
     }

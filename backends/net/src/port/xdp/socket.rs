@@ -4,10 +4,11 @@
 //! to receive into, the others are there to send from.
 
 use super::rings::{Mapping, Ring};
-use crate::bits::{FrameHeader, HEADER_BYTES, index, wide};
+use crate::bits::{FrameHeader, HEADER_BYTES, index};
 use crate::header;
 use crate::offload::{self, Outgoing};
 use crate::port::FrameRoom;
+use farlane_abi::width::to_u64;
 use farlane_daemon::per_node;
 use farlane_zero_copy::slices::{GuestRuns, ReadOnly};
 use farlane_zero_copy::topology::Node;
@@ -17,7 +18,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 /// Bytes of a chunk.
 const CHUNK: usize = index(CHUNK_SIZE);
 const CHUNK_SIZE: u32 = 4096;
-const CHUNK_BYTES: u64 = wide(CHUNK);
+const CHUNK_BYTES: u64 = to_u64(CHUNK);
 /// Bytes of a chunk that the kernel keeps for programs (`XDP_PACKET_HEADROOM`).
 const HEADROOM: usize = 256;
 pub const MAX_FRAME: usize = CHUNK - HEADROOM - 64;
@@ -149,8 +150,8 @@ impl XdpSocket {
             }
         }
         let region = libc::xdp_umem_reg {
-            addr: wide(umem.begin().as_ptr().expose_provenance()),
-            len: wide(umem.bytes()),
+            addr: to_u64(umem.begin().as_ptr().expose_provenance()),
+            len: to_u64(umem.bytes()),
             chunk_size: CHUNK_SIZE,
             headroom: 0,
             flags: 0,
