@@ -72,8 +72,9 @@ impl Identity {
         Features::new(self.io_queues, self.count(), self.has_write_cache())
     }
 
+    /// How many namespaces there are: the highest identifier.
     fn count(&self) -> u32 {
-        u32::try_from(self.namespaces.len()).unwrap_or(0)
+        self.numbered().last().map_or(0, |(nsid, _)| nsid.get())
     }
 
     /// Whether something has to be flushed to be durable.
