@@ -1,6 +1,6 @@
 //! A device on offer.
 
-use super::lease::{Lease, TakeError};
+use super::lease::{Fences, Lease, TakeError};
 use super::names::Borrower;
 use super::peers::{PeerAccess, PeerRange};
 use super::session::Control;
@@ -66,11 +66,11 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub fn new(offer: Offer, term: Duration) -> Self {
+    pub fn new(offer: Offer, fences: Fences, term: Duration) -> Self {
         Self {
             offer,
             state: Mutex::new(State {
-                lease: Lease::new(term),
+                lease: Lease::new(fences, term),
                 control: Weak::new(),
                 reach: Reach::default(),
                 lent: None,

@@ -5,7 +5,7 @@
 //! has been made ready for its holder. Times are handed in, so that all of it can be tested.
 
 use crate::protocol::message::{Fence, Refusal};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, SystemTimeError};
 
 /// Numbers of leases: each is greater than all before, also before a restart of the lender, as
 /// long as the host's clock does not go back further than the lender was away.
@@ -15,13 +15,14 @@ pub(crate) struct Fences {
 }
 
 impl Fences {
-    pub fn new() -> Self {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let micros =
-            |since: Duration| since.as_secs() * 1_000_000 + u64::from(since.subsec_micros());
-        Self {
-            last: now.map_or(0, micros),
-        }
+    /// Those of a lender that starts at this time.
+    ///
+    /// # Errors
+    /// It is before 1970, so the numbers would be those of leases that were.
+    pub fn at(started: SystemTime) -> Result<Self, SystemTimeError> {
+        let since = started.duration_since(SystemTime::UNIX_EPOCH)?;
+        let last = since.as_secs() * 1_000_000 + u64::from(since.subsec_micros());
+        Ok(Self { last })
     }
 
     fn next(&mut self) -> Fence {
@@ -68,11 +69,12 @@ pub(crate) enum TakeError {
 }
 
 impl Lease {
-    /// An offered device, leases of which end `term` after they were renewed last.
-    pub fn new(term: Duration) -> Self {
+    /// An offered device, leases of which have these numbers and end `term` after they were renewed
+    /// last.
+    pub fn new(fences: Fences, term: Duration) -> Self {
         Self {
             state: State::Offered,
-            fences: Fences::new(),
+            fences,
             term,
         }
     }
@@ -207,10 +209,24 @@ mod tests {
 
     const TERM: Duration = Duration::from_secs(3);
 
+    fn offered() -> Lease {
+        Lease::new(Fences::at(SystemTime::now()).unwrap(), TERM)
+    }
+
+    #[test]
+    fn leases_are_numbered_by_a_clock_that_is_set() {
+        let epoch = SystemTime::UNIX_EPOCH;
+        let first = |started| Fences::at(started).map(|mut fences| fences.next());
+        assert_eq!(first(epoch).ok(), Some(Fence(1)));
+        let later = epoch + Duration::from_millis(1_500);
+        assert_eq!(first(later).ok(), Some(Fence(1_500_001)));
+        assert!(first(epoch - Duration::from_micros(1)).is_err());
+    }
+
     #[test]
     fn a_lease_that_is_not_renewed_ends() {
         let start = Instant::now();
-        let mut lease = Lease::new(TERM);
+        let mut lease = offered();
         let fence = lease.take("a", start).unwrap();
         lease.begin(fence, start);
         assert_eq!(
@@ -228,7 +244,7 @@ mod tests {
     #[test]
     fn the_term_begins_when_the_device_is_ready() {
         let start = Instant::now();
-        let mut lease = Lease::new(TERM);
+        let mut lease = offered();
         let fence = lease.take("a", start).unwrap();
         assert_eq!(lease.until(fence), None);
         assert_eq!(lease.renew(fence, start), Err(Refusal::Ended(fence)));
@@ -245,7 +261,7 @@ mod tests {
     #[test]
     fn a_device_is_offered_again_only_when_it_is_as_new() {
         let now = Instant::now();
-        let mut lease = Lease::new(TERM);
+        let mut lease = offered();
         let first = lease.take("a", now).unwrap();
         assert!(lease.begin_return(first));
         assert_eq!(lease.take("b", now).unwrap_err(), TakeError::Returning);
@@ -264,7 +280,7 @@ mod tests {
     #[test]
     fn a_device_that_is_not_as_new_is_never_taken_again() {
         let now = Instant::now();
-        let mut lease = Lease::new(TERM);
+        let mut lease = offered();
         let fence = lease.take("a", now).unwrap();
         lease.quarantine(fence, "not while it is held".into());
         assert_eq!(lease.quarantined(), None);
@@ -283,7 +299,7 @@ mod tests {
             steps in prop::collection::vec((0..5_u8, 0..3_usize, 0..4000_u64), 0..60),
         ) {
             let mut now = Instant::now();
-            let mut lease = Lease::new(TERM);
+            let mut lease = offered();
             let mut last = Fence(0);
             let mut fences = [None; 3];
             for (step, who, wait) in steps {

@@ -24,12 +24,13 @@ use device::Device;
 use farlane_ntb::Ntb;
 use farlane_pci::{Counter, Region};
 use farlane_sys::chain;
+use lease::Fences;
 use names::{Borrower, Standing};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, SystemTimeError};
 use thiserror::Error;
 
 /// Sessions at the same time.
@@ -118,6 +119,9 @@ pub enum LenderError {
     /// The same.
     #[error("A grace of {0:?} is longer than {LONGEST_GRACE:?}")]
     Grace(Duration),
+    /// The host's clock is not set.
+    #[error("Leases cannot be numbered, as the host's clock says a time before 1970")]
+    Clock(#[from] SystemTimeError),
 }
 
 /// Whether hosts and devices can be called so.
@@ -181,7 +185,8 @@ impl Lender {
             if !is_name(&name) {
                 return Err(LenderError::Name(name));
             }
-            let device = Arc::new(Device::new(offer, term));
+            let fences = Fences::at(SystemTime::now())?;
+            let device = Arc::new(Device::new(offer, fences, term));
             if devices.insert(name.clone(), device).is_some() {
                 return Err(LenderError::Twice(name));
             }
