@@ -46,12 +46,12 @@ pub fn run(path: &Path, kind: &Kind, dry_run: bool) -> Result<()> {
     }
     let file = store::path();
     let mut store = Store::read(&file)?;
+    let since = SystemTime::UNIX_EPOCH.elapsed();
+    let since = since.context("The clock says a time before 1970")?;
     store.put(Calibration {
         device: target.device,
         provider: kind.provider().into(),
-        measured: SystemTime::UNIX_EPOCH
-            .elapsed()
-            .map_or(0, |since| since.as_secs()),
+        measured: since.as_secs(),
         r2_p2p: fit.r2_p2p,
         r2_cache: fit.r2_cache,
         model: fit.model,
