@@ -58,9 +58,6 @@ impl Adapter {
         workers: Vec<Worker>,
         ledger: Arc<Ledger>,
     ) -> Self {
-        // Also where there is one: those who end and pause contexts are other threads.
-        let wakers: Vec<_> = workers.iter().map(Worker::waker).collect();
-        engine.set_waker(Box::new(move || wakers.iter().for_each(|wake| wake())));
         Self {
             engine,
             counters,

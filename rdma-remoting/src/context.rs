@@ -7,7 +7,7 @@ use crate::engine::{Engine, PortAddress, RawGid};
 use crate::ledger::{Account, Resource, Share};
 use crate::memory::MemoryTable;
 use crate::objects::{BufferObject, MAX_MRS, Objects, QpObject};
-use crate::round::Rota;
+use crate::ready::{Inbox, Ready};
 use farlane_abi::Errno;
 use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
 use farlane_abi::control::{EVENT_WAKE, MAX_SEGMENT_BYTES};
@@ -39,7 +39,7 @@ enum Attached {
 }
 
 pub(crate) struct Header {
-    memory: SharedMemory,
+    pub memory: SharedMemory,
     /// Taken by the worker that serves the context, and by nobody else.
     pub calls: Mutex<CallRing>,
     asyncs: Arc<AsyncRing>,
@@ -72,8 +72,10 @@ pub struct Context {
     header: OnceLock<Header>,
     regions: Mutex<HashMap<RegionId, Attached>>,
     objects: Mutex<Objects>,
-    /// Whose turns a turn consists of; set anew when a queue pair comes or goes.
-    rota: Mutex<Rota<Arc<QpObject>>>,
+    /// Which queue pairs have turns.
+    ready: Mutex<Ready<QpObject>>,
+    /// Those that are scheduled.
+    inbox: Arc<Inbox>,
     /// Cut off because of what it wrote.
     failed: AtomicBool,
 }
@@ -142,7 +144,8 @@ impl Context {
             header: OnceLock::new(),
             regions: Mutex::default(),
             objects: Mutex::new(objects),
-            rota: Mutex::default(),
+            ready: Mutex::default(),
+            inbox: Arc::default(),
             failed: AtomicBool::new(false),
         })
     }
@@ -331,14 +334,13 @@ impl Context {
         Ok(())
     }
 
-    /// Has a turn go through the present queue pairs.
-    pub(crate) fn refresh_turn(&self, objects: &Objects) {
-        let key = |qp: &Arc<QpObject>| Arc::as_ptr(qp).addr();
-        self.rota().set(objects.qps.iter().cloned(), key);
+    pub(crate) fn ready(&self) -> MutexGuard<'_, Ready<QpObject>> {
+        lock(&self.ready)
     }
 
-    pub(crate) fn rota(&self) -> MutexGuard<'_, Rota<Arc<QpObject>>> {
-        lock(&self.rota)
+    /// Where its queue pairs are scheduled.
+    pub(crate) fn inbox(&self) -> &Arc<Inbox> {
+        &self.inbox
     }
 
     /// The node on which most bytes of its segments lie; none where it is not known of any.
@@ -403,7 +405,7 @@ impl Context {
 
     /// Has every queue pair stop, or go on. The context must not get turns meanwhile.
     pub(crate) fn pause(&self, paused: bool) {
-        for qp in self.rota().iter() {
+        for qp in self.ready().iter() {
             qp.engine.pause(paused);
         }
     }
@@ -422,7 +424,7 @@ impl Context {
                 objects.buffers.drain(),
                 std::mem::take(&mut objects.mapped),
             );
-            self.refresh_turn(&objects);
+            self.ready().clear();
             parts
         };
         for qp in &qps {

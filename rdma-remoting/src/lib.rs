@@ -26,6 +26,7 @@ pub mod memory;
 pub mod nodes;
 mod objects;
 pub mod port;
+mod ready;
 pub mod request;
 mod ring;
 mod round;

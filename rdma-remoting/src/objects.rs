@@ -1,18 +1,21 @@
 //! The objects of a context that have handles.
 
 use crate::completion_queue::SharedCompletionQueue;
-use crate::engine::EngineQp;
+use crate::engine::{EngineQp, Progress, Turn};
 use crate::ledger::{Account, Resource, Share};
+use crate::ready::{Scheduled, Served};
 use crate::table::Table;
+use farlane_abi::queue::QP_OFF_BACKEND_STATE;
+use farlane_abi::rdma::MAX_QPS;
+use farlane_worker::wake;
 use farlane_zero_copy::{PoolBuffer, SharedMemory};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 /// Protection domains of a context: programs have one, or one a connection manager.
 pub const MAX_PDS: u32 = 256;
 /// Completion queues of a context.
 pub const MAX_CQS: u32 = 4096;
-/// Queue pairs of a context.
-pub const MAX_QPS: u32 = 4096;
 /// Memory regions of a context.
 pub const MAX_MRS: u32 = 65536;
 /// Host-allocated buffers of a context.
@@ -31,10 +34,38 @@ pub(crate) struct CqObject {
 /// A queue pair, what it uses, and the segment it lies in.
 pub(crate) struct QpObject {
     pub engine: Arc<dyn EngineQp>,
+    pub scheduled: Arc<Scheduled>,
+    pub segment: Arc<SharedMemory>,
     pub _pd: Arc<Pd>,
     pub _cqs: [Arc<CqObject>; 2],
-    pub _segment: Arc<SharedMemory>,
     pub _share: Share,
+}
+
+impl QpObject {
+    /// The word that says whether the process has to ring after it has posted.
+    fn state_word(&self) -> impl Iterator<Item = &AtomicU32> {
+        let word = self.segment.word(QP_OFF_BACKEND_STATE);
+        word.into_iter()
+    }
+}
+
+impl Served for QpObject {
+    fn turn(&self, turn: Turn) -> Progress {
+        self.scheduled.begin_turn();
+        self.engine.progress(turn)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.engine.is_ready()
+    }
+
+    fn watch(&self) {
+        wake::awake(self.state_word());
+    }
+
+    fn rest(&self) {
+        wake::announce(self.state_word());
+    }
 }
 
 /// A host-allocated buffer. Its memory is free when the handle, every registration and every

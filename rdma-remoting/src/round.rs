@@ -1,5 +1,4 @@
-//! Who has a turn, and how long: of the queue pairs of a context, and of the contexts of each
-//! tenant.
+//! Who has a turn, and how long: of the contexts of each tenant.
 //!
 //! Those that had something to do lately come first in each turn. The others are looked at in
 //! rotation, a bounded number of them in a turn, so that they delay nobody however many there are.
@@ -15,13 +14,10 @@ use std::time::{Duration, Instant};
 pub(crate) const TURN: Duration = Duration::from_micros(100);
 /// How many with nothing to do have a turn before the clock is looked at.
 const BETWEEN_CLOCKS: usize = 64;
-/// Idle queue pairs of a tenant that are looked at in a turn, and those of the context that comes
-/// last; contexts count as well. About 10 us.
+/// Idle contexts of a tenant that are looked at in a turn: about 10 us.
 const IDLE_OF_TENANT: usize = 128;
-/// Idle queue pairs of a context that are looked at in its turn.
-const IDLE_OF_CONTEXT: usize = 64;
 /// Who had something to do is busy for so long.
-const BUSY: Duration = Duration::from_millis(10);
+pub(crate) const BUSY: Duration = Duration::from_millis(10);
 
 /// How many have a turn in one of their worker's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,13 +44,6 @@ impl Look {
     pub fn clock(&self) -> impl Fn() -> bool + use<> {
         let began = (self.pace == Pace::Bounded).then(Instant::now);
         move || began.is_some_and(|began| began.elapsed() >= TURN)
-    }
-
-    fn idle_of_context(&self) -> usize {
-        match self.pace {
-            Pace::Bounded => IDLE_OF_CONTEXT,
-            Pace::Whole => usize::MAX,
-        }
     }
 
     fn idle_of_tenant(&self) -> usize {
@@ -145,7 +134,7 @@ impl<T> Rota<T> {
         look: &Look,
         idle: &mut usize,
         clock: impl Fn() -> C,
-        mut turn: impl FnMut(&T, &mut usize) -> Progress,
+        mut turn: impl FnMut(&T) -> Progress,
     ) -> Progress {
         if self.sweep != look.sweep {
             self.sweep = look.sweep;
@@ -155,14 +144,11 @@ impl<T> Rota<T> {
         let (mut done, busy) = (0, self.busy.len());
         let mut is_over = (busy > 1).then(&clock);
         while done < busy {
-            let at = self.busy[done];
-            let mut beside = IDLE_OF_CONTEXT;
-            let came = self.give(at, look, &mut beside, &mut turn);
+            let came = self.give(self.busy[done], look, &mut turn);
             progress = progress.and(came);
             done += 1;
-            let looked = beside < IDLE_OF_CONTEXT;
             if done < busy
-                && (came.worked || looked || done.is_multiple_of(BETWEEN_CLOCKS))
+                && (came.worked || done.is_multiple_of(BETWEEN_CLOCKS))
                 && is_over.as_ref().is_some_and(|is_over| is_over())
             {
                 break;
@@ -180,7 +166,7 @@ impl<T> Rota<T> {
                 continue;
             }
             *idle -= 1;
-            let came = self.give(at, look, idle, &mut turn);
+            let came = self.give(at, look, &mut turn);
             progress = progress.and(came);
             if came.worked && is_over.get_or_insert_with(&clock)() {
                 break;
@@ -190,31 +176,9 @@ impl<T> Rota<T> {
         progress
     }
 
-    /// The same, for the queue pairs of a context, whose tenant has so many `idle` looks left.
-    /// However few those are, it has its share: a context that came last each time would never be
-    /// looked at.
-    pub fn turn_of_context(
-        &mut self,
-        look: &Look,
-        idle: &mut usize,
-        mut turn: impl FnMut(&T) -> Progress,
-    ) -> Progress {
-        let most = look.idle_of_context();
-        let mut left = most;
-        let came = self.turn(look, &mut left, || look.clock(), |one, _| turn(one));
-        *idle = idle.saturating_sub(most - left);
-        came
-    }
-
-    fn give(
-        &mut self,
-        at: usize,
-        look: &Look,
-        idle: &mut usize,
-        turn: &mut impl FnMut(&T, &mut usize) -> Progress,
-    ) -> Progress {
+    fn give(&mut self, at: usize, look: &Look, turn: &mut impl FnMut(&T) -> Progress) -> Progress {
         let member = &mut self.all[at];
-        let came = turn(&member.one, idle);
+        let came = turn(&member.one);
         if came.worked && member.worked.replace(look.turn.now).is_none() {
             self.busy.push(at);
         }
@@ -282,7 +246,7 @@ impl<T: Clone> Tenants<T> {
         &mut self,
         look: &Look,
         clock: impl Fn() -> C,
-        mut turn: impl FnMut(&T, &mut usize) -> Progress,
+        mut turn: impl FnMut(&T) -> Progress,
     ) -> Progress {
         self.0
             .iter_mut()

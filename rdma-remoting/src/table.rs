@@ -1,10 +1,11 @@
 //! Handles: small numbers that name an object of one context and no other.
 
 use farlane_abi::Errno;
+use farlane_abi::rdma::{HANDLE_SLOT_BITS, slot_of};
 use farlane_abi::width::to_usize;
 use std::sync::Arc;
 
-const INDEX_BITS: u32 = 22;
+const INDEX_BITS: u32 = HANDLE_SLOT_BITS;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 
 #[derive(Debug)]
@@ -41,7 +42,7 @@ impl<T> Table<T> {
     }
 
     fn index(&self, handle: u32) -> Option<usize> {
-        let index = usize::try_from((handle & INDEX_MASK).checked_sub(1)?).ok()?;
+        let index = to_usize(slot_of(handle)?.into());
         let slot = self.slots.get(index)?;
         ((slot.generation << INDEX_BITS) >> INDEX_BITS == handle >> INDEX_BITS).then_some(index)
     }

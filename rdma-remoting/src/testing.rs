@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::engine::soft::SoftEngine;
-use crate::engine::{Engine, EngineQp, QpSpec, Waker};
+use crate::engine::{Engine, EngineQp, QpSpec};
 use crate::{EventSink, Port, Server};
 use farlane_abi::Errno;
 use farlane_abi::arena::{
@@ -117,9 +117,5 @@ impl<F: Fn() + Send + Sync> Engine for Hooked<F> {
 
     fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno> {
         self.engine.create_qp(spec)
-    }
-
-    fn set_waker(&self, waker: Waker) {
-        self.engine.set_waker(waker);
     }
 }

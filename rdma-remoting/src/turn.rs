@@ -3,7 +3,6 @@
 use crate::context::Context;
 use crate::counters;
 use crate::engine::Progress;
-use crate::objects::QpObject;
 use crate::round::{Look, Pace};
 use crate::verbs::CallHost;
 use farlane_abi::control::EVENT_WAKE;
@@ -13,9 +12,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl Context {
-    /// One turn: answers its calls, and gives queue pairs turns, of which there are so many left
-    /// for those that are idle.
-    pub(crate) fn poll(self: &Arc<Self>, look: &Look, idle: &mut usize) -> Progress {
+    /// One turn: answers its calls, and gives queue pairs turns that may have something to do.
+    pub(crate) fn poll(self: &Arc<Self>, look: &Look) -> Progress {
         let mut progress = Progress::default();
         let Some(header) = self.served_header() else {
             return progress;
@@ -36,9 +34,14 @@ impl Context {
             }
         }
         drop(calls);
-        let mut rota = self.rota();
-        let turn = |qp: &Arc<QpObject>| qp.engine.progress(look.turn);
-        progress.and(rota.turn_of_context(look, idle, turn))
+        let mut ready = self.ready();
+        let now = look.turn.now;
+        ready.call_scheduled(self.inbox(), now);
+        ready.call_rung(&header.memory, now);
+        if look.pace == Pace::Whole {
+            ready.call_all(now);
+        }
+        progress.and(ready.turn(look, || look.clock()))
     }
 
     /// Whether a turn would find something to do, for a context of a server without workers.
@@ -49,13 +52,13 @@ impl Context {
             return false;
         };
         let calls = lock(&header.calls);
-        calls.is_ready() || self.rota().iter().any(|qp| qp.engine.is_ready())
+        calls.is_ready() || self.ready().iter().any(|qp| qp.engine.is_ready())
     }
 
     /// [`poll`](Self::poll), for a context of a server without workers.
     #[doc(hidden)]
     pub fn turn_now(self: &Arc<Self>, now: Instant) -> Progress {
         let (turn, sweep, pace) = (now.into(), 0, Pace::Whole);
-        self.poll(&Look { turn, sweep, pace }, &mut usize::MAX.clone())
+        self.poll(&Look { turn, sweep, pace })
     }
 }

@@ -6,7 +6,8 @@ use crate::counters;
 use crate::engine::QpSpec;
 use crate::ledger::Resource;
 use crate::memory::{Access, MemoryRegion, PdHandle};
-use crate::objects::{BufferObject, CqObject, MAX_CQS, MAX_MRS, MAX_PDS, MAX_QPS, Pd, QpObject};
+use crate::objects::{BufferObject, CqObject, MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject};
+use crate::ready::Scheduled;
 use crate::request::MemoryKey;
 use crate::work_queue::shared_queues;
 use farlane_abi::Errno;
@@ -14,8 +15,9 @@ use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
 use farlane_abi::ids::RegionId;
 use farlane_abi::queue::{CqLayout, QpLayout};
 use farlane_abi::rdma::{
-    AllocBuffer, Buffer, CreateCq, CreateQp, DeviceAttr, EVENT_CQ_ERR, Gid, Handle,
+    AllocBuffer, Buffer, CreateCq, CreateQp, DeviceAttr, EVENT_CQ_ERR, Gid, Handle, MAX_QPS,
     MR_SOURCE_BUFFER, MR_SOURCE_PIN, ModifyQp, Mr, PortAttr, Qp, QpAttr, QueryGid, RegMr, Verbs,
+    slot_of,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use farlane_zero_copy::{PoolError, Region, SharedMemory};
@@ -227,6 +229,8 @@ impl Verbs for CallHost<'_> {
         let share = self.context.account.take(Resource::QueuePairs, 1);
         let share = share.ok_or(Errno::ENOMEM)?;
         let (handle, object) = objects.qps.insert_with(|handle| {
+            let slot = slot_of(handle).ok_or(Errno::ENOMEM)?;
+            let scheduled = Scheduled::new(self.context.inbox(), slot);
             let engine = self.context.engine.create_qp(QpSpec {
                 kind: args.qp_type.get(),
                 pd: PdHandle(args.pd.get()),
@@ -237,19 +241,23 @@ impl Verbs for CallHost<'_> {
                 send_cq: Arc::clone(&cqs[0].queue) as _,
                 recv_cq: Arc::clone(&cqs[1].queue) as _,
                 signal_all: args.signal_all.get() != 0,
+                schedule: Arc::clone(&scheduled) as _,
                 events: Box::new(move |kind| asyncs.push(kind, handle)),
                 counters: Arc::clone(&self.context.counters),
                 limit: Arc::clone(&self.context.limit),
             })?;
             Ok(QpObject {
                 engine,
+                scheduled,
+                segment,
                 _pd: pd,
                 _cqs: cqs,
-                _segment: segment,
                 _share: share,
             })
         })?;
-        self.context.refresh_turn(&objects);
+        self.context
+            .ready()
+            .insert(object.scheduled.slot(), Arc::clone(&object));
         Ok(Qp {
             handle: handle.into(),
             qp_num: object.engine.number().into(),
@@ -268,7 +276,7 @@ impl Verbs for CallHost<'_> {
         let object = {
             let mut objects = self.context.objects();
             let object = objects.qps.remove(qp.get()).ok_or(Errno::EBADF)?;
-            self.context.refresh_turn(&objects);
+            self.context.ready().remove(object.scheduled.slot());
             object
         };
         object.engine.destroy();

@@ -2,12 +2,12 @@
 
 use crate::context::Context;
 use crate::counters::{self, Counters};
-use crate::engine::{Progress, Turn, Waker, earlier};
+use crate::engine::{Progress, Turn, earlier};
 use crate::nodes::WorkerNode;
 use crate::round::{Look, Pace, Tenants};
 use farlane_sys::sync::{held, lock};
 use farlane_worker::idle::{self, Idle};
-use farlane_worker::wake;
+use farlane_worker::wake::{self, Sleep};
 use farlane_worker::{policy, thread};
 use farlane_zero_copy::topology::Node;
 use rustix::event::{EventfdFlags, epoll};
@@ -33,10 +33,9 @@ struct WorkerState {
     seen: Mutex<u64>,
     seen_changed: Condvar,
     epoll: OwnedFd,
-    wake: OwnedFd,
+    /// Whether the thread sleeps, for those who need no doorbell.
+    sleep: Arc<Sleep<OwnedFd>>,
     stop: AtomicBool,
-    /// The thread has found what somebody whom it serves itself may wait for.
-    again: AtomicBool,
     counters: Arc<Counters>,
 }
 
@@ -62,12 +61,11 @@ impl Worker {
             seen: Mutex::new(0),
             seen_changed: Condvar::new(),
             epoll,
-            wake,
+            sleep: Arc::new(Sleep::new(wake)),
             stop: AtomicBool::new(false),
-            again: AtomicBool::new(false),
             counters,
         });
-        state.watch(state.wake.as_fd())?;
+        state.watch(state.sleep.event.as_fd())?;
         let node = on.as_ref().map(|on| on.node);
         let thread = std::thread::Builder::new()
             .name(format!("worker{index}"))
@@ -98,6 +96,7 @@ impl Worker {
     }
 
     pub fn enlist(&self, context: &Arc<Context>) {
+        context.inbox().tell(Some(Arc::clone(&self.state.sleep)));
         self.state.change(|list| {
             list.push(Arc::clone(context));
             true
@@ -134,23 +133,6 @@ impl Worker {
         self.state.watch(fd)
     }
 
-    /// Wakes its thread, for as long as there is one. The thread itself looks at all once more
-    /// before it sleeps.
-    pub fn waker(&self) -> Waker {
-        let state = Arc::downgrade(&self.state);
-        let thread = lock(&self.thread);
-        let thread = thread.as_ref().map(|handle| handle.thread().id());
-        Box::new(move || {
-            if let Some(state) = state.upgrade() {
-                if thread == Some(std::thread::current().id()) {
-                    state.again.store(true, Ordering::Relaxed);
-                } else {
-                    state.ring();
-                }
-            }
-        })
-    }
-
     pub fn unwatch(&self, fd: BorrowedFd<'_>) {
         // Fails only where it was never added.
         if let Err(e) = epoll::delete(&self.state.epoll, fd) {
@@ -160,7 +142,7 @@ impl Worker {
 
     pub fn stop(&self) {
         self.state.stop.store(true, Ordering::SeqCst);
-        self.state.ring();
+        self.state.sleep.wake();
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread
             && thread.join().is_err()
@@ -183,17 +165,8 @@ impl WorkerState {
         }
         let generation = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
         drop(list);
-        self.ring();
+        self.sleep.wake();
         Some(generation)
-    }
-
-    fn ring(&self) {
-        // A full counter wakes as well.
-        if let Err(e) = rustix::io::write(&self.wake, &1u64.to_ne_bytes())
-            && e != rustix::io::Errno::AGAIN
-        {
-            log::error!("Cannot wake a worker: {e}");
-        }
     }
 
     fn wait_seen(&self, generation: u64) {
@@ -235,14 +208,14 @@ impl WorkerState {
                 let key = |context: &Arc<Context>| Arc::as_ptr(context).addr();
                 tenants.set(&contexts, |one, other| one.is_beside(other), key);
                 self.saw(generation);
-                wake::awake(words(&contexts));
+                self.awake(&contexts);
                 rest = None;
             }
             let progress = turn(&mut tenants, sweep, node);
-            if progress.worked || self.again.swap(false, Ordering::Relaxed) {
+            if progress.worked {
                 idle.worked();
                 if rest.take().is_some() {
-                    wake::awake(words(&contexts));
+                    self.awake(&contexts);
                 }
                 continue;
             }
@@ -252,6 +225,7 @@ impl WorkerState {
                     if let idle::Rest::Sleep(limit) = idle.idle() {
                         // Who posts something from now on wakes it. What was posted before is
                         // found in a sweep.
+                        self.sleep.announce();
                         wake::announce(words(&contexts));
                         sweep = SWEEPS.fetch_add(1, Ordering::Relaxed);
                         rest = Some(Rest {
@@ -271,11 +245,16 @@ impl WorkerState {
                 // A change of the list, the end, and every doorbell since the announcement end it.
                 self.wait(rest.longest(now));
                 idle.woke();
-                wake::awake(words(&contexts));
+                self.awake(&contexts);
             }
         }
         drop((contexts, tenants));
         self.saw(u64::MAX);
+    }
+
+    fn awake(&self, contexts: &[Arc<Context>]) {
+        self.sleep.awake();
+        wake::awake(words(contexts));
     }
 
     fn wait(&self, most: Option<Duration>) {
@@ -329,6 +308,6 @@ fn turn(tenants: &mut Tenants<Arc<Context>>, sweep: u64, node: Option<Node>) -> 
         sweep,
         pace: Pace::Bounded,
     };
-    let poll = |context: &Arc<Context>, idle: &mut usize| context.poll(&look, idle);
+    let poll = |context: &Arc<Context>| context.poll(&look);
     tenants.turn(&look, || look.clock(), poll)
 }

@@ -66,6 +66,7 @@ fn give_up(engine: &SoftEngine, tenant: &Arc<LogLimit>, state: u8) {
             send_cq: cq.clone(),
             recv_cq: cq,
             signal_all: false,
+            schedule: Arc::new(|| ()),
             events: Box::new(|_| ()),
             counters: Arc::default(),
             limit: Arc::clone(tenant),

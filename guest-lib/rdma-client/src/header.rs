@@ -1,10 +1,12 @@
 //! The context header as the process sees it.
 
-use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
+use farlane_abi::arena::{
+    BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD, OFF_RUNG, OFF_RUNG_SUMMARY,
+};
 use farlane_abi::width::to_usize;
 use farlane_transport::{Map, Origin, Segment, Transport, TransportError};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 /// The first segment of a context, and the transport it lies on.
@@ -58,6 +60,25 @@ impl Header {
             self.transport.doorbell();
         }
         sleeps
+    }
+
+    /// After work has been published on the queue pair of `slot`, with the word `state` at
+    /// [`QP_OFF_BACKEND_STATE`](farlane_abi::queue::QP_OFF_BACKEND_STATE): rings it where the
+    /// backend does not look at it, and wakes the backend if it sleeps.
+    #[inline]
+    pub(crate) fn ring(&self, state: &AtomicU32, slot: u32) {
+        // Pairs with the backend's fence between saying that it looks no more and its last look.
+        fence(Ordering::SeqCst);
+        if state.load(Ordering::Relaxed) == BACKEND_SLEEPING {
+            self.set_bit(OFF_RUNG, slot);
+            self.set_bit(OFF_RUNG_SUMMARY, slot / 32);
+        }
+        self.wake_backend();
+    }
+
+    fn set_bit(&self, bits: usize, bit: u32) {
+        let word = self.segment.word(bits + to_usize(u64::from(bit / 32) * 4));
+        word.fetch_or(1 << (bit % 32), Ordering::SeqCst);
     }
 
     /// Sleeps until the backend wakes callers, the device dies, or `timeout`.

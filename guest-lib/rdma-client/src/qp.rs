@@ -6,7 +6,9 @@ use crate::work::{Producer, RecvQueue, RecvRequest, SendQueue, SendRequest};
 use crate::{Context, Cq, Error, Pd, QpAttr};
 use farlane_abi::Errno;
 use farlane_abi::queue::{QP_OFF_RECV_CONSUMED, QP_OFF_SEND_CONSUMED, QpLayout};
-use farlane_abi::rdma::{CreateQp, ModifyQp, QP_STATE, QPS_INIT, QPS_RESET, QPS_RTS, QPT_RC};
+use farlane_abi::rdma::{
+    CreateQp, MAX_QPS, ModifyQp, QP_STATE, QPS_INIT, QPS_RESET, QPS_RTS, QPT_RC, slot_of,
+};
 use farlane_sys::sync::lock;
 use farlane_transport::{Map, Segment};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -67,6 +69,8 @@ pub struct Qp {
     layout: QpLayout,
     caps: QpCaps,
     handle: u32,
+    /// Which bit rings it.
+    slot: u32,
     number: u32,
     /// The state that the process has set last. The backend may have gone to the error state
     /// since; posting is then still legal.
@@ -109,6 +113,8 @@ impl Qp {
             recv_sge: caps.recv_sge.into(),
             signal_all: u32::from(init.signal_all).into(),
         })?;
+        let slot = slot_of(qp.handle.get()).filter(|slot| *slot < MAX_QPS);
+        let slot = slot.ok_or(Errno::EPROTO)?;
         Ok(Self {
             pd: Arc::clone(pd),
             send_cq: Arc::clone(init.send_cq),
@@ -122,6 +128,7 @@ impl Qp {
             },
             layout,
             handle: qp.handle.get(),
+            slot,
             number: qp.qp_num.get(),
             state: AtomicU8::new(QPS_RESET),
             send: Mutex::default(),
@@ -289,6 +296,11 @@ impl Qp {
 
     pub(crate) fn header(&self) -> &Header {
         &self.header
+    }
+
+    /// Which bit rings it.
+    pub(crate) fn slot(&self) -> u32 {
+        self.slot
     }
 
     #[inline]

@@ -6,7 +6,8 @@ use crate::{
     SendRequest, Sge,
 };
 use farlane_abi::arena::{
-    AsyncEvent, BACKEND_SLEEPING, OFF_ASYNC_PRODUCED, OFF_ASYNC_RING, OFF_BACKEND_STATE,
+    AsyncEvent, BACKEND_SLEEPING, OFF_ASYNC_PRODUCED, OFF_ASYNC_RING, OFF_BACKEND_STATE, OFF_RUNG,
+    OFF_RUNG_SUMMARY,
 };
 use farlane_abi::control::{EVENT_ASYNC, EVENT_FIRST_CHANNEL};
 use farlane_abi::queue as abi;
@@ -160,6 +161,34 @@ fn what_does_not_fit_is_refused_and_leaves_nothing() {
     map.word(abi::QP_OFF_SEND_CONSUMED)
         .store(1, Ordering::Release);
     post(&write(4, Payload::Gather(&[]))).unwrap();
+}
+
+#[test]
+fn a_queue_pair_that_the_backend_does_not_look_at_is_rung() {
+    let (queues, _) = queues(false);
+    let header = queues.rig.transport.segment(0);
+    let map = queues.rig.transport.segment(SEGMENT_QP);
+    let rung = || [OFF_RUNG, OFF_RUNG_SUMMARY].map(|at| header.word(at).load(Ordering::Acquire));
+    let post = || {
+        let mut queue = queues.qp.send_queue().unwrap();
+        queue.push(&write(1, Payload::Gather(&[]))).unwrap();
+    };
+    post();
+    assert_eq!(rung(), [0, 0]);
+    map.word(abi::QP_OFF_BACKEND_STATE)
+        .store(BACKEND_SLEEPING, Ordering::Release);
+    post();
+    // The bit of slot 0, of handle 1.
+    assert_eq!(rung(), [1, 1]);
+    for at in [OFF_RUNG, OFF_RUNG_SUMMARY] {
+        header.word(at).store(0, Ordering::Release);
+    }
+    let request = RecvRequest {
+        wr_id: 1,
+        scatter: &[],
+    };
+    queues.qp.recv_queue().unwrap().push(&request).unwrap();
+    assert_eq!(rung(), [1, 1]);
 }
 
 #[test]

@@ -4,8 +4,8 @@ use crate::Sge;
 use crate::qp::Qp;
 use farlane_abi::Errno;
 use farlane_abi::queue::{
-    OP_RDMA_READ, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED,
-    QP_OFF_SEND_PRODUCED, RecvEntry, SEND_INLINE, SendEntry,
+    OP_RDMA_READ, QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED,
+    QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, RecvEntry, SEND_INLINE, SendEntry,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
 use std::sync::MutexGuard;
@@ -101,7 +101,8 @@ impl Drop for Batch<'_> {
         if self.producer.produced != self.published {
             let word = self.qp.map().word(self.word);
             word.store(self.producer.produced, Ordering::Release);
-            self.qp.header().wake_backend();
+            let state = self.qp.map().word(QP_OFF_BACKEND_STATE);
+            self.qp.header().ring(state, self.qp.slot());
         }
     }
 }

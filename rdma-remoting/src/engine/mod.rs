@@ -20,8 +20,17 @@ use farlane_zero_copy::topology::Node;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Wakes all threads that give an engine's queue pairs their turns.
-pub type Waker = Box<dyn Fn() + Send + Sync>;
+/// Has a queue pair looked at by whoever gives it turns.
+pub trait Schedule: Send + Sync {
+    /// It has a turn that begins after this. From any thread, also in a turn; waits for nobody.
+    fn schedule(&self);
+}
+
+impl<F: Fn() + Send + Sync> Schedule for F {
+    fn schedule(&self) {
+        self();
+    }
+}
 
 /// A GID in network byte order.
 pub type RawGid = [u8; 16];
@@ -88,6 +97,9 @@ pub struct QpSpec {
     pub recv_cq: Arc<dyn CompletionSink>,
     /// Every send request is signalled.
     pub signal_all: bool,
+    /// Called when something that it waits for has changed, or it was changed itself. Only who
+    /// posts requests does not call it.
+    pub schedule: Arc<dyn Schedule>,
     /// Told of asynchronous events, `EVENT_*` of [`farlane_abi::rdma`].
     pub events: Box<dyn Fn(u32) + Send + Sync>,
     /// Counters of the server.
@@ -118,7 +130,7 @@ pub struct Progress {
     pub worked: bool,
     /// When to come back though nothing new arrives: a retry timer.
     pub deadline: Option<Instant>,
-    /// There was no time for some queue pairs: of those it says nothing.
+    /// There was no time for some: of those it says nothing.
     pub cut: bool,
 }
 
@@ -150,10 +162,6 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// `EOPNOTSUPP` for a kind that the engine does not have, `ENOMEM` when there are too many.
     fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno>;
-    /// How whatever happens to one queue pair has the threads that give turns look at those that
-    /// may wait for it. Called by them, and by those who end and pause queue pairs. To be called
-    /// once, before queue pairs are made.
-    fn set_waker(&self, waker: Waker);
 }
 
 /// A queue pair of an engine.
@@ -170,7 +178,7 @@ pub trait EngineQp: Send + Sync {
     fn query(&self) -> QpAttr;
     /// Carries out some of what is queued. Bounded in time, so that others get their turn.
     fn progress(&self, turn: Turn) -> Progress;
-    /// Whether a turn would find something to do: asked before sleeping.
+    /// Whether a turn would find something to do: asked before it gets no more.
     fn is_ready(&self) -> bool;
     /// Stops or goes on: while paused it carries out nothing, answers no peer, and nothing touches
     /// its queues and its memory. When it returns from pausing, what was under way has ended.

@@ -28,7 +28,7 @@ impl Rig {
         is_over: bool,
         works: impl Fn(usize) -> bool,
     ) -> (Vec<usize>, bool) {
-        let turn = |one: &usize, _: &mut usize| {
+        let turn = |one: &usize| {
             self.had.borrow_mut().push(*one);
             Progress {
                 worked: works(*one),
@@ -103,7 +103,7 @@ fn a_sweep_ends_when_all_were_looked_at_once() {
     let (mut looks, more) = (0, Cell::new(2_u32));
     rig.look.sweep += 1;
     loop {
-        let turn = |one: &usize, _: &mut usize| Progress {
+        let turn = |one: &usize| Progress {
             cut: *one == 4 && more.replace(more.get().saturating_sub(1)) > 0,
             ..Progress::default()
         };
@@ -125,7 +125,7 @@ fn a_tenant_has_one_round_in_a_turn_whatever_it_has_open() {
     };
     let turn = |tenants: &mut Tenants<usize>, is_busy: &dyn Fn(usize) -> bool| {
         let mut had = Vec::new();
-        let poll = |one: &usize, _: &mut usize| {
+        let poll = |one: &usize| {
             if is_busy(*one) {
                 had.push(*one);
             }
@@ -157,55 +157,34 @@ fn a_tenant_has_one_round_in_a_turn_whatever_it_has_open() {
     assert!(turn(&mut tenants, &|_| true).is_empty());
 }
 
-/// A tenant's contexts, of so many idle queue pairs each.
+/// A tenant's contexts, each of which takes so many turns to be looked at.
 #[test]
-fn all_are_looked_at_however_many_there_are_of_each() {
-    for idle in [
-        &[64, 61, 1][..],
-        &[4096, 61, 5],
-        &[63, 62, 1000],
-        &[1, 0, 1, 126, 0, 64],
-    ] {
-        let rotas: Vec<_> = idle
-            .iter()
-            .map(|&members| RefCell::new(Rig::new(members).rota))
-            .collect();
-        let looks: Vec<_> = idle.iter().map(|_| Cell::new(0_u32)).collect();
+fn all_are_looked_at_however_many_turns_each_takes() {
+    for turns_of in [&[64_u32, 61, 1][..], &[300, 1, 5], &[1; 300]] {
         let mut tenants = Tenants::default();
-        let all: Vec<usize> = (0..idle.len()).collect();
+        let all: Vec<usize> = (0..turns_of.len()).collect();
         tenants.set(&all, |_, _| true, |one| *one);
         let mut look = Rig::new(0).look;
         for _ in 0..3 {
             look.sweep += 1;
+            let left: Vec<_> = turns_of.iter().map(|&left| Cell::new(left)).collect();
             let mut turns = 0;
             loop {
-                let poll = |one: &usize, left: &mut usize| {
-                    looks[*one].set(looks[*one].get() + 1);
-                    let turn = |_: &usize| Progress::default();
-                    rotas[*one].borrow_mut().turn_of_context(&look, left, turn)
+                let poll = |one: &usize| {
+                    let left = &left[*one];
+                    left.set(left.get().saturating_sub(1));
+                    Progress {
+                        cut: left.get() > 0,
+                        ..Progress::default()
+                    }
                 };
                 turns += 1;
-                assert!(turns < 1000, "{idle:?}: the sweep does not end");
+                assert!(turns < 1000, "{turns_of:?}: the sweep does not end");
                 if !tenants.turn(&look, || || false, poll).cut {
                     break;
                 }
             }
+            assert!(left.iter().all(|left| left.get() == 0), "{turns_of:?}");
         }
-        assert!(looks.iter().all(|looks| looks.get() >= 3), "{idle:?}");
     }
-}
-
-/// Those who are busy by calls alone have no more time than others.
-#[test]
-fn busy_contexts_do_not_look_at_idle_queue_pairs_for_longer_than_a_turn() {
-    let mut rig = Rig::new(1000);
-    rig.turn(1000, false, |_| true);
-    let mut had = 0;
-    let turn = |_: &usize, beside: &mut usize| {
-        had += 1;
-        *beside -= 1;
-        Progress::default()
-    };
-    rig.rota.turn(&rig.look, &mut 0, || || true, turn);
-    assert_eq!(had, 1);
 }

@@ -158,7 +158,7 @@ fn a_turn_ends_after_a_call_that_has_taken_its_time() {
             sweep: 1,
             pace: Pace::Bounded,
         };
-        assert!(context.poll(&look, &mut 8).worked);
+        assert!(context.poll(&look).worked);
         assert_eq!(program.completed(), completed);
         assert_eq!(context.has_work(), completed < 4);
     }

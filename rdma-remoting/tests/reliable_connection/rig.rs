@@ -8,6 +8,7 @@ use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
 use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, RecvWqe, SendWqe};
 use farlane_zero_copy::{Pool, Region, copy_from_slice, copy_to_slice};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ pub struct End {
     pub region: Region,
     pub key: MemoryKey,
     pub events: Arc<Mutex<Vec<u32>>>,
+    /// How often it was scheduled.
+    pub scheduled: Arc<AtomicUsize>,
 }
 
 impl Drop for End {
@@ -94,6 +97,7 @@ pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalComple
         .unwrap();
     let (sends, recvs) = (LocalQueue::default(), LocalQueue::default());
     let events = Arc::new(Mutex::new(Vec::new()));
+    let scheduled = Arc::<AtomicUsize>::default();
     let qp = engine
         .create_qp(QpSpec {
             kind: QPT_RC,
@@ -108,6 +112,12 @@ pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalComple
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
             signal_all: false,
+            schedule: {
+                let scheduled = Arc::clone(&scheduled);
+                Arc::new(move || {
+                    scheduled.fetch_add(1, Ordering::SeqCst);
+                })
+            },
             events: {
                 let events = Arc::clone(&events);
                 Box::new(move |kind| events.lock().unwrap().push(kind))
@@ -125,6 +135,7 @@ pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalComple
         region,
         key,
         events,
+        scheduled,
     }
 }
 
@@ -256,6 +267,11 @@ impl End {
     /// (wr_id, status) of the next completion.
     pub fn next(&self) -> Option<(u64, u8)> {
         self.cq.poll().map(|c| (c.wr_id.get(), c.status))
+    }
+
+    /// Whether it was scheduled since it was last asked.
+    pub fn was_scheduled(&self) -> bool {
+        self.scheduled.swap(0, Ordering::SeqCst) > 0
     }
 
     pub fn state(&self) -> u8 {

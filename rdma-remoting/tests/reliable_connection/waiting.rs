@@ -3,10 +3,8 @@
 use crate::rig::*;
 use farlane_abi::queue::*;
 use farlane_abi::rdma::*;
+use farlane_rdma_remoting::engine::Progress;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine, Progress};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -140,51 +138,48 @@ fn a_sequence_that_never_matches_lets_the_worker_sleep() {
 }
 
 /// Where two threads give the two ends their turns: whoever finds what the other end waits for has
-/// it woken, once.
+/// it scheduled, once.
 #[test]
-fn who_waits_for_what_another_thread_finds_is_woken() {
-    let wakes = Arc::new(AtomicUsize::new(0));
+fn who_waits_for_what_another_thread_finds_is_scheduled() {
     let engine = SoftEngine::new();
-    engine.set_waker({
-        let wakes = Arc::clone(&wakes);
-        Box::new(move || {
-            wakes.fetch_add(1, Ordering::SeqCst);
-        })
-    });
-    let woken = || wakes.swap(0, Ordering::SeqCst) > 0;
     // There is no time-out, and receivers are waited for for ever.
     let setup = Setup {
         timeout: 0,
         ..NORMAL
     };
     let (a, b) = (end(&engine, 1, &setup), end(&engine, 2, &setup));
+    let beside = end(&engine, 3, &setup);
     let now = Instant::now();
     connect(&a, &b, 2, [100, 200], &setup);
+    assert!(a.was_scheduled(), "it may have requests already");
     a.post_send(1, &[a.element(0, 8)]);
     a.qp.progress(now.into());
     assert_eq!(a.qp.progress(now.into()), Progress::default(), "it waits");
-    assert!(!a.qp.is_ready());
-    woken();
+    assert!(!a.qp.is_ready() && !a.was_scheduled());
 
     // The peer comes to answer.
     connect(&b, &a, 1, [200, 100], &setup);
-    assert!(woken());
+    assert!(a.was_scheduled());
     a.qp.progress(now.into());
     assert_eq!(
         a.qp.progress(now.into()),
         Progress::default(),
         "it waits again"
     );
+    b.was_scheduled();
     b.qp.progress(now.into());
-    assert!(!woken() && !b.qp.is_ready(), "nothing has been posted");
+    assert!(
+        !a.was_scheduled() && !b.qp.is_ready(),
+        "nothing has been posted"
+    );
 
     // It posts a receive request, which its own thread finds.
     b.post_recv(2, &[b.element(0, 8)]);
-    assert!(b.qp.is_ready(), "its thread sleeps without telling");
+    assert!(b.qp.is_ready(), "its thread looks away without telling");
     b.qp.progress(now.into());
-    assert!(woken());
+    assert!(a.was_scheduled());
     b.qp.progress(now.into());
-    assert!(!woken(), "told twice");
+    assert!(!a.was_scheduled(), "told twice");
     a.qp.progress(now.into());
     assert_eq!(a.next(), Some((1, WC_STATUS_SUCCESS)));
 
@@ -193,10 +188,56 @@ fn who_waits_for_what_another_thread_finds_is_woken() {
     a.qp.progress(now.into());
     b.post_recv(4, &[b.element(0, 4)]);
     b.qp.progress(now.into());
-    woken();
+    a.was_scheduled();
     a.qp.progress(now.into());
-    assert!(woken(), "the receive request is too short");
-    assert!(b.qp.is_ready() || b.next().is_some());
+    assert!(a.was_scheduled(), "the receive request is too short");
+    assert!(b.was_scheduled() && (b.qp.is_ready() || b.next().is_some()));
     b.qp.destroy();
     assert!(!a.qp.is_ready() || a.next().is_some());
+    assert!(!beside.was_scheduled(), "it has nothing to do with them");
+}
+
+/// A peer that stops answers nobody, and whoever waits for it goes on with it.
+#[test]
+fn who_waits_for_a_peer_that_has_stopped_is_scheduled_when_it_goes_on() {
+    let mut p = pair(Setup {
+        timeout: 0,
+        ..NORMAL
+    });
+    p.b.post_recv(2, &[p.b.element(0, 8)]);
+    p.b.qp.pause(true);
+    p.a.post_send(1, &[p.a.element(0, 8)]);
+    p.run();
+    p.a.was_scheduled();
+    p.run();
+    assert!(!p.a.was_scheduled() && !p.a.qp.is_ready());
+    p.b.qp.pause(false);
+    assert!(p.a.was_scheduled() && p.b.was_scheduled());
+    p.run();
+    assert_eq!(p.a.next(), Some((1, WC_STATUS_SUCCESS)));
+}
+
+/// A queue pair that is not there yet is waited for by its number.
+#[test]
+fn who_waits_for_a_number_is_scheduled_when_there_is_one() {
+    let engine = SoftEngine::new();
+    let setup = Setup {
+        timeout: 0,
+        ..NORMAL
+    };
+    let (a, b) = (end(&engine, 1, &setup), end(&engine, 2, &setup));
+    connect(&a, &b, 2, [100, 200], &setup);
+    connect(&b, &a, 1, [200, 100], &setup);
+    b.qp.destroy();
+    a.post_send(1, &[a.element(0, 8)]);
+    let now = Instant::now();
+    while a.qp.progress(now.into()).worked {}
+    a.was_scheduled();
+    b.qp.destroy();
+    assert!(a.was_scheduled(), "it looks whether it is another one");
+    while a.qp.progress(now.into()).worked {}
+    a.qp.destroy();
+    a.was_scheduled();
+    b.qp.destroy();
+    assert!(!a.was_scheduled(), "it waits for nobody any more");
 }

@@ -63,6 +63,7 @@ impl End {
             send_cq: Arc::clone(&cq) as _,
             recv_cq: Arc::clone(&cq) as _,
             signal_all: true,
+            schedule: Arc::new(|| ()),
             events: Box::new(|_| ()),
             counters: Arc::default(),
             limit: Arc::default(),

@@ -11,7 +11,10 @@
 //! | [`OFF_ASYNC_CONSUMED`] | process | asynchronous events taken, free-running |
 //! | [`OFF_ASYNC_RING`] | backend | [`ASYNC_ENTRIES`] times [`AsyncEvent`] |
 //! | [`OFF_CALL_RING`] | both | [`CALL_SLOTS`] call slots of [`CALL_SLOT_BYTES`] |
+//! | [`OFF_RUNG_SUMMARY`] | both | a bit for each word of the next that is not zero |
+//! | [`OFF_RUNG`] | both | a bit for each queue pair that was rung, by its [slot] |
 //!
+//! [slot]: crate::rdma::slot_of
 //! [`EVENT_WAKE`]: crate::control::EVENT_WAKE
 //!
 //! Each word that one side writes and the other polls has a cache line of its own.
@@ -21,6 +24,13 @@
 //! state and rings the doorbell if it reads [`BACKEND_SLEEPING`]. One of the two sees the other.
 //! A caller that stops spinning does the same with [`OFF_CALLER_WAITING`] and
 //! [`OFF_CALL_COMPLETED`].
+//!
+//! **Rung queue pairs.** The backend looks at queue pairs that had something to do lately. At each
+//! other one it does not look: it says so in
+//! [`QP_OFF_BACKEND_STATE`](crate::queue::QP_OFF_BACKEND_STATE) as above, and a process that reads
+//! [`BACKEND_SLEEPING`] there after it has published a request sets the queue pair's bit of
+//! [`OFF_RUNG`], then the bit of that word in [`OFF_RUNG_SUMMARY`], and only then looks at
+//! [`OFF_BACKEND_STATE`]. The backend clears in the reverse order, and then looks at the queues.
 
 use crate::wire::pod;
 use zerocopy::little_endian::U32;
@@ -44,7 +54,14 @@ pub const OFF_ASYNC_RING: usize = 0x200;
 /// Call ring.
 pub const OFF_CALL_RING: usize = 0x1000;
 
-/// The backend polls the rings of this context.
+/// Which words of [`OFF_RUNG`] are not zero: [`RUNG_WORDS`] bits, in words of 32.
+pub const OFF_RUNG_SUMMARY: usize = 0x5000;
+/// Queue pairs that were rung: [`RUNG_WORDS`] words of 32 bits.
+pub const OFF_RUNG: usize = 0x5040;
+/// Words of [`OFF_RUNG`].
+pub const RUNG_WORDS: usize = crate::rdma::MAX_QPS as usize / 32;
+
+/// The backend polls the rings of this context, or this queue pair.
 pub const BACKEND_AWAKE: u32 = 0;
 /// The backend must be woken by the doorbell.
 pub const BACKEND_SLEEPING: u32 = 1;
@@ -63,7 +80,9 @@ pub const HEADER_SEGMENT_BYTES: u64 = 0x8000;
 const _: () = assert!(
     OFF_ASYNC_RING + ASYNC_ENTRIES as usize * size_of::<AsyncEvent>() <= OFF_CALL_RING
         && OFF_CALL_RING as u64 + CALL_SLOTS as u64 * CALL_SLOT_BYTES as u64
-            <= HEADER_SEGMENT_BYTES
+            <= OFF_RUNG_SUMMARY as u64
+        && OFF_RUNG_SUMMARY + RUNG_WORDS.div_ceil(8) <= OFF_RUNG
+        && (OFF_RUNG + RUNG_WORDS * 4) as u64 <= HEADER_SEGMENT_BYTES
 );
 
 pod! {

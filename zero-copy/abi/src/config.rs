@@ -11,7 +11,7 @@ pub const VIRTIO_ID: u32 = 38;
 pub const MAGIC: u32 = 0x4c52_4146;
 
 /// Version of everything in this crate. The driver refuses to bind to another one.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 /// Index of the control queue: requests of the driver, see [`crate::control`].
 pub const QUEUE_CONTROL: u16 = 0;

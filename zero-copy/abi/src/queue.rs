@@ -21,8 +21,11 @@ pub const QP_OFF_SEND_CONSUMED: usize = 0x040;
 pub const QP_OFF_RECV_PRODUCED: usize = 0x080;
 /// Receive queue: consumer word (backend).
 pub const QP_OFF_RECV_CONSUMED: usize = 0x0c0;
+/// Whether the backend has to be told of requests: as
+/// [`OFF_BACKEND_STATE`](crate::arena::OFF_BACKEND_STATE), of this queue pair.
+pub const QP_OFF_BACKEND_STATE: usize = 0x100;
 /// First byte of the send queue's entries.
-pub const QP_OFF_ENTRIES: usize = 0x100;
+pub const QP_OFF_ENTRIES: usize = 0x140;
 
 /// Completion queue: producer word (backend).
 pub const CQ_OFF_PRODUCED: usize = 0x000;

@@ -9,6 +9,18 @@ use zerocopy::little_endian::{U16, U32, U64};
 /// A handle of an object of the calling context.
 pub type Handle = U32;
 
+/// Bits of a handle that say its object's slot; it has the slot's number plus one there.
+pub const HANDLE_SLOT_BITS: u32 = 22;
+/// Queue pairs of a context: their slots are below this number.
+pub const MAX_QPS: u32 = 4096;
+
+/// The slot of an object by its handle: a number of its own among the objects of its type that
+/// there are. `None` for a handle that names nothing.
+#[must_use]
+pub const fn slot_of(handle: u32) -> Option<u32> {
+    (handle & ((1 << HANDLE_SLOT_BITS) - 1)).checked_sub(1)
+}
+
 call_table! {
     /// Verbs by API remoting.
     pub trait Verbs / VerbsStubs / VERBS_CALLS {

@@ -222,3 +222,112 @@ fn loom_without_the_fence_a_post_is_missed() {
         shared.state.load(Ordering::Relaxed) != BACKEND_AWAKE
     });
 }
+
+/// A queue pair of a context, as `farlane_abi::arena` has it.
+struct Rung {
+    produced: AtomicU32,
+    /// Whether the backend looks at the queue pair.
+    queue: AtomicU32,
+    bits: AtomicU32,
+    summary: AtomicU32,
+    /// Whether the backend sleeps.
+    state: AtomicU32,
+    event: Counter,
+}
+
+impl Rung {
+    /// The process, after it has published.
+    fn ring(&self) {
+        if must_wake(&self.queue) {
+            self.bits.fetch_or(1, Ordering::SeqCst);
+            self.summary.fetch_or(1, Ordering::SeqCst);
+        }
+        if must_wake(&self.state) {
+            self.event.raise();
+        }
+    }
+
+    /// Whether the queue pair was rung.
+    fn take(&self) -> bool {
+        self.summary.load(Ordering::Relaxed) != 0
+            && self.summary.swap(0, Ordering::Acquire) != 0
+            && self.bits.swap(0, Ordering::Acquire) != 0
+    }
+}
+
+fn run_rung(posts: u32, ring: impl Fn(&Rung) + Send + Sync + Copy + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        // loom's own panics when it is dropped after a deadlock.
+        let shared = std::sync::Arc::new(Rung {
+            produced: AtomicU32::new(0),
+            queue: AtomicU32::new(BACKEND_AWAKE),
+            bits: AtomicU32::new(0),
+            summary: AtomicU32::new(0),
+            state: AtomicU32::new(BACKEND_AWAKE),
+            event: Counter::new(),
+        });
+        let process = {
+            let shared = std::sync::Arc::clone(&shared);
+            thread::spawn(move || {
+                for n in 1..=posts {
+                    shared.produced.store(n, Ordering::Release);
+                    ring(&shared);
+                }
+            })
+        };
+        let (mut seen, mut looks) = (0, true);
+        let look = |seen: &mut u32| {
+            let before = std::mem::replace(seen, shared.produced.load(Ordering::Acquire));
+            before != *seen
+        };
+        let queue = || std::iter::once(&shared.queue);
+        let state = || std::iter::once(&shared.state);
+        // loom reports a deadlock if the backend misses the last post.
+        while seen != posts {
+            if shared.take() {
+                awake(queue());
+                looks = true;
+            }
+            if looks && look(&mut seen) {
+                continue;
+            }
+            if looks {
+                // It has had nothing to do for a while.
+                announce(queue());
+                looks = look(&mut seen);
+                if looks {
+                    awake(queue());
+                    continue;
+                }
+            }
+            announce(state());
+            if shared.summary.load(Ordering::Relaxed) == 0 {
+                shared.event.wait();
+            }
+            awake(state());
+        }
+        process.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_queue_pair_that_is_rung_is_not_missed() {
+    run_rung(1, Rung::ring);
+    run_rung(2, Rung::ring);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn loom_a_bit_that_is_set_after_the_look_at_the_backend_is_missed() {
+    run_rung(1, |shared| {
+        if must_wake(&shared.state) {
+            shared.event.raise();
+        }
+        if must_wake(&shared.queue) {
+            shared.bits.fetch_or(1, Ordering::SeqCst);
+            shared.summary.fetch_or(1, Ordering::SeqCst);
+        }
+    });
+}

@@ -1,10 +1,10 @@
 //! What both halves of a queue pair go by.
 
 use super::attributes::State;
-use super::wakes::Wakes;
+use super::waits::{Answers, Receiver};
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
-use crate::engine::{PortAddress, QpNumber};
+use crate::engine::{PortAddress, QpNumber, Schedule};
 use crate::memory::{MemoryTable, PdHandle};
 use farlane_abi::rdma::QpAttr;
 use farlane_sys::log_limit::LogLimit;
@@ -32,7 +32,12 @@ pub struct QpCommon {
     pub address: PortAddress,
     pub pd: PdHandle,
     pub memory: Arc<MemoryTable>,
-    pub wakes: Arc<Wakes>,
+    /// Requesters of the engine that wait for an answer.
+    pub answers: Arc<Answers>,
+    /// The peer's requester, while it waits for a receive request of this one.
+    pub receiver: Receiver,
+    /// Has this one looked at.
+    pub schedule: Arc<dyn Schedule>,
     pub signal_all: bool,
     pub send_cq: Arc<dyn CompletionSink>,
     pub recv_cq: Arc<dyn CompletionSink>,
@@ -91,9 +96,16 @@ impl QpCommon {
     pub fn enter_error(&self) -> bool {
         let entered = self.state.fail();
         if entered {
-            // Its own worker has requests to flush, its peer's waits for nothing any more.
-            self.wakes.wake();
+            // It has requests to flush; its peer waits for nothing any more.
+            self.changed();
         }
         entered
+    }
+
+    /// It has changed otherwise than by a request: it is looked at, and so is who waits for it.
+    pub fn changed(&self) {
+        self.schedule.schedule();
+        self.answers.changed(self.number);
+        self.receiver.pass_on();
     }
 }

@@ -1,7 +1,7 @@
 //! Which queue pair has which number.
 
 use super::target::Target;
-use super::wakes::Wakes;
+use super::waits::Answers;
 use crate::engine::QpNumber;
 use crate::nodes::TransferObserver;
 use farlane_sys::sync::{read, write};
@@ -47,8 +47,8 @@ impl Draws {
 #[derive(Default)]
 pub struct Fabric {
     numbers: RwLock<Numbers>,
-    /// Has threads look at queue pairs.
-    pub wakes: Arc<Wakes>,
+    /// Who waits for an answer.
+    pub answers: Arc<Answers>,
     /// Told of what is moved.
     pub transfers: Option<Arc<dyn TransferObserver>>,
 }

@@ -12,9 +12,9 @@ mod requester;
 mod responder;
 mod target;
 mod transfer;
-mod wakes;
+mod waits;
 
-use super::{Engine, EngineQp, QpSpec, Waker};
+use super::{Engine, EngineQp, QpSpec};
 use crate::nodes::TransferObserver;
 use attributes::MAX_READS;
 use fabric::Fabric;
@@ -96,10 +96,6 @@ impl Engine for SoftEngine {
         }
         let qp = SoftQp::new(spec, &self.fabric, MAX_QUEUE_PAIRS).ok_or(Errno::ENOMEM)?;
         Ok(Arc::new(qp))
-    }
-
-    fn set_waker(&self, waker: Waker) {
-        self.fabric.wakes.set_waker(waker);
     }
 }
 

@@ -5,6 +5,7 @@ use super::common::{QpCommon, SharedState};
 use super::fabric::Fabric;
 use super::requester::Requester;
 use super::target::Target;
+use super::waits::Receiver;
 use crate::counters;
 use crate::engine::{EngineQp, Progress, QpNumber, QpSpec, Turn};
 use farlane_abi::Errno;
@@ -37,7 +38,9 @@ impl SoftQp {
                 address: spec.address,
                 pd: spec.pd,
                 memory: spec.memory,
-                wakes: Arc::clone(&fabric.wakes),
+                answers: Arc::clone(&fabric.answers),
+                receiver: Receiver::default(),
+                schedule: spec.schedule,
                 signal_all: spec.signal_all,
                 send_cq: spec.send_cq,
                 recv_cq: spec.recv_cq,
@@ -49,6 +52,8 @@ impl SoftQp {
             Target::new(common, recvs)
         })?;
         counters::count(&target.common.counters.queue_pairs, 1);
+        // Whoever waits for one of this number finds one, which does not answer yet.
+        fabric.answers.changed(target.common.number);
         Some(Self {
             fabric: Arc::clone(fabric),
             target,
@@ -101,7 +106,7 @@ impl EngineQp for SoftQp {
         }
         self.common().state.set(to);
         drop((responder, requester, held));
-        self.target.changed();
+        self.common().changed();
         Ok(())
     }
 
@@ -149,7 +154,7 @@ impl EngineQp for SoftQp {
         requester.pause(paused);
         responder.pause(paused);
         drop((requester, responder));
-        self.target.changed();
+        self.common().changed();
     }
 
     fn destroy(&self) {
@@ -160,7 +165,8 @@ impl EngineQp for SoftQp {
         requester.reset();
         responder.reset();
         drop((requester, responder));
-        self.target.changed();
+        self.common().answers.forget(self.common().number);
+        self.common().changed();
         counters::uncount(&self.common().counters.queue_pairs, 1);
     }
 }

@@ -303,19 +303,24 @@ impl Requester {
         Some(peer)
     }
 
+    fn wait_for_answer(&self, qp: &QpCommon) -> Step {
+        let peer = QpNumber::of(self.attr.dest_qp_num.get());
+        let waiter = Arc::downgrade(&qp.schedule);
+        self.fabric.answers.wait(qp.number, peer, waiter);
+        Step::Wait(Wait::Answer)
+    }
+
     /// Moves some of the request at hand, on a worker of `node`.
     fn step(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut u64) -> Step {
         let Some(peer) = self.peer() else {
-            qp.wakes.wait_for_answer();
-            return Step::Wait(Wait::Answer);
+            return self.wait_for_answer(qp);
         };
         // Held while bytes move: whoever ends the peer waits for it.
         let mut responder = peer.responder();
         if !self.is_answered(qp, &peer, &responder) {
             drop(responder);
             self.peer = Weak::new();
-            qp.wakes.wait_for_answer();
-            return Step::Wait(Wait::Answer);
+            return self.wait_for_answer(qp);
         }
         let Some(active) = self.active.as_mut() else {
             return Step::Failed(WC_STATUS_LOC_QP_OP_ERR);
@@ -344,7 +349,7 @@ impl Requester {
                 Step::Done
             }
             Err(Refusal::Nak(Nak::NotReady(timer))) => {
-                peer.wait_for_receive();
+                peer.common.receiver.wait(Arc::downgrade(&qp.schedule));
                 Step::Wait(Wait::Receiver(timer))
             }
             Err(Refusal::Nak(Nak::Fatal(status)) | Refusal::Local(status)) => Step::Failed(status),

@@ -5,16 +5,12 @@ use super::responder::Responder;
 use crate::request::RecvWqe;
 use crate::work_queue::WorkSource;
 use farlane_sys::sync::lock;
-use farlane_worker::wake;
-use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard};
 
 /// The end of a connection that the peer's requests go to.
 pub struct Target {
     pub common: QpCommon,
     responder: Mutex<Responder>,
-    /// The peer's requester waits for a receive request.
-    awaited: AtomicU32,
 }
 
 impl std::fmt::Debug for Target {
@@ -31,7 +27,6 @@ impl Target {
         Self {
             common,
             responder: Mutex::new(Responder::new(recvs)),
-            awaited: AtomicU32::new(0),
         }
     }
 
@@ -39,28 +34,15 @@ impl Target {
         lock(&self.responder)
     }
 
-    /// The peer's requester waits for a receive request of this one.
-    pub fn wait_for_receive(&self) {
-        wake::wait_for_other(&self.awaited);
-    }
-
     /// Whether the peer's requester waits for a receive request, and there is one.
     pub fn has_awaited(&self) -> bool {
-        wake::is_awaited(&self.awaited) && self.responder().has_work()
+        self.common.receiver.is_awaited() && self.responder().has_work()
     }
 
-    /// Has the peer's requester woken, where it waits for a receive request and there is one.
+    /// Has the peer's requester look, where it waits for a receive request and there is one.
     pub fn pass_on(&self) {
-        if self.has_awaited() && wake::must_pass_on(&self.awaited) {
-            self.common.wakes.wake();
-        }
-    }
-
-    /// It has changed otherwise than by a receive request.
-    pub fn changed(&self) {
-        self.common.wakes.changed();
-        if wake::must_pass_on(&self.awaited) {
-            self.common.wakes.wake();
+        if self.has_awaited() {
+            self.common.receiver.pass_on();
         }
     }
 }

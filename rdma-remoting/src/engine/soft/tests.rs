@@ -31,6 +31,7 @@ fn end(fabric: &Arc<Fabric>, number: Option<QpNumber>) -> End {
         send_cq: cq.clone(),
         recv_cq: cq.clone(),
         signal_all: true,
+        schedule: Arc::new(|| ()),
         events: Box::new(|_| ()),
         counters: Arc::default(),
         limit: Arc::default(),

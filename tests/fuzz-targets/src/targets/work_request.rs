@@ -140,6 +140,7 @@ impl<'a> End<'a> {
             send_cq: Arc::clone(&cq) as _,
             recv_cq: cq,
             signal_all,
+            schedule: Arc::new(|| ()),
             events: Box::new(|_| ()),
             counters: Arc::default(),
             limit: Arc::default(),

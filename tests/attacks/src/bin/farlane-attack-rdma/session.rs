@@ -5,7 +5,7 @@ use farlane_abi::Errno;
 use farlane_abi::arena::{
     BACKEND_SLEEPING, CALL_PAYLOAD_BYTES, CALL_SLOT_BYTES, CALL_SLOTS, CallHeader,
     HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_CALL_COMPLETED, OFF_CALL_RING, OFF_CALL_SUBMITTED,
-    OFF_DEAD,
+    OFF_DEAD, OFF_RUNG, OFF_RUNG_SUMMARY,
 };
 use farlane_abi::calls::Caller;
 use farlane_abi::queue::{CQ_OFF_CONSUMED, CQ_OFF_ENTRIES, CQ_OFF_PRODUCED, Completion, CqLayout};
@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// How long the backend may take for an answer: this machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Words of rung queue pairs that are set at each post: more than it has queue pairs at a time.
+const RUNG: usize = 8;
 
 /// A context.
 #[derive(Debug)]
@@ -62,8 +64,14 @@ impl Session {
         self.header.word(OFF_DEAD).load(Ordering::Acquire) != 0
     }
 
-    /// Wakes a backend that sleeps.
+    /// Rings its queue pairs, and wakes a backend that sleeps.
     pub fn wake(&self) {
+        for word in 0..RUNG {
+            let rung = self.header.word(OFF_RUNG + 4 * word);
+            rung.fetch_or(u32::MAX, Ordering::SeqCst);
+        }
+        let summary = self.header.word(OFF_RUNG_SUMMARY);
+        summary.fetch_or((1 << RUNG) - 1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let state = self.header.word(OFF_BACKEND_STATE);
         if state.load(Ordering::Relaxed) == BACKEND_SLEEPING {

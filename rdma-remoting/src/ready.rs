@@ -1,0 +1,329 @@
+//! Which queue pairs of a context have turns: those that have something to do.
+//!
+//! A queue pair comes to have turns when its process [rings](farlane_abi::arena), when whoever has
+//! changed what it waits for [schedules](Schedule) it, and when its timer is over. It goes on to
+//! have them while it has something to do, and for a while after that, in which the process need
+//! not ring. One that rests costs nothing, however many of them there are.
+
+use crate::engine::{Progress, Schedule, Turn};
+use crate::round::{BUSY, Look};
+use farlane_abi::arena::{OFF_RUNG, OFF_RUNG_SUMMARY, RUNG_WORDS};
+use farlane_abi::width::to_usize;
+use farlane_sys::sync::lock;
+use farlane_worker::wake::Sleep;
+use farlane_zero_copy::SharedMemory;
+use std::collections::{BTreeSet, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Words of the summary of what was rung.
+const SUMMARY_WORDS: usize = RUNG_WORDS.div_ceil(32);
+/// Words of what was rung that are looked at in a turn: each is 32 queue pairs.
+const RUNG_IN_A_TURN: usize = 4;
+/// How many that had nothing to do have a turn before the clock is looked at.
+const BETWEEN_CLOCKS: usize = 64;
+
+/// What has turns.
+pub(crate) trait Served {
+    /// Has one.
+    fn turn(&self, turn: Turn) -> Progress;
+    /// Whether a turn would find something to do.
+    fn is_ready(&self) -> bool;
+    /// It is looked at from now on: nobody needs to ring.
+    fn watch(&self);
+    /// It is looked at no more: who posts something rings, unless it is found in a look after this.
+    fn rest(&self);
+}
+
+/// What was scheduled of a context, and whom it is told.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    /// There is something.
+    any: AtomicBool,
+    posted: Mutex<Posted>,
+}
+
+#[derive(Default)]
+struct Posted {
+    slots: Vec<u32>,
+    /// Wakes the worker that serves the context, where one does.
+    worker: Option<Arc<Sleep<OwnedFd>>>,
+}
+
+impl Inbox {
+    /// Has the worker woken that serves the context from now on. It must look at the context once
+    /// after this.
+    pub fn tell(&self, worker: Option<Arc<Sleep<OwnedFd>>>) {
+        lock(&self.posted).worker = worker;
+    }
+
+    fn post(&self, slot: u32) {
+        let worker = {
+            let mut posted = lock(&self.posted);
+            posted.slots.push(slot);
+            self.any.store(true, Ordering::Release);
+            posted.worker.clone()
+        };
+        if let Some(worker) = worker {
+            worker.wake();
+        }
+    }
+
+    /// Takes what there is.
+    fn take(&self) -> Vec<u32> {
+        if !self.any.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let mut posted = lock(&self.posted);
+        self.any.store(false, Ordering::Release);
+        std::mem::take(&mut posted.slots)
+    }
+}
+
+/// How a queue pair is scheduled: from any thread.
+pub(crate) struct Scheduled {
+    inbox: Arc<Inbox>,
+    slot: u32,
+    /// It is in the inbox.
+    posted: AtomicBool,
+}
+
+impl Scheduled {
+    pub fn new(inbox: &Arc<Inbox>, slot: u32) -> Arc<Self> {
+        Arc::new(Self {
+            inbox: Arc::clone(inbox),
+            slot,
+            posted: AtomicBool::new(false),
+        })
+    }
+
+    /// Of the queue pair.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// Its turn begins, which sees all that it was scheduled for before.
+    pub fn begin_turn(&self) {
+        if self.posted.load(Ordering::Relaxed) {
+            self.posted.swap(false, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Schedule for Scheduled {
+    fn schedule(&self) {
+        if !self.posted.swap(true, Ordering::AcqRel) {
+            self.inbox.post(self.slot);
+        }
+    }
+}
+
+struct Member<T> {
+    one: Arc<T>,
+    /// It has turns until then, and longer if it has something to do.
+    until: Option<Instant>,
+    timer: Option<Instant>,
+}
+
+/// The queue pairs of a context, by slot, and who of them has turns.
+pub(crate) struct Ready<T> {
+    members: Vec<Option<Member<T>>>,
+    /// Slots of those that have turns: who has waited longest comes first.
+    busy: VecDeque<u32>,
+    timers: BTreeSet<(Instant, u32)>,
+    /// What was rung and has not been looked at, as in the summary.
+    rung: [u32; SUMMARY_WORDS],
+}
+
+impl<T> Default for Ready<T> {
+    fn default() -> Self {
+        Self {
+            members: Vec::new(),
+            busy: VecDeque::new(),
+            timers: BTreeSet::new(),
+            rung: [0; SUMMARY_WORDS],
+        }
+    }
+}
+
+impl<T: Served> Ready<T> {
+    /// Has one have turns, when it has something to do. It takes a slot that nobody has.
+    pub fn insert(&mut self, slot: u32, one: Arc<T>) {
+        let at = to_usize(slot.into());
+        if self.members.len() <= at {
+            self.members.resize_with(at + 1, || None);
+        }
+        one.rest();
+        self.members[at] = Some(Member {
+            one,
+            until: None,
+            timer: None,
+        });
+    }
+
+    /// Has it have no more.
+    pub fn remove(&mut self, slot: u32) {
+        let place = self.members.get_mut(to_usize(slot.into()));
+        if let Some(member) = place.and_then(Option::take) {
+            if member.until.is_some() {
+                self.busy.retain(|&busy| busy != slot);
+            }
+            if let Some(timer) = member.timer {
+                self.timers.remove(&(timer, slot));
+            }
+        }
+    }
+
+    /// Has nobody have any.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// All that there are.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<T>> {
+        self.members.iter().flatten().map(|member| &member.one)
+    }
+
+    /// It has turns from now until then, at least one.
+    fn call(&mut self, slot: u32, until: Instant) {
+        let place = self.members.get_mut(to_usize(slot.into()));
+        if let Some(member) = place.and_then(Option::as_mut) {
+            match &mut member.until {
+                Some(other) => *other = until.max(*other),
+                none => {
+                    *none = Some(until);
+                    member.one.watch();
+                    self.busy.push_back(slot);
+                }
+            }
+        }
+    }
+
+    /// All have a turn.
+    pub fn call_all(&mut self, now: Instant) {
+        for at in 0..self.members.len() {
+            if let Ok(slot) = u32::try_from(at) {
+                self.call(slot, now);
+            }
+        }
+    }
+
+    /// Those have turns that were scheduled.
+    pub fn call_scheduled(&mut self, inbox: &Inbox, now: Instant) {
+        for slot in inbox.take() {
+            self.call(slot, now + BUSY);
+        }
+    }
+
+    /// Those have turns whose process has rung, as `header` has it: of very many some in the next
+    /// turn.
+    pub fn call_rung(&mut self, header: &SharedMemory, now: Instant) {
+        let mut left = RUNG_IN_A_TURN;
+        for at in 0..SUMMARY_WORDS {
+            self.rung[at] |= take(header, OFF_RUNG_SUMMARY + 4 * at);
+            while self.rung[at] != 0 && left > 0 {
+                left -= 1;
+                let bit = self.rung[at].trailing_zeros();
+                self.rung[at] &= self.rung[at] - 1;
+                let word = 32 * at + to_usize(bit.into());
+                if word >= RUNG_WORDS {
+                    continue;
+                }
+                let mut rung = take(header, OFF_RUNG + 4 * word);
+                while rung != 0 {
+                    let at = 32 * word + to_usize(rung.trailing_zeros().into());
+                    rung &= rung - 1;
+                    if let Ok(slot) = u32::try_from(at) {
+                        self.call(slot, now + BUSY);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Those have turns whose timers are over.
+    fn call_due(&mut self, now: Instant) {
+        while let Some(&(at, slot)) = self.timers.first()
+            && at <= now
+        {
+            self.timers.pop_first();
+            let place = self.members.get_mut(to_usize(slot.into()));
+            if let Some(member) = place.and_then(Option::as_mut) {
+                member.timer = None;
+            }
+            self.call(slot, now);
+        }
+    }
+
+    /// Gives turns until the time of a `clock` is over, but one at least. Progress is cut where
+    /// not all have had one.
+    pub fn turn<C: Fn() -> bool>(&mut self, look: &Look, clock: impl Fn() -> C) -> Progress {
+        let now = look.turn.now;
+        self.call_due(now);
+        let mut progress = Progress::default();
+        let most = self.busy.len();
+        let is_over = (most > 1).then(clock);
+        for done in 1..=most {
+            let Some(slot) = self.busy.pop_front() else {
+                break;
+            };
+            let worked = self.give(slot, look);
+            progress.worked |= worked;
+            if done < most
+                && (worked || done.is_multiple_of(BETWEEN_CLOCKS))
+                && is_over.as_ref().is_some_and(|is_over| is_over())
+            {
+                progress.cut = true;
+                break;
+            }
+        }
+        progress.cut |= self.rung.iter().any(|&rung| rung != 0);
+        progress.deadline = self.timers.first().map(|&(at, _)| at);
+        progress
+    }
+
+    /// Gives a turn to one who was first of those that have them. Returns whether it had something
+    /// to do.
+    fn give(&mut self, slot: u32, look: &Look) -> bool {
+        let place = self.members.get_mut(to_usize(slot.into()));
+        let Some(member) = place.and_then(Option::as_mut) else {
+            return false;
+        };
+        let now = look.turn.now;
+        let came = member.one.turn(look.turn);
+        if member.timer != came.deadline {
+            if let Some(timer) = std::mem::replace(&mut member.timer, came.deadline) {
+                self.timers.remove(&(timer, slot));
+            }
+            self.timers.extend(came.deadline.map(|at| (at, slot)));
+        }
+        if came.worked {
+            member.until = Some(now + BUSY);
+        }
+        let is_over = member.until.is_none_or(|until| until <= now);
+        if is_over {
+            member.one.rest();
+            // What was posted before the process knew that it has to ring.
+            if !member.one.is_ready() {
+                member.until = None;
+                return came.worked;
+            }
+            member.one.watch();
+        }
+        self.busy.push_back(slot);
+        came.worked
+    }
+}
+
+/// Takes the bits of a word. A segment without it has none.
+fn take(header: &SharedMemory, at: usize) -> u32 {
+    match header.word(at) {
+        Ok(word) if word.load(Ordering::Relaxed) != 0 => word.swap(0, Ordering::Acquire),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests;
