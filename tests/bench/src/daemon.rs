@@ -13,8 +13,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `program` with two VM sockets and a host socket.
-    pub fn start(program: &Path) -> Result<Self> {
+    /// Starts `program` with two VM sockets and a host socket. What it says goes to `log`.
+    pub fn start(program: &Path, log: &Path) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let vm = |n: u32| {
             format!(
@@ -28,8 +28,7 @@ impl Daemon {
             .arg(dir.path().join("host"));
         let sockets = ["vm1", "vm2", "host"].map(|name| dir.path().join(name));
         let sockets: Vec<&Path> = sockets.iter().map(PathBuf::as_path).collect();
-        let log = dir.path().join("log");
-        let backend = Backend::start("farlane-rdma", command, &sockets, &log)?;
+        let backend = Backend::start("farlane-rdma", command, &sockets, log)?;
         Ok(Self { backend, dir })
     }
 

@@ -53,7 +53,7 @@ pub fn run(backend: &Path, out: &Path) -> Result<Report> {
         report.times(&format!("signalling an eventfd, {how}"), &times)?;
     }
 
-    let daemon = Daemon::start(backend)?;
+    let daemon = Daemon::start(backend, &scale::log(out, "farlane-rdma"))?;
     let vms = [End::in_vm(&daemon.vm(1))?, End::in_vm(&daemon.vm(2))?];
     connect(&vms[0], &vms[1])?;
     let hosts = [End::on_host(&daemon.host())?, End::on_host(&daemon.host())?];

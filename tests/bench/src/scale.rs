@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+/// The folder, beside the results, of what daemons log. `cargo xtask bench` quotes it.
+const LOGS: &str = "logs";
+
 /// Set once, before anything is measured.
 static IS_SMOKE: AtomicBool = AtomicBool::new(false);
 
@@ -29,8 +32,9 @@ impl Output {
     /// Goes by them; returns where the results go.
     pub fn begin(&self) -> Result<&Path> {
         set_smoke(self.smoke);
-        std::fs::create_dir_all(&self.out)
-            .with_context(|| format!("Cannot make {}", self.out.display()))?;
+        let logs = self.out.join(LOGS);
+        std::fs::create_dir_all(&logs)
+            .with_context(|| format!("Cannot make {}", logs.display()))?;
         Ok(&self.out)
     }
 
@@ -38,6 +42,11 @@ impl Output {
     pub fn folder(&self) -> &Path {
         &self.out
     }
+}
+
+/// The log of a daemon of a bench whose results go to `out`.
+pub fn log(out: &Path, daemon: &str) -> PathBuf {
+    out.join(LOGS).join(daemon).with_extension("log")
 }
 
 /// Whether only that all measurements work is to be shown.

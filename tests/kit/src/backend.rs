@@ -128,12 +128,15 @@ impl Backend {
     }
 
     fn last_words(&self) -> String {
-        format!(
-            "--- last lines of {}:\n{}",
-            self.log.display(),
-            tail(&self.log(), 20)
-        )
+        last_words(&self.log)
     }
+}
+
+/// The last lines of a daemon's log, for messages.
+#[must_use]
+pub fn last_words(log: &Path) -> String {
+    let text = String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned();
+    format!("--- last lines of {}:\n{}", log.display(), tail(&text, 20))
 }
 
 /// What tells a socket's file from a later one: inode and time, as inodes are used again.

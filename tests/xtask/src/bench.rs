@@ -1,11 +1,14 @@
 //! `cargo xtask bench NAME`: measurements at native speed, each figure beside its reference.
 
-use std::path::Path;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
+use farlane_kit::backend::last_words;
 use farlane_kit::debian::GUEST_TREE;
 use farlane_kit::process::{Process, describe};
 use farlane_kit::progress;
@@ -50,14 +53,14 @@ const ALL: [Bench; 5] = [
 pub fn run(workspace: &Workspace, bench: Bench) -> Result<ExitCode> {
     let out = workspace.target().join("bench");
     if bench == Bench::Octo {
-        std::fs::create_dir_all(&out)?;
+        fs::create_dir_all(&out)?;
         let guest = out.join("octo-guest.json");
         in_guest(workspace, &guest)?;
         let mut command = command(workspace, bench, &out)?;
         command.arg("--guest").arg(guest);
-        return measure(bench, command);
+        return measure(bench, command, &out);
     }
-    measure(bench, command(workspace, bench, &out)?)
+    measure(bench, command(workspace, bench, &out)?, &out)
 }
 
 /// Makes one tiny round of every measurement of every bench, without a VM: shows that they work,
@@ -72,7 +75,7 @@ pub fn smoke(workspace: &Workspace) -> Result<ExitCode> {
         } else {
             command.arg("--smoke");
         }
-        measure(bench, command)?;
+        measure(bench, command, out.path())?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -160,18 +163,65 @@ fn in_guest(workspace: &Workspace, to: &Path) -> Result<()> {
     let run = Run::new(&context, "bench-octo")?;
     let all = net_vs_tap::compare(&run, Form::Long)
         .with_context(|| format!("The VM's logs are in {}", run.logs().display()))?;
-    std::fs::write(to, serde_json::to_string_pretty(&all)?)?;
+    fs::write(to, serde_json::to_string_pretty(&all)?)?;
     run.forget_logs()
 }
 
-/// Runs a bench, which fails where a bar is not met.
-fn measure(bench: Bench, command: Command) -> Result<ExitCode> {
+/// Runs a bench with results to `out`. It fails where a bar is not met.
+fn measure(bench: Bench, command: Command, out: &Path) -> Result<ExitCode> {
+    let logs = out.join("logs");
+    // What daemons of earlier runs have said explains nothing.
+    if logs.exists() {
+        fs::remove_dir_all(&logs)?;
+    }
     let (name, ..) = bench.parts();
     let mut running = Process::spawn(name, command)?;
     let Some(status) = running.wait(TIMEOUT)? else {
         running.kill()?;
-        bail!("{name} takes longer than {} s", TIMEOUT.as_secs());
+        let seconds = TIMEOUT.as_secs();
+        bail!("{name} takes longer than {seconds} s{}", quoted(&logs)?);
     };
-    ensure!(status.success(), "{name} {}", describe(status));
+    ensure!(
+        status.success(),
+        "{name} {}{}",
+        describe(status),
+        quoted(&logs)?
+    );
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the daemons of a bench have said last, each of them.
+fn quoted(logs: &Path) -> Result<String> {
+    if !logs.exists() {
+        return Ok(String::new());
+    }
+    let logs: io::Result<Vec<_>> = fs::read_dir(logs)?.collect();
+    let mut logs: Vec<PathBuf> = logs?.iter().map(fs::DirEntry::path).collect();
+    logs.sort();
+    let quotes = logs.iter().map(|log| format!("\n{}", last_words(log)));
+    Ok(quotes.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bench_that_fails_is_told_with_the_last_words_of_its_daemons() {
+        let out = Scratch::new().unwrap();
+        let bench = |script: &str| {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", script]).current_dir(out.path());
+            measure(Bench::Rdma, command, out.path())
+        };
+        let failed = bench("mkdir logs; echo one path is gone >logs/a.log; exit 1");
+        let error = failed.unwrap_err().to_string();
+        assert!(
+            error.contains("exit status 1\n--- last lines of")
+                && error.ends_with("one path is gone"),
+            "{error}"
+        );
+        let failed = bench("exit 1").unwrap_err().to_string();
+        assert!(failed.ends_with("exit status 1"), "{failed}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Backends of a disk, one at a time.
 
-use crate::Options;
+use crate::{Options, scale};
 use anyhow::{Context as _, Result};
 use farlane_kit::backend;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ impl Backend {
                 command
             }
         };
-        let log = folder.join(format!("{name}.log"));
+        let log = scale::log(options.output.folder(), name);
         Ok(Self {
             _running: backend::Backend::start(name, command, &[&socket], &log)?,
             socket,

@@ -171,7 +171,7 @@ impl Run<'_> {
             "nvme,file={},null={NULL},serial=BENCH,doorbells=shared",
             self.file.display()
         );
-        let pair = Pair::start(lender, borrower, &source)?;
+        let pair = Pair::start(lender, borrower, &source, self.out)?;
         let driver = Driver::start(Socket::connect(&pair.socket())?, memory()?)?;
         let mut drive = Drive::new(driver, 1)?;
         let rates = self.rates(&pair, &mut drive, "lent tmpfs file")?;
@@ -221,7 +221,7 @@ impl Run<'_> {
     /// With trapped doorbells and shadow doorbells, as Linux uses them.
     fn shadow_doorbells(&mut self, lender: &Path, borrower: &Path) -> Result<()> {
         let source = format!("nvme,file={},serial=BENCH", self.file.display());
-        let pair = Pair::start(lender, borrower, &source)?;
+        let pair = Pair::start(lender, borrower, &source, self.out)?;
         let mut driver = Driver::start(Socket::connect(&pair.socket())?, memory()?)?;
         driver.use_shadow_doorbells()?;
         let mut drive = Drive::new(driver, 1)?;

@@ -1,5 +1,6 @@
 //! A lender and a borrower of this run's own.
 
+use crate::scale;
 use anyhow::Result;
 use farlane_kit::backend::Backend;
 use std::path::{Path, PathBuf};
@@ -15,8 +16,9 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Starts both. `source` is what follows `NAME=` in the lender's `--device`.
-    pub fn start(lender: &Path, borrower: &Path, source: &str) -> Result<Self> {
+    /// Starts both, in a bench whose results go to `out`. `source` is what follows `NAME=` in the
+    /// lender's `--device`.
+    pub fn start(lender: &Path, borrower: &Path, source: &str, out: &Path) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let link = folder.path().join("lender");
         let socket = folder.path().join("nvme");
@@ -24,12 +26,12 @@ impl Pair {
         let mut command = Command::new(lender);
         command.args(["--listen", &address]);
         command.args(["--device", &format!("nvme={source}")]);
-        let log = folder.path().join("lender.log");
+        let log = scale::log(out, "farlane-lend");
         let lender = Backend::start("farlane-lend", command, &[&link], &log)?;
         let mut command = Command::new(borrower);
         command.arg("--socket-path").arg(&socket);
         command.args(["--lender", &address, "--device", "nvme"]);
-        let log = folder.path().join("borrower.log");
+        let log = scale::log(out, "farlane-borrow");
         let borrower = Backend::start("farlane-borrow", command, &[&socket], &log)?;
         Ok(Self {
             _borrower: borrower,

@@ -113,7 +113,7 @@ impl Rig<'_> {
         }
         command.arg("--sysfs").arg(&self.machine.sysfs);
         command.args(lie.words(block)).args(words);
-        let log = self.folder.join("farlane-blk.log");
+        let log = scale::log(self.options.output.folder(), "farlane-blk");
         let backend = Backend::start("farlane-blk", command, &[&socket], &log)?;
         let mut drive = Drive::connect_with(&socket, scale::bytes(DISK), block, Some(BUFFERS))?;
         if self.machine.is_real {

@@ -46,7 +46,7 @@ struct Seen {
 
 /// Measures it, draws it.
 pub fn run(options: &Options, machine: &Machine, folder: &Path, report: &mut Report) -> Result<()> {
-    let served = serve(&options.net, folder, machine, 2)?;
+    let served = serve(options, folder, machine, 2)?;
     let mac = served.set_up()?;
     let mut nic = boot(&served, machine, 2)?;
     let over = AtomicBool::new(false);

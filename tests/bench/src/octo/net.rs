@@ -95,9 +95,9 @@ pub struct Served {
 }
 
 /// Starts farlane-net with the tap.
-pub fn serve(program: &Path, folder: &Path, machine: &Machine, queues: u16) -> Result<Served> {
+pub fn serve(options: &Options, folder: &Path, machine: &Machine, queues: u16) -> Result<Served> {
     let (socket, metrics) = (folder.join("net.sock"), folder.join("net.metrics"));
-    let mut command = Command::new(program);
+    let mut command = Command::new(&options.net);
     command
         .arg("--socket-path")
         .arg(&socket)
@@ -105,7 +105,7 @@ pub fn serve(program: &Path, folder: &Path, machine: &Machine, queues: u16) -> R
     command.args(["--queues", &queues.to_string()]);
     command.arg("--metrics").arg(&metrics);
     command.args(machine.words(&Nic::ranges_of(MEMORY)?));
-    let log = folder.join("farlane-net.log");
+    let log = scale::log(options.output.folder(), "farlane-net");
     let sockets = [socket.as_path(), metrics.as_path()];
     let backend = Backend::start("farlane-net", command, &sockets, &log)?;
     Ok(Served {
@@ -200,7 +200,7 @@ pub fn run(options: &Options, machine: &Machine, report: &mut Report) -> Result<
         // Whoever comes first in one round comes second in the next.
         for turn in [round % 2, 1 - round % 2] {
             if turn == 0 {
-                let served = serve(&options.net, folder.path(), machine, 1)?;
+                let served = serve(options, folder.path(), machine, 1)?;
                 let mac = served.set_up()?;
                 let mut ours = Ours {
                     nic: boot(&served, machine, 1)?,
