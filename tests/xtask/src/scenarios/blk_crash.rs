@@ -35,6 +35,10 @@ pub const JOB: &str = "--rw=randwrite --bsrange=16k-256k --iodepth=32 --size=24m
 /// How long the backend's workers are watched before it is looked whether fio has ended.
 const WATCH: Duration = Duration::from_secs(1);
 
+/// How often in a row the guest says that its queues have not grown before it is taken at its word:
+/// a guest that is kept from running says nothing.
+const LOOKS: u32 = 100;
+
 /// The guest has so many requests in its queues before the workers go on: they take several at
 /// once.
 const QUEUED: u64 = 16;
@@ -87,15 +91,23 @@ fn settled(guest: &Guest, node: &str) -> Result<()> {
     no_disk_error(guest)
 }
 
-/// Waits until the disk, whose backend stands still, has many requests queued; whether it has soon.
+/// Waits until the disk, whose backend stands still, has many requests queued. False where its
+/// queues do not grow any more: fio is at the end of its job.
 fn queues_up(guest: &Guest, node: &str) -> Result<bool> {
-    let deadline = Instant::now() + WATCH;
-    while in_flight(guest, node)? < QUEUED {
-        if Instant::now() > deadline {
+    let (mut most, mut grown, mut looks) = (0, Instant::now(), 0);
+    loop {
+        let queued = in_flight(guest, node)?;
+        if queued >= QUEUED {
+            return Ok(true);
+        }
+        if queued > most {
+            (most, grown, looks) = (queued, Instant::now(), 0);
+        }
+        looks += 1;
+        if looks >= LOOKS && grown.elapsed() >= WATCH {
             return Ok(false);
         }
     }
-    Ok(true)
 }
 
 /// Waits until the backend has requests under way, and a worker is about to move the data of one
