@@ -107,7 +107,9 @@ impl Holdings {
     }
 
     /// Waits until a process holds no more than before, apart from what an allocator takes for its
-    /// own purposes: some of it is released behind its workers' backs.
+    /// own purposes. What is meant is that nothing stays, not how soon it goes: some of it is
+    /// released behind the workers' backs, which takes as long as the machine lets it. What stays
+    /// is what it still has after [`PATIENCE`](crate::conditions::PATIENCE).
     pub fn wait_shrunk(pid: u32, before: &Self) -> Result<()> {
         let mut now = None;
         wait_until("the backend holds no more than before", || {
@@ -116,7 +118,7 @@ impl Holdings {
                 && now.files <= before.files
                 && now.mappings <= before.mappings + SLACK_MAPPINGS)
         })
-        .with_context(|| format!("The backend grows: {before:?}, then {now:?}"))
+        .with_context(|| format!("The backend keeps something: {before:?}, then {now:?}"))
     }
 }
 
