@@ -178,15 +178,21 @@ fn other_memory_is_shown_to_a_device_that_is_at_it() {
 
 #[test]
 fn all_that_is_taken_away_at_once_is_one_wait() {
-    let (mut rig, _shown) = at_it();
+    let (mut rig, _shown) = reaching();
+    let memory = rig.memory.try_clone().unwrap();
+    let place = Some((memory.as_fd(), 0));
+    rig.vmm.map(MORE * 2, RAM / 2, place).unwrap();
+    assert_eq!(rig.ways(), ["w 0"; 3]);
     let hooks = Arc::clone(&rig.hooks);
+    hooks.unmaps_late.store(true, Ordering::SeqCst);
     let over = Arc::new(AtomicBool::new(false));
     let slow = std::thread::spawn({
         let over = Arc::clone(&over);
         move || {
             while !over.load(Ordering::SeqCst) {
                 if hooks.is_stalled() {
-                    // Nearly as long as the VMM waits, for each range.
+                    // For each range: when two are gone, the VMM has waited long enough, and the
+                    // third one is not begun, however late it is.
                     std::thread::sleep(Duration::from_millis(2500));
                     hooks.release();
                 }
