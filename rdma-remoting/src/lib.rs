@@ -19,6 +19,7 @@ pub mod call_ring;
 pub mod completion_queue;
 pub mod context;
 pub mod counters;
+mod draws;
 pub mod engine;
 pub mod ledger;
 pub mod local;

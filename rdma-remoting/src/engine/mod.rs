@@ -77,6 +77,26 @@ pub struct PortAddress {
     pub lid: u16,
 }
 
+impl PortAddress {
+    /// Whether this names it.
+    #[must_use]
+    pub fn is_named_by(&self, destination: Destination) -> bool {
+        match destination {
+            Destination::Gid(gid) => gid == self.gid,
+            Destination::Lid(lid) => lid == self.lid,
+        }
+    }
+}
+
+/// The port that an address vector names (IBTA 11.2.2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Destination {
+    /// By its GID: there is a global route header.
+    Gid(RawGid),
+    /// By its LID: there is none.
+    Lid(u16),
+}
+
 /// What an engine needs to make a queue pair.
 pub struct QpSpec {
     /// Transport service type, of `enum ibv_qp_type`.
@@ -166,7 +186,7 @@ pub trait Engine: Send + Sync {
 
 /// A queue pair of an engine.
 pub trait EngineQp: Send + Sync {
-    /// Its number, unique in the engine.
+    /// Its number, unique at its port.
     fn number(&self) -> QpNumber;
     /// Changes attributes and state; `mask` is `enum ibv_qp_attr_mask`.
     ///

@@ -1,5 +1,7 @@
 //! Attributes and states of a reliable connection (IBTA 11.2.5.2, table of QP state transitions).
 
+use super::fabric::QpName;
+use crate::engine::{Destination, QpNumber};
 use crate::memory::Access;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{self, QpAttr};
@@ -105,6 +107,21 @@ pub fn modify(
     let mut new = *present;
     apply(&mut new, mask, attr)?;
     Ok((to, new))
+}
+
+/// The peer that [valid](modify) attributes connect a queue pair to that goes to state `to`: there
+/// is one in the states in which it answers.
+pub fn peer(to: State, attr: &QpAttr) -> Option<QpName> {
+    let destination = if attr.is_global == 0 {
+        Destination::Lid(attr.dlid.get())
+    } else {
+        Destination::Gid(attr.dgid)
+    };
+    let number = QpNumber::of(attr.dest_qp_num.get());
+    to.responds().then_some(QpName {
+        destination,
+        number,
+    })
 }
 
 /// Sets those of the attributes that `mask` names.

@@ -1,12 +1,12 @@
 //! What both halves of a queue pair go by.
 
 use super::attributes::State;
+use super::fabric::QpName;
 use super::waits::{Answers, Receiver};
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
-use crate::engine::{PortAddress, QpNumber, Schedule};
+use crate::engine::{Destination, PortAddress, QpNumber, Schedule};
 use crate::memory::{MemoryTable, PdHandle};
-use farlane_abi::rdma::QpAttr;
 use farlane_sys::log_limit::LogLimit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -79,13 +79,31 @@ impl SharedState {
 }
 
 impl QpCommon {
-    /// Whether these attributes name its port.
-    pub fn is_named_by(&self, attr: &QpAttr) -> bool {
-        if attr.is_global == 0 {
-            attr.dlid.get() == self.address.lid
-        } else {
-            attr.dgid == self.address.gid
-        }
+    /// Whether it is the one that this names.
+    pub fn is_named_by(&self, name: QpName) -> bool {
+        name.number == self.number && self.address.is_named_by(name.destination)
+    }
+
+    /// What peers name it by: the GID, which tells it from all others, and the LID of its port.
+    pub fn names(&self) -> [QpName; 2] {
+        let PortAddress { gid, lid } = self.address;
+        [Destination::Gid(gid), Destination::Lid(lid)].map(|destination| QpName {
+            destination,
+            number: self.number,
+        })
+    }
+
+    /// Waits for an answer of the queue pair that has this name, and for nobody else.
+    pub fn wait_for(&self, peer: QpName) {
+        let [own, _] = self.names();
+        let waiter = Arc::downgrade(&self.schedule);
+        self.answers.wait(own, peer, waiter);
+    }
+
+    /// Waits for nobody.
+    pub fn wait_for_none(&self) {
+        let [own, _] = self.names();
+        self.answers.forget(own);
     }
 
     pub fn state(&self) -> State {
@@ -102,10 +120,17 @@ impl QpCommon {
         entered
     }
 
+    /// Who waits for its answer looks again.
+    pub fn tell_waiting(&self) {
+        for name in self.names() {
+            self.answers.changed(name);
+        }
+    }
+
     /// It has changed otherwise than by a request: it is looked at, and so is who waits for it.
     pub fn changed(&self) {
         self.schedule.schedule();
-        self.answers.changed(self.number);
+        self.tell_waiting();
         self.receiver.pass_on();
     }
 }

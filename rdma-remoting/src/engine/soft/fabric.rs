@@ -1,52 +1,69 @@
-//! Which queue pair has which number.
+//! Which queue pair has which name: numbers are those of a port.
 
 use super::target::Target;
 use super::waits::Answers;
-use crate::engine::QpNumber;
+use crate::draws::Draws;
+use crate::engine::{Destination, PortAddress, QpNumber, RawGid};
 use crate::nodes::TransferObserver;
+use farlane_abi::width::halves;
 use farlane_sys::sync::{read, write};
 use std::collections::HashMap;
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, RwLock};
 
 /// Numbers below are special in InfiniBand (QP0, QP1) or look like mistakes.
 const FIRST_NUMBER: u32 = 16;
 
+/// What a peer names a queue pair by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QpName {
+    /// Its port.
+    pub destination: Destination,
+    /// Its number there.
+    pub number: QpNumber,
+}
+
+/// A port that has queue pairs.
 #[derive(Debug, Default)]
-struct Numbers {
+struct Port {
     qps: HashMap<QpNumber, Arc<Target>>,
     draws: Draws,
 }
 
-/// Numbers that nobody can tell beforehand: who gives one back does not get it again by asking
-/// often, nor does a peer that was connected to it, or to an earlier life of this backend, meet
-/// another in its place.
+/// The ports that have queue pairs. No two have the same GID, or the same LID.
 #[derive(Debug, Default)]
-struct Draws {
-    /// Keys of a pseudorandom function.
-    keys: RandomState,
-    drawn: u64,
-    /// Comes next.
+struct Ports {
+    ports: HashMap<RawGid, Port>,
+    gids: HashMap<u16, RawGid>,
+    /// Queue pairs of all.
+    count: u32,
+    /// Number of the next queue pair.
     #[cfg(test)]
-    again: Option<QpNumber>,
+    next: Option<QpNumber>,
 }
 
-impl Draws {
-    fn next(&mut self) -> QpNumber {
+impl Ports {
+    /// A number that no queue pair of this port has. Few are in use: the first one that is drawn is
+    /// nearly always free.
+    fn free_number(&mut self, gid: RawGid) -> QpNumber {
         #[cfg(test)]
-        if let Some(number) = self.again.take() {
+        if let Some(number) = self.next.take() {
             return number;
         }
-        self.drawn += 1;
-        let [a, b, c, ..] = self.keys.hash_one(self.drawn).to_ne_bytes();
-        QpNumber::of(u32::from_ne_bytes([a, b, c, 0]))
+        let port = self.ports.entry(gid).or_default();
+        loop {
+            let [low, _] = halves(port.draws.next());
+            let number = QpNumber::of(low);
+            if number.get() >= FIRST_NUMBER && !port.qps.contains_key(&number) {
+                return number;
+            }
+        }
     }
 }
 
-/// All queue pairs of an engine, by number.
+/// All queue pairs of an engine, by name.
 #[derive(Default)]
 pub struct Fabric {
-    numbers: RwLock<Numbers>,
+    ports: RwLock<Ports>,
     /// Who waits for an answer.
     pub answers: Arc<Answers>,
     /// Told of what is moved.
@@ -56,7 +73,7 @@ pub struct Fabric {
 impl std::fmt::Debug for Fabric {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Fabric")
-            .field("numbers", &self.numbers)
+            .field("ports", &self.ports)
             .finish_non_exhaustive()
     }
 }
@@ -70,41 +87,59 @@ impl Fabric {
         }
     }
 
-    /// Adds the queue pair that `make` makes of its number. `None` when there are `limit`.
-    pub fn add(&self, limit: u32, make: impl FnOnce(QpNumber) -> Target) -> Option<Arc<Target>> {
-        let mut numbers = write(&self.numbers);
-        if numbers.qps.len() >= usize::try_from(limit).ok()? {
+    /// Adds the queue pair of this port that `make` makes of its number. `None` when there are
+    /// `limit` of all ports.
+    pub fn add(
+        &self,
+        address: PortAddress,
+        limit: u32,
+        make: impl FnOnce(QpNumber) -> Target,
+    ) -> Option<Arc<Target>> {
+        let mut ports = write(&self.ports);
+        if ports.count >= limit {
             return None;
         }
-        // Few are in use: the first one is nearly always free.
-        let number = loop {
-            let number = numbers.draws.next();
-            if number.get() >= FIRST_NUMBER && !numbers.qps.contains_key(&number) {
-                break number;
-            }
-        };
+        ports.count += 1;
+        let number = ports.free_number(address.gid);
         let qp = Arc::new(make(number));
-        numbers.qps.insert(number, Arc::clone(&qp));
+        ports.gids.entry(address.lid).or_insert(address.gid);
+        let port = ports.ports.entry(address.gid).or_default();
+        let before = port.qps.insert(number, Arc::clone(&qp));
+        debug_assert!(before.is_none(), "{number} is given twice");
         Some(qp)
     }
 
-    /// Has the next queue pair have this number, whose own is gone.
+    /// Has the next queue pair have this number, which none of its port has.
     #[cfg(test)]
     pub fn give_again(&self, number: QpNumber) {
-        let mut numbers = write(&self.numbers);
-        assert!(!numbers.qps.contains_key(&number));
-        numbers.draws.again = Some(number);
+        write(&self.ports).next = Some(number);
     }
 
-    /// The queue pair of a number.
-    pub fn find(&self, number: QpNumber) -> Option<Arc<Target>> {
-        let numbers = read(&self.numbers);
-        numbers.qps.get(&number).cloned()
+    /// The queue pair that has this name.
+    pub fn find(&self, name: QpName) -> Option<Arc<Target>> {
+        let ports = read(&self.ports);
+        let gid = match &name.destination {
+            Destination::Gid(gid) => gid,
+            Destination::Lid(lid) => ports.gids.get(lid)?,
+        };
+        ports.ports.get(gid)?.qps.get(&name.number).cloned()
     }
 
-    /// Takes a queue pair out.
-    pub fn remove(&self, number: QpNumber) {
-        let mut numbers = write(&self.numbers);
-        numbers.qps.remove(&number);
+    /// Takes the queue pair of this port out that has this number.
+    pub fn remove(&self, address: PortAddress, number: QpNumber) {
+        let mut ports = write(&self.ports);
+        let Some(port) = ports.ports.get_mut(&address.gid) else {
+            return;
+        };
+        if port.qps.remove(&number).is_none() {
+            return;
+        }
+        if port.qps.is_empty() {
+            ports.ports.remove(&address.gid);
+            if ports.gids.get(&address.lid) == Some(&address.gid) {
+                ports.gids.remove(&address.lid);
+            }
+        }
+        ports.count -= 1;
     }
 }

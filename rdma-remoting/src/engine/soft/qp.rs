@@ -32,7 +32,7 @@ impl SoftQp {
     /// A queue pair in the reset state; none where there are `limit`.
     pub fn new(spec: QpSpec, fabric: &Arc<Fabric>, limit: u32) -> Option<Self> {
         let (sends, recvs) = (spec.sends, spec.recvs);
-        let target = fabric.add(limit, |number| {
+        let target = fabric.add(spec.address, limit, |number| {
             let common = QpCommon {
                 number,
                 address: spec.address,
@@ -53,7 +53,7 @@ impl SoftQp {
         })?;
         counters::count(&target.common.counters.queue_pairs, 1);
         // Whoever waits for one of this number finds one, which does not answer yet.
-        fabric.answers.changed(target.common.number);
+        target.common.tell_waiting();
         Some(Self {
             fabric: Arc::clone(fabric),
             target,
@@ -101,8 +101,9 @@ impl EngineQp for SoftQp {
             requester.reset();
             responder.reset();
         } else {
-            requester.set(&new);
-            responder.set(&new);
+            let peer = attributes::peer(to, &new);
+            requester.set(&new, peer);
+            responder.set(&new, peer);
         }
         self.common().state.set(to);
         drop((responder, requester, held));
@@ -158,14 +159,15 @@ impl EngineQp for SoftQp {
     }
 
     fn destroy(&self) {
-        self.fabric.remove(self.common().number);
+        let common = self.common();
+        self.fabric.remove(common.address, common.number);
         let mut requester = self.requester();
         let mut responder = self.target.responder();
         self.common().state.set(State::Reset);
         requester.reset();
         responder.reset();
         drop((requester, responder));
-        self.common().answers.forget(self.common().number);
+        self.common().wait_for_none();
         self.common().changed();
         counters::uncount(&self.common().counters.queue_pairs, 1);
     }

@@ -2,12 +2,12 @@
 
 use super::attributes::{ack_timeout, rnr_delay};
 use super::common::{Life, QpCommon};
-use super::fabric::Fabric;
+use super::fabric::{Fabric, QpName};
 use super::responder::{Nak, Responder};
 use super::target::Target;
 use super::transfer::{Message, Refusal, Transfer};
 use crate::counters;
-use crate::engine::{Progress, QpNumber, Turn};
+use crate::engine::{Progress, Turn};
 use crate::memory::{Part, Use};
 use crate::request::{Opcode, SendWqe};
 use crate::work_queue::{QueueError, WorkSource};
@@ -68,6 +68,8 @@ pub struct Requester {
     request: SendWqe,
     parts: Vec<Part>,
     active: Option<Active>,
+    /// Whom it is connected to.
+    peer_name: Option<QpName>,
     /// Found once. Does not keep the peer alive, and with it the memory of its VM.
     peer: Weak<Target>,
     life: Life,
@@ -90,6 +92,7 @@ impl Requester {
             request: SendWqe::default(),
             parts: Vec::new(),
             active: None,
+            peer_name: None,
             peer: Weak::new(),
             life: Life::begin(),
             started: None,
@@ -100,8 +103,10 @@ impl Requester {
         }
     }
 
-    pub fn set(&mut self, attr: &QpAttr) {
+    /// Sets attributes that are valid, and whom they connect it to.
+    pub fn set(&mut self, attr: &QpAttr, peer: Option<QpName>) {
         self.attr = *attr;
+        self.peer_name = peer;
         self.peer = Weak::new();
         self.drained = false;
     }
@@ -115,6 +120,7 @@ impl Requester {
         self.source.discard();
         self.parts.clear();
         self.active = None;
+        self.peer_name = None;
         self.peer = Weak::new();
         self.life = Life::begin();
         self.started = None;
@@ -278,9 +284,7 @@ impl Requester {
     }
 
     fn find_peer(&self) -> Option<Arc<Target>> {
-        self.fabric
-            .find(QpNumber::of(self.attr.dest_qp_num.get()))
-            .filter(|peer| peer.common.is_named_by(&self.attr))
+        self.fabric.find(self.peer_name?)
     }
 
     /// Whether the peer answers the message at hand: a responder that was reset since the last one,
@@ -304,9 +308,9 @@ impl Requester {
     }
 
     fn wait_for_answer(&self, qp: &QpCommon) -> Step {
-        let peer = QpNumber::of(self.attr.dest_qp_num.get());
-        let waiter = Arc::downgrade(&qp.schedule);
-        self.fabric.answers.wait(qp.number, peer, waiter);
+        if let Some(peer) = self.peer_name {
+            qp.wait_for(peer);
+        }
         Step::Wait(Wait::Answer)
     }
 

@@ -2,6 +2,7 @@
 
 use super::attributes::State;
 use super::common::{Life, QpCommon};
+use super::fabric::QpName;
 use crate::engine::QpNumber;
 use crate::memory::{Access, Part, Use};
 use crate::request::{MemoryKey, RecvWqe, WqeError};
@@ -35,6 +36,8 @@ pub struct Responder {
     /// Its queue makes no sense any more, or its completion queue has overrun.
     dead: bool,
     life: Life,
+    /// Whom it is connected to.
+    peer_name: Option<QpName>,
     /// Who has sent the first message of the peer, where one has come: the connection is with that
     /// one.
     heard: Option<Life>,
@@ -52,14 +55,17 @@ impl Responder {
             parts: Vec::new(),
             dead: false,
             life: Life::begin(),
+            peer_name: None,
             heard: None,
             paused: false,
             attr: QpAttr::default(),
         }
     }
 
-    pub fn set(&mut self, attr: &QpAttr) {
+    /// Sets attributes that are valid, and whom they connect it to.
+    pub fn set(&mut self, attr: &QpAttr, peer: Option<QpName>) {
         self.attr = *attr;
+        self.peer_name = peer;
     }
 
     /// Back to the state of a new queue pair.
@@ -68,6 +74,7 @@ impl Responder {
         self.current = None;
         self.parts.clear();
         self.dead = false;
+        self.peer_name = None;
         self.heard = None;
         self.life = Life::begin();
         self.attr = QpAttr::default();
@@ -80,8 +87,7 @@ impl Responder {
     /// Whether it is connected to that peer in this life of the peer's requester, and answers it.
     pub fn is_connected_to(&self, peer: &QpCommon, life: Life) -> bool {
         !self.paused
-            && QpNumber::of(self.attr.dest_qp_num.get()) == peer.number
-            && peer.is_named_by(&self.attr)
+            && self.peer_name.is_some_and(|name| peer.is_named_by(name))
             && self.heard.is_none_or(|heard| heard == life)
     }
 

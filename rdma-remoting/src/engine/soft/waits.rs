@@ -1,7 +1,8 @@
 //! Who waits for whom: requesters whose peers do not answer, and whose peers have no receive
 //! request.
 
-use crate::engine::{QpNumber, Schedule};
+use super::fabric::QpName;
+use crate::engine::Schedule;
 use farlane_sys::sync::lock;
 use farlane_worker::wake;
 use std::collections::HashMap;
@@ -11,21 +12,21 @@ use std::sync::{Mutex, Weak};
 /// A requester that waits, as it is scheduled.
 type Waiter = Weak<dyn Schedule>;
 
-/// Requesters that wait for an answer, by the number of the queue pair that is to answer: whether
-/// there is one with that number or not. Each waits for one at a time.
+/// Requesters that wait for an answer, by the name of the queue pair that is to answer, as they
+/// have it: whether there is one or not. Each waits for one at a time, and has one name itself.
 #[derive(Default)]
 pub struct Answers(Mutex<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
     /// Whom each requester waits for.
-    of: HashMap<QpNumber, QpNumber>,
+    of: HashMap<QpName, QpName>,
     /// Who waits for each.
-    by: HashMap<QpNumber, HashMap<QpNumber, Waiter>>,
+    by: HashMap<QpName, HashMap<QpName, Waiter>>,
 }
 
 impl Waiting {
-    fn forget(&mut self, who: QpNumber) {
+    fn forget(&mut self, who: QpName) {
         if let Some(peer) = self.of.remove(&who)
             && let Some(all) = self.by.get_mut(&peer)
         {
@@ -39,7 +40,7 @@ impl Waiting {
 
 impl Answers {
     /// Requester `who` waits for `peer`, and for nobody else. After this it looks once more.
-    pub fn wait(&self, who: QpNumber, peer: QpNumber, waiter: Waiter) {
+    pub fn wait(&self, who: QpName, peer: QpName, waiter: Waiter) {
         let mut waiting = lock(&self.0);
         waiting.forget(who);
         waiting.of.insert(who, peer);
@@ -47,12 +48,12 @@ impl Answers {
     }
 
     /// Requester `who` waits for nobody.
-    pub fn forget(&self, who: QpNumber) {
+    pub fn forget(&self, who: QpName) {
         lock(&self.0).forget(who);
     }
 
-    /// A queue pair has changed: it may answer now, or no longer.
-    pub fn changed(&self, peer: QpNumber) {
+    /// A queue pair has changed: it may answer now, or no longer. Said of each name that it has.
+    pub fn changed(&self, peer: QpName) {
         let all = {
             let mut waiting = lock(&self.0);
             let all = waiting.by.remove(&peer).unwrap_or_default();
@@ -112,6 +113,7 @@ fn schedule(waiter: &Waiter) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::{Destination, QpNumber};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -124,8 +126,11 @@ mod tests {
         (count, Arc::new(waiter))
     }
 
-    fn number(of: u32) -> QpNumber {
-        QpNumber::of(of)
+    fn number(of: u32) -> QpName {
+        QpName {
+            destination: Destination::Lid(1),
+            number: QpNumber::of(of),
+        }
     }
 
     #[test]
@@ -148,6 +153,27 @@ mod tests {
         assert_eq!(told(), 2);
         let waiting = lock(&answers.0);
         assert!(waiting.of.is_empty() && waiting.by.is_empty());
+    }
+
+    #[test]
+    fn one_number_at_two_ports_is_two_names() {
+        let answers = Answers::default();
+        let at = |destination| QpName {
+            destination,
+            number: QpNumber::of(7),
+        };
+        let [here, there] = [1, 2].map(|gid| at(Destination::Gid([gid; 16])));
+        let waiters = [counting(), counting()];
+        let told = || [0, 1].map(|i: usize| waiters[i].0.load(Ordering::SeqCst));
+        answers.wait(here, there, Arc::downgrade(&waiters[0].1));
+        answers.wait(there, here, Arc::downgrade(&waiters[1].1));
+        answers.changed(here);
+        assert_eq!(told(), [0, 1]);
+        answers.changed(at(Destination::Lid(2)));
+        assert_eq!(told(), [0, 1]);
+        answers.forget(there);
+        answers.changed(there);
+        assert_eq!(told(), [1, 1]);
     }
 
     #[test]
