@@ -8,6 +8,7 @@ use crate::ledger::{Account, Resource, Share};
 use crate::memory::MemoryTable;
 use crate::objects::{BufferObject, MAX_MRS, Objects, QpObject};
 use crate::ready::{Inbox, Ready};
+use crate::segment::Segment;
 use farlane_abi::Errno;
 use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
 use farlane_abi::control::{EVENT_WAKE, MAX_SEGMENT_BYTES};
@@ -29,7 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 enum Attached {
     /// Segment of rings and queues, shared with the process.
     Segment {
-        shared: Arc<SharedMemory>,
+        segment: Arc<Segment>,
         /// Kept where its node is known, to look again.
         memory: Option<Region>,
         _shares: [Share; 2],
@@ -220,7 +221,7 @@ impl Context {
         }
         let memory = memory.node().map(|_| memory);
         let segment = Attached::Segment {
-            shared: Arc::new(shared),
+            segment: Segment::new(shared),
             memory,
             _shares: shares,
         };
@@ -255,8 +256,8 @@ impl Context {
         let pin = {
             let mut regions = self.regions();
             match regions.get(&region).ok_or(Errno::ENOENT)? {
-                Attached::Segment { shared, .. }
-                    if Arc::strong_count(shared) > 1 || self.is_header(shared) =>
+                Attached::Segment { segment, .. }
+                    if Arc::strong_count(segment) > 1 || self.is_header(segment.memory()) =>
                 {
                     return Err(Errno::EBUSY);
                 }
@@ -277,14 +278,14 @@ impl Context {
             .is_some_and(|h| word(&h.memory) == word(shared))
     }
 
-    /// A segment that nothing uses yet.
-    pub(crate) fn segment(&self, region: RegionId) -> Result<Arc<SharedMemory>, Errno> {
+    /// A segment for queues.
+    pub(crate) fn segment(&self, region: RegionId) -> Result<Arc<Segment>, Errno> {
         match self.regions().get(&region) {
-            Some(Attached::Segment { shared, .. }) => {
-                if Arc::strong_count(shared) > 1 || self.is_header(shared) {
+            Some(Attached::Segment { segment, .. }) => {
+                if self.is_header(segment.memory()) {
                     return Err(Errno::EBUSY);
                 }
-                Ok(Arc::clone(shared))
+                Ok(Arc::clone(segment))
             }
             _ => Err(Errno::EINVAL),
         }

@@ -31,7 +31,8 @@ mod ready;
 pub mod request;
 mod ring;
 mod round;
-pub mod server;
+pub mod segment;
+mod server;
 pub mod table;
 #[cfg(test)]
 mod testing;

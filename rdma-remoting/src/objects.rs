@@ -4,11 +4,12 @@ use crate::completion_queue::SharedCompletionQueue;
 use crate::engine::{EngineQp, Progress, Turn};
 use crate::ledger::{Account, Resource, Share};
 use crate::ready::{Scheduled, Served};
+use crate::segment::Part;
 use crate::table::Table;
 use farlane_abi::queue::QP_OFF_BACKEND_STATE;
 use farlane_abi::rdma::MAX_QPS;
 use farlane_worker::wake;
-use farlane_zero_copy::{PoolBuffer, SharedMemory};
+use farlane_zero_copy::PoolBuffer;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
@@ -25,17 +26,17 @@ pub const MAX_BUFFERS: u32 = 1024;
 #[derive(Debug)]
 pub(crate) struct Pd;
 
-/// A completion queue and the segment it lies in.
+/// A completion queue and the memory it lies in.
 pub(crate) struct CqObject {
     pub queue: Arc<SharedCompletionQueue>,
-    pub _segment: Arc<SharedMemory>,
+    pub _part: Part,
 }
 
-/// A queue pair, what it uses, and the segment it lies in.
+/// A queue pair, what it uses, and the memory it lies in.
 pub(crate) struct QpObject {
     pub engine: Arc<dyn EngineQp>,
     pub scheduled: Arc<Scheduled>,
-    pub segment: Arc<SharedMemory>,
+    pub part: Part,
     pub _pd: Arc<Pd>,
     pub _cqs: [Arc<CqObject>; 2],
     pub _share: Share,
@@ -44,7 +45,7 @@ pub(crate) struct QpObject {
 impl QpObject {
     /// The word that says whether the process has to ring after it has posted.
     fn state_word(&self) -> impl Iterator<Item = &AtomicU32> {
-        let word = self.segment.word(QP_OFF_BACKEND_STATE);
+        let word = self.part.memory.word(QP_OFF_BACKEND_STATE);
         word.into_iter()
     }
 }

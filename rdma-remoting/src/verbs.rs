@@ -9,6 +9,7 @@ use crate::memory::{Access, MemoryRegion, PdHandle};
 use crate::objects::{BufferObject, CqObject, MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject};
 use crate::ready::Scheduled;
 use crate::request::MemoryKey;
+use crate::segment::Part;
 use crate::work_queue::shared_queues;
 use farlane_abi::Errno;
 use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
@@ -20,7 +21,7 @@ use farlane_abi::rdma::{
     slot_of,
 };
 use farlane_abi::zerocopy::little_endian::U32;
-use farlane_zero_copy::{PoolError, Region, SharedMemory};
+use farlane_zero_copy::{PoolError, Region};
 use std::sync::Arc;
 
 /// Serves the calls of one context.
@@ -43,9 +44,10 @@ impl<'a> CallHost<'a> {
         Self { context }
     }
 
-    /// A segment that nothing uses yet.
-    fn segment(&self, region: U32) -> Result<Arc<SharedMemory>, Errno> {
-        self.context.segment(region_id(region)?)
+    /// A part of a segment for a queue.
+    fn part(&self, region: U32, offset: U32, bytes: u64) -> Result<Part, Errno> {
+        let segment = self.context.segment(region_id(region)?)?;
+        segment.take(offset, bytes)
     }
 
     fn qp(&self, handle: Handle) -> Result<Arc<QpObject>, Errno> {
@@ -177,7 +179,7 @@ impl Verbs for CallHost<'_> {
         }
         let layout = CqLayout::new(args.entries.get()).ok_or(Errno::EINVAL)?;
         let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
-        let segment = self.segment(args.region)?;
+        let part = self.part(args.region, args.offset, layout.segment_bytes())?;
         let notify = (event != 0).then(|| -> Notify {
             let events = Arc::clone(&self.context.events);
             let counters = Arc::clone(&self.context.counters);
@@ -188,12 +190,12 @@ impl Verbs for CallHost<'_> {
         });
         let mut objects = self.context.objects();
         let (handle, _) = objects.cqs.insert_with(|handle| {
-            let memory = SharedMemory::clone(&segment);
+            let memory = part.memory.clone();
             let on_overrun = Box::new(move || asyncs.push(EVENT_CQ_ERR, handle));
             let queue = SharedCompletionQueue::new(memory, &layout, notify, on_overrun);
             Ok(CqObject {
                 queue: Arc::new(queue.map_err(|_| Errno::EINVAL)?),
-                _segment: segment,
+                _part: part,
             })
         })?;
         Ok(handle.into())
@@ -219,8 +221,9 @@ impl Verbs for CallHost<'_> {
         )
         .ok_or(Errno::EINVAL)?;
         let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
-        let segment = self.segment(args.region)?;
-        let (sends, recvs) = shared_queues(&segment, &layout).map_err(|_| Errno::EINVAL)?;
+        let part = self.part(args.region, args.offset, layout.segment_bytes())?;
+        let queues = shared_queues(&part.memory, &layout);
+        let (sends, recvs) = queues.map_err(|_| Errno::EINVAL)?;
         let mut objects = self.context.objects();
         let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
         let pd = Arc::clone(pd);
@@ -249,7 +252,7 @@ impl Verbs for CallHost<'_> {
             Ok(QpObject {
                 engine,
                 scheduled,
-                segment,
+                part,
                 _pd: pd,
                 _cqs: cqs,
                 _share: share,

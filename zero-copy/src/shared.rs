@@ -29,6 +29,8 @@ pub struct OutOfBounds {
 #[derive(Clone, Debug)]
 pub struct SharedMemory {
     mapping: Arc<Mapping>,
+    /// Where it begins in the mapping, a multiple of eight.
+    start: usize,
     /// Bytes that may be accessed: not more than are mapped.
     length: usize,
 }
@@ -44,9 +46,23 @@ impl SharedMemory {
     /// The first `length` bytes of a mapping, or as many as there are.
     pub(crate) fn first(mapping: Mapping, length: usize) -> Self {
         Self {
+            start: 0,
             length: length.min(mapping.len()),
             mapping: Arc::new(mapping),
         }
+    }
+
+    /// `length` bytes of it from `offset` on, a multiple of eight.
+    ///
+    /// # Errors
+    /// They are not all inside.
+    pub fn part(&self, offset: usize, length: usize) -> Result<Self, OutOfBounds> {
+        self.check(offset, length, 8)?;
+        Ok(Self {
+            mapping: Arc::clone(&self.mapping),
+            start: self.start + offset,
+            length,
+        })
     }
 
     /// Length in bytes.
@@ -80,8 +96,8 @@ impl SharedMemory {
                 size: self.length,
             });
         }
-        // SAFETY: the offset lies inside of the mapping, checked above.
-        Ok(unsafe { self.mapping.base().add(offset) })
+        // SAFETY: the offset lies inside of this part of the mapping, checked above.
+        Ok(unsafe { self.mapping.base().add(self.start + offset) })
     }
 
     /// The word at `offset`, which both sides access atomically.

@@ -1,5 +1,6 @@
 //! A context: one process's use of one device.
 
+use crate::arena::{Arena, Part};
 use crate::buffer::BufferMemory;
 use crate::call::CallRing;
 use crate::events::AsyncEvents;
@@ -10,6 +11,7 @@ use farlane_abi::arena::AsyncEvent;
 use farlane_abi::calls::Caller;
 use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
 use farlane_abi::rdma::QueryGid;
+use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
 use farlane_transport::Transport;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +29,8 @@ pub struct Context {
     buffers: Mutex<BTreeMap<usize, Weak<BufferMemory>>>,
     /// Event indices that completion channels have.
     channels: Mutex<BTreeSet<u32>>,
+    /// Memory for queues.
+    arena: Arena,
     header: Arc<Header>,
 }
 
@@ -54,6 +58,7 @@ impl Context {
             attributes: OnceLock::new(),
             buffers: Mutex::default(),
             channels: Mutex::default(),
+            arena: Arena::default(),
             header,
         }))
     }
@@ -62,6 +67,11 @@ impl Context {
     #[must_use]
     pub fn device(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// Takes memory for a queue: `bytes` of zeroes.
+    pub(crate) fn take(&self, bytes: u64) -> Result<Part, Error> {
+        Ok(self.arena.take(self.transport(), to_usize(bytes))?)
     }
 
     /// Stubs of the remoted calls.

@@ -1,5 +1,6 @@
 //! Completion queues.
 
+use crate::arena::Part;
 use crate::header::Header;
 use crate::pd::Destroyed;
 use crate::spin::Courtesy;
@@ -10,9 +11,7 @@ use farlane_abi::queue::{
     CQ_OFF_EVENTS, CQ_OFF_PRODUCED, CqLayout,
 };
 use farlane_abi::rdma::CreateCq;
-use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
-use farlane_transport::Segment;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +20,7 @@ use std::sync::{Arc, Mutex};
 pub struct Cq {
     context: Arc<Context>,
     channel: Option<Arc<Channel>>,
-    segment: Segment,
+    part: Part,
     header: Arc<Header>,
     layout: CqLayout,
     handle: u32,
@@ -45,10 +44,10 @@ impl Cq {
         channel: Option<&Arc<Channel>>,
     ) -> Result<Arc<Self>, Error> {
         let layout = CqLayout::new(entries).ok_or(Error::Invalid("number of entries"))?;
-        let bytes = to_usize(layout.segment_bytes());
-        let segment = Segment::new(context.transport(), bytes)?;
+        let part = context.take(layout.segment_bytes())?;
         let request = CreateCq {
-            region: segment.region().into(),
+            region: part.region().into(),
+            offset: part.offset()?.into(),
             entries: layout.entries.into(),
             event: channel.map_or(0, |channel| channel.index()).into(),
         };
@@ -56,7 +55,7 @@ impl Cq {
         let queue = Arc::new(Self {
             context: Arc::clone(context),
             channel: channel.cloned(),
-            segment,
+            part,
             header: Arc::clone(context.header()),
             layout,
             handle,
@@ -81,6 +80,12 @@ impl Cq {
     #[must_use]
     pub fn channel(&self) -> Option<&Arc<Channel>> {
         self.channel.as_ref()
+    }
+
+    /// Where it lies.
+    #[cfg(test)]
+    pub(crate) fn part(&self) -> &Part {
+        &self.part
     }
 
     /// Its handle, which asynchronous events name.
@@ -121,7 +126,7 @@ impl Cq {
             return Err(Errno::ENODEV);
         }
         let mut consumed = lock(&self.consumed);
-        let produced = self.segment.word(CQ_OFF_PRODUCED).load(Ordering::Acquire);
+        let produced = self.part.word(CQ_OFF_PRODUCED).load(Ordering::Acquire);
         let ready = produced.wrapping_sub(*consumed);
         if ready == 0 {
             drop(consumed);
@@ -139,12 +144,12 @@ impl Cq {
             // leaves alone until the consumer word has passed it; the lock keeps our own threads
             // out.
             take(unsafe {
-                self.segment
+                self.part
                     .read(CQ_OFF_ENTRIES + entry * size_of::<Completion>())
             });
         }
         *consumed = consumed.wrapping_add(count);
-        self.segment
+        self.part
             .word(CQ_OFF_CONSUMED)
             .store(*consumed, Ordering::Release);
         drop(consumed);
@@ -161,7 +166,7 @@ impl Cq {
             return;
         }
         let mut consumed = lock(&self.consumed);
-        let produced = self.segment.word(CQ_OFF_PRODUCED).load(Ordering::Acquire);
+        let produced = self.part.word(CQ_OFF_PRODUCED).load(Ordering::Acquire);
         let ready = produced.wrapping_sub(*consumed);
         // Whoever polls says so.
         if ready > self.layout.entries {
@@ -176,18 +181,18 @@ impl Cq {
             let index = produced.wrapping_sub(back);
             // SAFETY: as in `poll_each`: the backend leaves the entries between the two words
             // alone.
-            let completion: Completion = unsafe { self.segment.read(at(index)) };
+            let completion: Completion = unsafe { self.part.read(at(index)) };
             if completion.qp_num.get() == qp_number {
                 continue;
             }
             kept = kept.wrapping_sub(1);
             if kept != index {
                 // SAFETY: as above.
-                unsafe { self.segment.write(at(kept), &completion) };
+                unsafe { self.part.write(at(kept), &completion) };
             }
         }
         *consumed = kept;
-        self.segment
+        self.part
             .word(CQ_OFF_CONSUMED)
             .store(kept, Ordering::Release);
     }
@@ -196,7 +201,7 @@ impl Cq {
     fn dead_or_empty(&self) -> Result<usize, Errno> {
         // What was published before the end comes first.
         let consumed = *lock(&self.consumed);
-        if self.segment.word(CQ_OFF_PRODUCED).load(Ordering::Acquire) == consumed {
+        if self.part.word(CQ_OFF_PRODUCED).load(Ordering::Acquire) == consumed {
             return Err(Errno::ENODEV);
         }
         Ok(0)
@@ -219,7 +224,7 @@ impl Cq {
         if self.header.is_dead() {
             return Err(Errno::ENODEV);
         }
-        let armed = self.segment.word(CQ_OFF_ARMED);
+        let armed = self.part.word(CQ_OFF_ARMED);
         if solicited_only {
             // A request for any completion stands.
             let _ = armed.compare_exchange(
@@ -248,7 +253,7 @@ impl Cq {
 
     /// Takes one event that the backend has raised and the channel has not given out.
     pub(crate) fn take_event(&self) -> bool {
-        let raised = self.segment.word(CQ_OFF_EVENTS).load(Ordering::Acquire);
+        let raised = self.part.word(CQ_OFF_EVENTS).load(Ordering::Acquire);
         // The channel's lock keeps other takers out.
         let taken = self.events_taken.load(Ordering::Relaxed);
         if raised != taken {

@@ -21,6 +21,7 @@
 //! **Fork.** For a child process the device is gone: everything fails with `ENODEV`, and its
 //! parent notices nothing.
 
+mod arena;
 mod buffer;
 mod call;
 mod channel;

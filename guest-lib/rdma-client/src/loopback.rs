@@ -3,6 +3,7 @@
 //! against a second, independent reading of `farlane_abi`.
 
 use crate::Context;
+use crate::arena::Part;
 use farlane_abi::Errno;
 use farlane_abi::arena::{
     BACKEND_SLEEPING, CALL_PAYLOAD_BYTES, CALL_SLOT_BYTES, CALL_SLOTS, CallHeader,
@@ -280,8 +281,8 @@ fn result_bytes(number: u32) -> usize {
     }
 }
 
-/// A value in a segment, as the backend reads it.
-pub(crate) fn read<T: FromBytes>(map: &Map, offset: usize) -> T {
+/// A value in a queue, as the backend reads it.
+pub(crate) fn read<T: FromBytes>(part: &Part, offset: usize) -> T {
     // SAFETY: the tests read what has been published.
-    unsafe { map.read(offset) }
+    unsafe { part.read(offset) }
 }

@@ -1,5 +1,6 @@
 //! Queue pairs.
 
+use crate::arena::Part;
 use crate::header::Header;
 use crate::pd::Destroyed;
 use crate::work::{Producer, RecvQueue, RecvRequest, SendQueue, SendRequest};
@@ -10,7 +11,6 @@ use farlane_abi::rdma::{
     CreateQp, MAX_QPS, ModifyQp, QP_STATE, QPS_INIT, QPS_RESET, QPS_RTS, QPT_RC, slot_of,
 };
 use farlane_sys::sync::lock;
-use farlane_transport::{Map, Segment};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -64,7 +64,7 @@ pub struct Qp {
     pd: Arc<Pd>,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
-    segment: Segment,
+    part: Part,
     header: Arc<Header>,
     layout: QpLayout,
     caps: QpCaps,
@@ -96,16 +96,15 @@ impl Qp {
             caps.recv_sge,
         )
         .ok_or(Error::Invalid("queue pair capabilities"))?;
-        let bytes = usize::try_from(layout.segment_bytes())
-            .map_err(|_| Error::Invalid("queue pair capabilities"))?;
         let context = pd.context();
-        let segment = Segment::new(context.transport(), bytes)?;
+        let part = context.take(layout.segment_bytes())?;
         let qp = context.verbs().create_qp(&CreateQp {
             pd: pd.handle().into(),
             send_cq: init.send_cq.handle().into(),
             recv_cq: init.recv_cq.handle().into(),
             qp_type: init.qp_type.into(),
-            region: segment.region().into(),
+            region: part.region().into(),
+            offset: part.offset()?.into(),
             send_wr: caps.send_wr.into(),
             send_sge: caps.send_sge.into(),
             inline_bytes: caps.inline_bytes.into(),
@@ -119,7 +118,7 @@ impl Qp {
             pd: Arc::clone(pd),
             send_cq: Arc::clone(init.send_cq),
             recv_cq: Arc::clone(init.recv_cq),
-            segment,
+            part,
             header: Arc::clone(context.header()),
             caps: QpCaps {
                 send_wr: layout.send_entries,
@@ -201,7 +200,7 @@ impl Qp {
                     (&mut send, QP_OFF_SEND_CONSUMED),
                     (&mut recv, QP_OFF_RECV_CONSUMED),
                 ] {
-                    producer.consumed = self.segment.word(word).load(Ordering::Acquire);
+                    producer.consumed = self.part.word(word).load(Ordering::Acquire);
                 }
                 self.forget_completions();
             }
@@ -286,8 +285,8 @@ impl Qp {
         }
     }
 
-    pub(crate) fn map(&self) -> &Map {
-        &self.segment
+    pub(crate) fn map(&self) -> &Part {
+        &self.part
     }
 
     pub(crate) fn layout(&self) -> &QpLayout {

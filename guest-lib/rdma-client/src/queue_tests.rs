@@ -1,5 +1,6 @@
 //! Queues against a backend that the test plays.
 
+use crate::arena::Part;
 use crate::loopback::{Rig, read};
 use crate::{
     Channel, Completion, Cq, Errno, Mr, Payload, Pd, Qp, QpAttr, QpCaps, QpInit, RecvRequest,
@@ -12,12 +13,8 @@ use farlane_abi::arena::{
 use farlane_abi::control::{EVENT_ASYNC, EVENT_FIRST_CHANNEL};
 use farlane_abi::queue as abi;
 use farlane_abi::rdma::{EVENT_DEVICE_FATAL, EVENT_QP_FATAL, QP_STATE, QPS_INIT, QPS_RTS};
-use farlane_transport::Map;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-const SEGMENT_CQ: u32 = 1;
-const SEGMENT_QP: u32 = 2;
 
 const CAPS: QpCaps = QpCaps {
     send_wr: 4,
@@ -70,12 +67,12 @@ fn write(wr_id: u64, payload: Payload<'_>) -> SendRequest<'_> {
     }
 }
 
-fn complete(cq: &Map, entries: u32, wr_id: u64) {
+fn complete(cq: &Part, entries: u32, wr_id: u64) {
     complete_of(cq, entries, wr_id, 0);
 }
 
 /// A completion of the queue pair of a number.
-fn complete_of(cq: &Map, entries: u32, wr_id: u64, number: u32) {
+fn complete_of(cq: &Part, entries: u32, wr_id: u64, number: u32) {
     let produced = cq.word(abi::CQ_OFF_PRODUCED).load(Ordering::Relaxed);
     let at = abi::CQ_OFF_ENTRIES + (produced % entries) as usize * size_of::<Completion>();
     let completion = Completion {
@@ -100,16 +97,16 @@ fn a_gathered_write_lies_in_the_queue_as_the_interface_says() {
     let elements = [sge(0x1000), sge(0x2000)];
     let request = write(42, Payload::Gather(&elements));
     queues.qp.post_send(&request).unwrap();
-    let map = queues.rig.transport.segment(SEGMENT_QP);
+    let map = queues.qp.map();
     assert_eq!(
         map.word(abi::QP_OFF_SEND_PRODUCED).load(Ordering::Acquire),
         1
     );
-    let entry: abi::SendEntry = read(&map, abi::QP_OFF_ENTRIES);
+    let entry: abi::SendEntry = read(map, abi::QP_OFF_ENTRIES);
     assert_eq!(entry.wr_id.get(), 42);
     assert_eq!((entry.opcode, entry.num_sge.get()), (abi::OP_RDMA_WRITE, 2));
     assert_eq!((entry.remote_addr.get(), entry.rkey.get()), (0x1234, 77));
-    let second: Sge = read(&map, abi::QP_OFF_ENTRIES + size_of::<abi::SendEntry>() + 16);
+    let second: Sge = read(map, abi::QP_OFF_ENTRIES + size_of::<abi::SendEntry>() + 16);
     assert_eq!(second, sge(0x2000));
 }
 
@@ -118,11 +115,11 @@ fn inline_pieces_are_joined_in_the_request() {
     let (queues, _) = queues(false);
     let request = write(1, Payload::Inline(&[b"abc", b"", b"defg"]));
     queues.qp.post_send(&request).unwrap();
-    let map = queues.rig.transport.segment(SEGMENT_QP);
-    let entry: abi::SendEntry = read(&map, abi::QP_OFF_ENTRIES);
+    let map = queues.qp.map();
+    let entry: abi::SendEntry = read(map, abi::QP_OFF_ENTRIES);
     assert_eq!((entry.inline_bytes.get(), entry.num_sge.get()), (7, 0));
     assert_eq!(entry.flags, abi::SEND_SIGNALED | abi::SEND_INLINE);
-    let data: [u8; 7] = read(&map, abi::QP_OFF_ENTRIES + size_of::<abi::SendEntry>());
+    let data: [u8; 7] = read(map, abi::QP_OFF_ENTRIES + size_of::<abi::SendEntry>());
     assert_eq!(&data, b"abcdefg");
 }
 
@@ -153,7 +150,7 @@ fn what_does_not_fit_is_refused_and_leaves_nothing() {
         post(&write(wr_id, Payload::Gather(&[]))).unwrap();
     }
     assert_eq!(post(&write(4, Payload::Gather(&[]))), Err(Errno::ENOMEM));
-    let map = queues.rig.transport.segment(SEGMENT_QP);
+    let map = queues.qp.map();
     assert_eq!(
         map.word(abi::QP_OFF_SEND_PRODUCED).load(Ordering::Acquire),
         4
@@ -167,7 +164,7 @@ fn what_does_not_fit_is_refused_and_leaves_nothing() {
 fn a_queue_pair_that_the_backend_does_not_look_at_is_rung() {
     let (queues, _) = queues(false);
     let header = queues.rig.transport.segment(0);
-    let map = queues.rig.transport.segment(SEGMENT_QP);
+    let map = queues.qp.map();
     let rung = || [OFF_RUNG, OFF_RUNG_SUMMARY].map(|at| header.word(at).load(Ordering::Acquire));
     let post = || {
         let mut queue = queues.qp.send_queue().unwrap();
@@ -195,7 +192,7 @@ fn a_queue_pair_that_the_backend_does_not_look_at_is_rung() {
 fn a_list_is_published_once_and_rings_once_if_the_backend_sleeps() {
     let (queues, _) = queues(false);
     let header = queues.rig.transport.segment(0);
-    let map = queues.rig.transport.segment(SEGMENT_QP);
+    let map = queues.qp.map();
     let bells = || queues.rig.transport.doorbells.load(Ordering::Relaxed);
     let before = bells();
     header
@@ -233,7 +230,7 @@ fn a_list_is_published_once_and_rings_once_if_the_backend_sleeps() {
 #[test]
 fn completions_come_in_order_across_the_end_of_the_queue() {
     let (queues, _) = queues(false);
-    let map = queues.rig.transport.segment(SEGMENT_CQ);
+    let map = queues.cq.part();
     assert_eq!(queues.cq.entries(), 8);
     let mut next = 0;
     for round in 0..50_u64 {
@@ -264,7 +261,7 @@ fn what_a_queue_pair_has_completed_goes_with_it_and_with_its_reset() {
         ..QpInit::reliable(&cq, CAPS)
     };
     let qp = Qp::create(&pd, &init).unwrap();
-    let maps = [1, 2].map(|segment| rig.transport.segment(segment));
+    let maps = [cq.part(), other.part()];
     let polled = |cq: &Cq| {
         let mut taken = [Completion::default(); 8];
         let count = cq.poll(&mut taken).unwrap();
@@ -312,7 +309,7 @@ fn what_a_queue_pair_has_completed_goes_with_it_and_with_its_reset() {
 #[test]
 fn a_producer_word_beyond_the_queue_is_an_error_and_reads_nothing() {
     let (queues, _) = queues(false);
-    let map = queues.rig.transport.segment(SEGMENT_CQ);
+    let map = queues.cq.part();
     for nonsense in [9, u32::MAX, 1 << 31] {
         map.word(abi::CQ_OFF_PRODUCED)
             .store(nonsense, Ordering::Release);
@@ -324,7 +321,7 @@ fn a_producer_word_beyond_the_queue_is_an_error_and_reads_nothing() {
 #[test]
 fn a_dead_device_gives_what_had_completed_and_then_enodev() {
     let (queues, _) = queues(false);
-    complete(&queues.rig.transport.segment(SEGMENT_CQ), 8, 11);
+    complete(queues.cq.part(), 8, 11);
     queues.rig.transport.die();
     let mut taken = [Completion::default(); 2];
     assert_eq!(queues.cq.poll(&mut taken), Ok(1));
@@ -342,7 +339,7 @@ fn a_dead_device_gives_what_had_completed_and_then_enodev() {
 #[test]
 fn a_request_for_any_completion_stands_against_one_for_solicited_ones() {
     let (queues, _) = queues(false);
-    let map = queues.rig.transport.segment(SEGMENT_CQ);
+    let map = queues.cq.part();
     let armed = || map.word(abi::CQ_OFF_ARMED).load(Ordering::Acquire);
     queues.cq.arm(true).unwrap();
     assert_eq!(armed(), abi::ARM_SOLICITED);
@@ -365,7 +362,7 @@ fn a_channel_gives_each_event_once_and_enodev_to_every_waiter_after_death() {
     let (queues, channel) = queues(true);
     let channel = channel.unwrap();
     assert_eq!(channel.destroy().unwrap_err().errno(), Errno::EBUSY);
-    let map = queues.rig.transport.segment(SEGMENT_CQ);
+    let map = queues.cq.part();
     for event in 1..=2 {
         map.word(abi::CQ_OFF_EVENTS).store(event, Ordering::Release);
         queues.rig.transport.raise(EVENT_FIRST_CHANNEL);

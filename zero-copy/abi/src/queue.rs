@@ -1,6 +1,6 @@
 //! Work queues and completion queues in shared memory.
 //!
-//! A **queue pair** lies in one segment: [`QpLayout`]. The producer words are written by the
+//! A **queue pair** lies in one segment, beside others: [`QpLayout`]. The producer words are written by the
 //! process, the consumer words by the backend; both count freely and wrap at 2^32. An entry may
 //! be reused when the consumer word has passed it.
 //!
@@ -9,9 +9,12 @@
 //!
 //! Number of entries is always a power of two, so that an index is the word masked.
 
-use crate::PAGE_BYTES;
 use crate::wire::pod;
 use zerocopy::little_endian::{U16, U32, U64};
+
+/// Where queues may begin in a segment: at multiples of this, so that no two have a word in one
+/// cache line.
+pub const QUEUE_ALIGN: u64 = 64;
 
 /// Send queue: producer word (process).
 pub const QP_OFF_SEND_PRODUCED: usize = 0x000;
@@ -242,11 +245,11 @@ impl QpLayout {
         QP_OFF_ENTRIES + self.send_entries as usize * self.send_stride
     }
 
-    /// Length of the segment in bytes, a multiple of the page size.
+    /// Bytes that it takes of a segment, a multiple of [`QUEUE_ALIGN`].
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {
         let end = self.recv_offset() + self.recv_entries as usize * self.recv_stride;
-        (end as u64).next_multiple_of(PAGE_BYTES)
+        (end as u64).next_multiple_of(QUEUE_ALIGN)
     }
 }
 
@@ -266,10 +269,10 @@ impl CqLayout {
         })
     }
 
-    /// Length of the segment in bytes, a multiple of the page size.
+    /// Bytes that it takes of a segment, a multiple of [`QUEUE_ALIGN`].
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {
         let end = CQ_OFF_ENTRIES + self.entries as usize * size_of::<Completion>();
-        (end as u64).next_multiple_of(PAGE_BYTES)
+        (end as u64).next_multiple_of(QUEUE_ALIGN)
     }
 }

@@ -183,6 +183,8 @@ pod! {
     pub struct CreateCq {
         /// The segment that holds it, laid out as [`CqLayout`](crate::queue::CqLayout).
         pub region: U32,
+        /// Where it begins there, a multiple of 64. No other queue overlaps it.
+        pub offset: U32,
         /// Entries.
         pub entries: U32,
         /// Event index of its completion channel, or zero.
@@ -200,8 +202,10 @@ pod! {
         /// `enum ibv_qp_type`.
         pub qp_type: U32,
         /// The segment that holds it, laid out as [`QpLayout`](crate::queue::QpLayout) of the
-        /// five numbers that follow.
+        /// five numbers that follow after its place.
         pub region: U32,
+        /// Where it begins there, a multiple of 64. No other queue overlaps it.
+        pub offset: U32,
         /// Send requests.
         pub send_wr: U32,
         /// Elements of a send request.

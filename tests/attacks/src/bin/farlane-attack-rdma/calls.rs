@@ -127,6 +127,7 @@ fn regions(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
     ] {
         let on_cq = verbs.create_cq(&CreateCq {
             region: region.into(),
+            offset: 0.into(),
             entries: 4096.into(),
             event: 0.into(),
         });
@@ -145,6 +146,21 @@ fn regions(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
         });
         table.refused(GROUP, &format!("create_qp on {name}"), on_qp.map(drop), bad);
     }
+    for (what, offset) in [
+        ("in another one's last entries", 64),
+        ("that is not aligned", 8),
+        ("beyond its segment", 1 << 30),
+        ("beyond all segments", u32::MAX & !63),
+    ] {
+        let outcome = verbs.create_cq(&CreateCq {
+            region: cq.region.into(),
+            offset: offset.into(),
+            entries: 1.into(),
+            event: 0.into(),
+        });
+        let what = format!("create_cq {what}");
+        table.refused(GROUP, &what, outcome.map(drop), bad);
+    }
     for (what, entries, event) in [
         ("no entries", 0, 0),
         ("too many entries", 1 << 30, 0),
@@ -153,6 +169,7 @@ fn regions(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
     ] {
         let outcome = verbs.create_cq(&CreateCq {
             region: short.into(),
+            offset: 0.into(),
             entries: entries.into(),
             event: event.into(),
         });

@@ -218,6 +218,7 @@ impl Queue {
         let (region, map) = session.segment(layout.segment_bytes())?;
         let handle = VerbsStubs(session).create_cq(&CreateCq {
             region: region.into(),
+            offset: 0.into(),
             entries: entries.into(),
             event: 0.into(),
         })?;
