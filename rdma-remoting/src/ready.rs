@@ -20,10 +20,14 @@ use std::time::Instant;
 
 /// Words of the summary of what was rung.
 const SUMMARY_WORDS: usize = RUNG_WORDS.div_ceil(32);
-/// Words of what was rung that are looked at in a turn: each is 32 queue pairs.
+/// Words of what was rung that are looked at in a turn: each is 32 queue pairs. As many as
+/// [`CALLED_IN_A_TURN`].
 const RUNG_IN_A_TURN: usize = 4;
 /// How many that had nothing to do have a turn before the clock is looked at.
 const BETWEEN_CLOCKS: usize = 64;
+/// How many come to have turns in a turn because they were scheduled, and because their timers are
+/// over: about 10 us.
+const CALLED_IN_A_TURN: usize = 128;
 
 /// What has turns.
 pub(crate) trait Served {
@@ -135,6 +139,8 @@ pub(crate) struct Ready<T> {
     timers: BTreeSet<(Instant, u32)>,
     /// What was rung and has not been looked at, as in the summary.
     rung: [u32; SUMMARY_WORDS],
+    /// Slots of those that were scheduled and have not been called.
+    scheduled: Vec<u32>,
 }
 
 impl<T> Default for Ready<T> {
@@ -144,6 +150,7 @@ impl<T> Default for Ready<T> {
             busy: VecDeque::new(),
             timers: BTreeSet::new(),
             rung: [0; SUMMARY_WORDS],
+            scheduled: Vec::new(),
         }
     }
 }
@@ -210,9 +217,15 @@ impl<T: Served> Ready<T> {
         }
     }
 
-    /// Those have turns that were scheduled.
+    /// Those have turns that were scheduled: of very many some in the next turn.
     pub fn call_scheduled(&mut self, inbox: &Inbox, now: Instant) {
-        for slot in inbox.take() {
+        if self.scheduled.is_empty() {
+            self.scheduled = inbox.take();
+        }
+        for _ in 0..CALLED_IN_A_TURN {
+            let Some(slot) = self.scheduled.pop() else {
+                return;
+            };
             self.call(slot, now + BUSY);
         }
     }
@@ -220,18 +233,20 @@ impl<T: Served> Ready<T> {
     /// Those have turns whose process has rung, as `header` has it: of very many some in the next
     /// turn.
     pub fn call_rung(&mut self, header: &SharedMemory, now: Instant) {
+        // Who rings meanwhile comes when all of these have come.
+        if self.rung == [0; SUMMARY_WORDS] {
+            for (at, rung) in self.rung.iter_mut().enumerate() {
+                *rung = take(header, OFF_RUNG_SUMMARY + 4 * at);
+            }
+        }
         let mut left = RUNG_IN_A_TURN;
         for at in 0..SUMMARY_WORDS {
-            self.rung[at] |= take(header, OFF_RUNG_SUMMARY + 4 * at);
             while self.rung[at] != 0 && left > 0 {
-                left -= 1;
                 let bit = self.rung[at].trailing_zeros();
                 self.rung[at] &= self.rung[at] - 1;
                 let word = 32 * at + to_usize(bit.into());
-                if word >= RUNG_WORDS {
-                    continue;
-                }
                 let mut rung = take(header, OFF_RUNG + 4 * word);
+                left -= usize::from(rung != 0);
                 while rung != 0 {
                     let at = 32 * word + to_usize(rung.trailing_zeros().into());
                     rung &= rung - 1;
@@ -245,9 +260,10 @@ impl<T: Served> Ready<T> {
 
     /// Those have turns whose timers are over.
     fn call_due(&mut self, now: Instant) {
-        while let Some(&(at, slot)) = self.timers.first()
-            && at <= now
-        {
+        for _ in 0..CALLED_IN_A_TURN {
+            let Some(&(_, slot)) = self.timers.first().filter(|(at, _)| *at <= now) else {
+                return;
+            };
             self.timers.pop_first();
             let place = self.members.get_mut(to_usize(slot.into()));
             if let Some(member) = place.and_then(Option::as_mut) {
@@ -271,6 +287,7 @@ impl<T: Served> Ready<T> {
             };
             let worked = self.give(slot, look);
             progress.worked |= worked;
+            progress.idle += usize::from(!worked);
             if done < most
                 && (worked || done.is_multiple_of(BETWEEN_CLOCKS))
                 && is_over.as_ref().is_some_and(|is_over| is_over())
@@ -279,7 +296,7 @@ impl<T: Served> Ready<T> {
                 break;
             }
         }
-        progress.cut |= self.rung.iter().any(|&rung| rung != 0);
+        progress.cut |= self.rung != [0; SUMMARY_WORDS] || !self.scheduled.is_empty();
         progress.deadline = self.timers.first().map(|&(at, _)| at);
         progress
     }

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 pub(crate) const TURN: Duration = Duration::from_micros(100);
 /// How many with nothing to do have a turn before the clock is looked at.
 const BETWEEN_CLOCKS: usize = 64;
-/// Idle contexts of a tenant that are looked at in a turn: about 10 us.
+/// Idle contexts of a tenant, and idle queue pairs of those, that are looked at in a turn: about
+/// 10 us.
 const IDLE_OF_TENANT: usize = 128;
 /// Who had something to do is busy for so long.
 pub(crate) const BUSY: Duration = Duration::from_millis(10);
@@ -52,6 +53,11 @@ impl Look {
             Pace::Whole => usize::MAX,
         }
     }
+}
+
+/// Whether a turn may have taken so long that the clock is to be looked at.
+fn took_time(came: &Progress) -> bool {
+    came.worked || came.idle > 0 || came.cut
 }
 
 /// A list whose members have turns.
@@ -148,7 +154,7 @@ impl<T> Rota<T> {
             progress = progress.and(came);
             done += 1;
             if done < busy
-                && (came.worked || done.is_multiple_of(BETWEEN_CLOCKS))
+                && (took_time(&came) || done.is_multiple_of(BETWEEN_CLOCKS))
                 && is_over.as_ref().is_some_and(|is_over| is_over())
             {
                 break;
@@ -165,10 +171,10 @@ impl<T> Rota<T> {
                 // Its turn comes, or has come, with those who are busy.
                 continue;
             }
-            *idle -= 1;
             let came = self.give(at, look, &mut turn);
+            *idle = idle.saturating_sub(came.idle.saturating_add(1));
             progress = progress.and(came);
-            if came.worked && is_over.get_or_insert_with(&clock)() {
+            if took_time(&came) && is_over.get_or_insert_with(&clock)() {
                 break;
             }
         }

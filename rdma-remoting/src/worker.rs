@@ -113,7 +113,13 @@ impl Worker {
     pub fn dismiss(&self, contexts: &HashSet<*const Context>) -> Option<u64> {
         self.state.change(|list| {
             let before = list.len();
-            list.retain(|context| !contexts.contains(&Arc::as_ptr(context)));
+            list.retain(|context| {
+                let is_dismissed = contexts.contains(&Arc::as_ptr(context));
+                if is_dismissed {
+                    context.inbox().tell(None);
+                }
+                !is_dismissed
+            });
             list.len() != before
         })
     }
@@ -220,7 +226,13 @@ impl WorkerState {
                 continue;
             }
             match &mut rest {
-                Some(rest) => rest.note(progress.deadline),
+                Some(rest) => {
+                    rest.note(progress.deadline);
+                    if progress.cut {
+                        // It looks as often as others make it: they have the CPU before.
+                        std::thread::yield_now();
+                    }
+                }
                 None => {
                     if let idle::Rest::Sleep(limit) = idle.idle() {
                         // Who posts something from now on wakes it. What was posted before is

@@ -54,6 +54,11 @@ impl Header {
         // Pairs with the backend's fence between saying that it sleeps and its last look at the
         // rings: one of the two sees the other (`farlane_abi::arena`).
         fence(Ordering::SeqCst);
+        self.wake_if_asleep()
+    }
+
+    /// The same, after a full fence.
+    fn wake_if_asleep(&self) -> bool {
         let state = self.segment.word(OFF_BACKEND_STATE);
         let sleeps = state.load(Ordering::Relaxed) == BACKEND_SLEEPING;
         if sleeps {
@@ -72,8 +77,9 @@ impl Header {
         if state.load(Ordering::Relaxed) == BACKEND_SLEEPING {
             self.set_bit(OFF_RUNG, slot);
             self.set_bit(OFF_RUNG_SUMMARY, slot / 32);
+            fence(Ordering::SeqCst);
         }
-        self.wake_backend();
+        self.wake_if_asleep();
     }
 
     fn set_bit(&self, bits: usize, bit: u32) {

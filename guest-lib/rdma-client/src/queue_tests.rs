@@ -12,7 +12,7 @@ use farlane_abi::arena::{
 };
 use farlane_abi::control::{EVENT_ASYNC, EVENT_FIRST_CHANNEL};
 use farlane_abi::queue as abi;
-use farlane_abi::rdma::{EVENT_DEVICE_FATAL, EVENT_QP_FATAL, QP_STATE, QPS_INIT, QPS_RTS};
+use farlane_abi::rdma::{EVENT_DEVICE_FATAL, EVENT_QP_FATAL, MAX_QPS, QP_STATE, QPS_INIT, QPS_RTS};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -186,6 +186,14 @@ fn a_queue_pair_that_the_backend_does_not_look_at_is_rung() {
     };
     queues.qp.recv_queue().unwrap().push(&request).unwrap();
     assert_eq!(rung(), [1, 1]);
+    // The bit of the last slot, and of its word: words have 32.
+    let state = map.word(abi::QP_OFF_BACKEND_STATE);
+    queues.rig.context.header().ring(state, MAX_QPS - 1);
+    let last = |at: usize, bits: usize| header.word(at + bits / 8 - 4).load(Ordering::Acquire);
+    let words = usize::try_from(MAX_QPS).unwrap() / 32;
+    assert_eq!(last(OFF_RUNG, 32 * words), 1 << 31);
+    assert_eq!(last(OFF_RUNG_SUMMARY, words), 1 << 31);
+    assert_eq!(rung(), [1, 1]);
 }
 
 #[test]
@@ -235,7 +243,7 @@ fn completions_come_in_order_across_the_end_of_the_queue() {
     let mut next = 0;
     for round in 0..50_u64 {
         for index in 0..7 {
-            complete(&map, 8, round * 7 + index);
+            complete(map, 8, round * 7 + index);
         }
         let mut taken = [Completion::default(); 3];
         for expected in [3, 3, 1, 0] {

@@ -152,6 +152,8 @@ pub struct Progress {
     pub deadline: Option<Instant>,
     /// There was no time for some: of those it says nothing.
     pub cut: bool,
+    /// Queue pairs that had a turn and nothing to do, where it is one of several.
+    pub idle: usize,
 }
 
 impl Progress {
@@ -162,6 +164,7 @@ impl Progress {
             worked: self.worked || other.worked,
             deadline: earlier(self.deadline, other.deadline),
             cut: self.cut || other.cut,
+            idle: self.idle.saturating_add(other.idle),
         }
     }
 }

@@ -157,6 +157,28 @@ fn a_tenant_has_one_round_in_a_turn_whatever_it_has_open() {
     assert!(turn(&mut tenants, &|_| true).is_empty());
 }
 
+/// Those whose queue pairs have nothing to do take time all the same.
+#[test]
+fn contexts_do_not_look_at_idle_queue_pairs_for_longer_than_a_turn() {
+    let mut rig = Rig::new(1000);
+    rig.turn(1000, false, |_| true);
+    let looks = Cell::new(0_usize);
+    let turn = |_: &usize| {
+        looks.set(looks.get() + 1);
+        Progress {
+            idle: 50,
+            ..Progress::default()
+        }
+    };
+    rig.rota.turn(&rig.look, &mut 0, || || true, turn);
+    assert_eq!(looks.take(), 1, "of those who are busy");
+    let mut rig = Rig::new(1000);
+    rig.rota.turn(&rig.look, &mut 128, || || false, turn);
+    assert_eq!(looks.take(), 3, "of the others");
+    rig.rota.turn(&rig.look, &mut 128, || || true, turn);
+    assert_eq!(looks.take(), 1);
+}
+
 /// A tenant's contexts, each of which takes so many turns to be looked at.
 #[test]
 fn all_are_looked_at_however_many_turns_each_takes() {

@@ -217,27 +217,28 @@ fn who_waits_for_a_peer_that_has_stopped_is_scheduled_when_it_goes_on() {
     assert_eq!(p.a.next(), Some((1, WC_STATUS_SUCCESS)));
 }
 
-/// A queue pair that is not there yet is waited for by its number.
+/// Who says that it is connected to others has nobody look but those who wait.
 #[test]
-fn who_waits_for_a_number_is_scheduled_when_there_is_one() {
-    let engine = SoftEngine::new();
+fn a_stranger_that_names_a_queue_pair_has_it_look_only_if_it_waits() {
     let setup = Setup {
         timeout: 0,
         ..NORMAL
     };
-    let (a, b) = (end(&engine, 1, &setup), end(&engine, 2, &setup));
+    let engine = SoftEngine::new();
+    let [a, b, stranger] = [1, 2, 3].map(|gid| end(&engine, gid, &setup));
     connect(&a, &b, 2, [100, 200], &setup);
     connect(&b, &a, 1, [200, 100], &setup);
+    a.was_scheduled();
+    connect(&stranger, &a, 1, [1, 1], &setup);
+    assert!(!a.was_scheduled(), "it does not wait");
+    let now = Instant::now();
     b.qp.destroy();
     a.post_send(1, &[a.element(0, 8)]);
-    let now = Instant::now();
     while a.qp.progress(now.into()).worked {}
     a.was_scheduled();
-    b.qp.destroy();
-    assert!(a.was_scheduled(), "it looks whether it is another one");
-    while a.qp.progress(now.into()).worked {}
-    a.qp.destroy();
-    a.was_scheduled();
-    b.qp.destroy();
-    assert!(!a.was_scheduled(), "it waits for nobody any more");
+    stranger.qp.pause(true);
+    assert!(a.was_scheduled());
+    assert_eq!(a.qp.progress(now.into()), Progress::default(), "it is none");
+    stranger.qp.destroy();
+    assert!(!a.was_scheduled(), "who is gone answers nobody");
 }

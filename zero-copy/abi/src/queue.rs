@@ -1,8 +1,8 @@
 //! Work queues and completion queues in shared memory.
 //!
-//! A **queue pair** lies in one segment, beside others: [`QpLayout`]. The producer words are written by the
-//! process, the consumer words by the backend; both count freely and wrap at 2^32. An entry may
-//! be reused when the consumer word has passed it.
+//! A **queue pair** lies in one segment, beside others: [`QpLayout`]. The producer words are
+//! written by the process, the consumer words by the backend; both count freely and wrap at 2^32.
+//! An entry may be reused when the consumer word has passed it.
 //!
 //! A **completion queue** lies in one segment: [`CqLayout`]. The producer word is written by the
 //! backend, the consumer word by the process.

@@ -2,10 +2,10 @@
 
 use super::attributes::State;
 use super::fabric::QpName;
-use super::waits::{Answers, Receiver};
+use super::waits::{Receiver, Requesting};
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
-use crate::engine::{Destination, PortAddress, QpNumber, Schedule};
+use crate::engine::{PortAddress, QpNumber};
 use crate::memory::{MemoryTable, PdHandle};
 use farlane_sys::log_limit::LogLimit;
 use std::sync::Arc;
@@ -32,12 +32,10 @@ pub struct QpCommon {
     pub address: PortAddress,
     pub pd: PdHandle,
     pub memory: Arc<MemoryTable>,
-    /// Requesters of the engine that wait for an answer.
-    pub answers: Arc<Answers>,
     /// The peer's requester, while it waits for a receive request of this one.
     pub receiver: Receiver,
-    /// Has this one looked at.
-    pub schedule: Arc<dyn Schedule>,
+    /// Its own requester, while it waits for the peer to answer.
+    pub requesting: Requesting,
     pub signal_all: bool,
     pub send_cq: Arc<dyn CompletionSink>,
     pub recv_cq: Arc<dyn CompletionSink>,
@@ -84,28 +82,6 @@ impl QpCommon {
         name.number == self.number && self.address.is_named_by(name.destination)
     }
 
-    /// What peers name it by: the GID, which tells it from all others, and the LID of its port.
-    pub fn names(&self) -> [QpName; 2] {
-        let PortAddress { gid, lid } = self.address;
-        [Destination::Gid(gid), Destination::Lid(lid)].map(|destination| QpName {
-            destination,
-            number: self.number,
-        })
-    }
-
-    /// Waits for an answer of the queue pair that has this name, and for nobody else.
-    pub fn wait_for(&self, peer: QpName) {
-        let [own, _] = self.names();
-        let waiter = Arc::downgrade(&self.schedule);
-        self.answers.wait(own, peer, waiter);
-    }
-
-    /// Waits for nobody.
-    pub fn wait_for_none(&self) {
-        let [own, _] = self.names();
-        self.answers.forget(own);
-    }
-
     pub fn state(&self) -> State {
         self.state.get()
     }
@@ -115,22 +91,9 @@ impl QpCommon {
         let entered = self.state.fail();
         if entered {
             // It has requests to flush; its peer waits for nothing any more.
-            self.changed();
+            self.requesting.schedule();
+            self.receiver.changed();
         }
         entered
-    }
-
-    /// Who waits for its answer looks again.
-    pub fn tell_waiting(&self) {
-        for name in self.names() {
-            self.answers.changed(name);
-        }
-    }
-
-    /// It has changed otherwise than by a request: it is looked at, and so is who waits for it.
-    pub fn changed(&self) {
-        self.schedule.schedule();
-        self.tell_waiting();
-        self.receiver.pass_on();
     }
 }

@@ -1,7 +1,6 @@
 //! Which queue pair has which name: numbers are those of a port.
 
 use super::target::Target;
-use super::waits::Answers;
 use crate::draws::Draws;
 use crate::engine::{Destination, PortAddress, QpNumber, RawGid};
 use crate::nodes::TransferObserver;
@@ -64,8 +63,6 @@ impl Ports {
 #[derive(Default)]
 pub struct Fabric {
     ports: RwLock<Ports>,
-    /// Who waits for an answer.
-    pub answers: Arc<Answers>,
     /// Told of what is moved.
     pub transfers: Option<Arc<dyn TransferObserver>>,
 }

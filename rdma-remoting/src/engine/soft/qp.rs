@@ -2,10 +2,10 @@
 
 use super::attributes::{self, State};
 use super::common::{QpCommon, SharedState};
-use super::fabric::Fabric;
+use super::fabric::{Fabric, QpName};
 use super::requester::Requester;
 use super::target::Target;
-use super::waits::Receiver;
+use super::waits::{Receiver, Requesting};
 use crate::counters;
 use crate::engine::{EngineQp, Progress, QpNumber, QpSpec, Turn};
 use farlane_abi::Errno;
@@ -18,8 +18,10 @@ const FLUSHES_PER_TURN: u32 = 256;
 
 /// A queue pair of a reliable connection (RC).
 ///
-/// Locks, in order: `attr`, `requester`, the target's responder (a requester takes its peer's,
-/// never a second one), then what the completion queues lock.
+/// Locks, in order: those of the context's objects and of its [`Ready`](crate::ready::Ready),
+/// `attr`, `requester`, the target's responder (a requester takes its peer's, never a second one),
+/// then the fabric's, what the completion queues lock, the receiver's waiter and the inbox of
+/// whoever is scheduled, of which none is held while another is taken.
 pub struct SoftQp {
     fabric: Arc<Fabric>,
     target: Arc<Target>,
@@ -38,9 +40,8 @@ impl SoftQp {
                 address: spec.address,
                 pd: spec.pd,
                 memory: spec.memory,
-                answers: Arc::clone(&fabric.answers),
                 receiver: Receiver::default(),
-                schedule: spec.schedule,
+                requesting: Requesting::new(spec.schedule),
                 signal_all: spec.signal_all,
                 send_cq: spec.send_cq,
                 recv_cq: spec.recv_cq,
@@ -52,8 +53,6 @@ impl SoftQp {
             Target::new(common, recvs)
         })?;
         counters::count(&target.common.counters.queue_pairs, 1);
-        // Whoever waits for one of this number finds one, which does not answer yet.
-        target.common.tell_waiting();
         Some(Self {
             fabric: Arc::clone(fabric),
             target,
@@ -72,6 +71,17 @@ impl SoftQp {
 
     fn attr(&self) -> MutexGuard<'_, QpAttr> {
         lock(&self.attr)
+    }
+
+    /// It has changed otherwise than by a request: it has a turn, and so has its peer, where that
+    /// waits for it.
+    fn changed(&self, peer: Option<QpName>) {
+        let qp = self.common();
+        qp.requesting.schedule();
+        qp.receiver.changed();
+        if let Some(peer) = peer.and_then(|peer| self.fabric.find(peer)) {
+            peer.common.requesting.peer_changed();
+        }
     }
 
     fn flush(&self) -> Progress {
@@ -97,17 +107,17 @@ impl EngineQp for SoftQp {
         let mut responder = self.target.responder();
         let (to, new) = attributes::modify(self.common().state(), &held, mask, attr)?;
         *held = new;
+        let peer = attributes::peer(to, &new);
         if to == State::Reset {
             requester.reset();
             responder.reset();
         } else {
-            let peer = attributes::peer(to, &new);
             requester.set(&new, peer);
             responder.set(&new, peer);
         }
         self.common().state.set(to);
-        drop((responder, requester, held));
-        self.common().changed();
+        drop((responder, requester));
+        self.changed(peer);
         Ok(())
     }
 
@@ -150,12 +160,13 @@ impl EngineQp for SoftQp {
 
     fn pause(&self, paused: bool) {
         // In the order of locks; whoever moves bytes of this queue pair holds one of the two.
+        let attr = self.attr();
         let mut requester = self.requester();
         let mut responder = self.target.responder();
         requester.pause(paused);
         responder.pause(paused);
         drop((requester, responder));
-        self.common().changed();
+        self.changed(attributes::peer(self.common().state(), &attr));
     }
 
     fn destroy(&self) {
@@ -167,8 +178,7 @@ impl EngineQp for SoftQp {
         requester.reset();
         responder.reset();
         drop((requester, responder));
-        self.common().wait_for_none();
-        self.common().changed();
+        self.common().receiver.changed();
         counters::uncount(&self.common().counters.queue_pairs, 1);
     }
 }

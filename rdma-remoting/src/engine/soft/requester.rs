@@ -307,24 +307,19 @@ impl Requester {
         Some(peer)
     }
 
-    fn wait_for_answer(&self, qp: &QpCommon) -> Step {
-        if let Some(peer) = self.peer_name {
-            qp.wait_for(peer);
-        }
-        Step::Wait(Wait::Answer)
-    }
-
     /// Moves some of the request at hand, on a worker of `node`.
     fn step(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut u64) -> Step {
         let Some(peer) = self.peer() else {
-            return self.wait_for_answer(qp);
+            qp.requesting.wait();
+            return Step::Wait(Wait::Answer);
         };
         // Held while bytes move: whoever ends the peer waits for it.
         let mut responder = peer.responder();
         if !self.is_answered(qp, &peer, &responder) {
             drop(responder);
             self.peer = Weak::new();
-            return self.wait_for_answer(qp);
+            qp.requesting.wait();
+            return Step::Wait(Wait::Answer);
         }
         let Some(active) = self.active.as_mut() else {
             return Step::Failed(WC_STATUS_LOC_QP_OP_ERR);
@@ -353,7 +348,7 @@ impl Requester {
                 Step::Done
             }
             Err(Refusal::Nak(Nak::NotReady(timer))) => {
-                peer.common.receiver.wait(Arc::downgrade(&qp.schedule));
+                peer.common.receiver.wait(&qp.requesting);
                 Step::Wait(Wait::Receiver(timer))
             }
             Err(Refusal::Nak(Nak::Fatal(status)) | Refusal::Local(status)) => Step::Failed(status),

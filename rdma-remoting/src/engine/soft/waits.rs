@@ -1,92 +1,58 @@
-//! Who waits for whom: requesters whose peers do not answer, and whose peers have no receive
-//! request.
+//! A requester that waits: for a peer that answers, or for a peer's receive request.
+//!
+//! It says so, then looks once more, and has no turn until it is scheduled. Whoever changes what it
+//! may wait for looks whether it waits, after the change ([`wake::wait_for_other`]).
 
-use super::fabric::QpName;
 use crate::engine::Schedule;
 use farlane_sys::sync::lock;
 use farlane_worker::wake;
-use std::collections::HashMap;
-use std::sync::atomic::AtomicU32;
-use std::sync::{Mutex, Weak};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::{Arc, Mutex, Weak};
 
-/// A requester that waits, as it is scheduled.
-type Waiter = Weak<dyn Schedule>;
-
-/// Requesters that wait for an answer, by the name of the queue pair that is to answer, as they
-/// have it: whether there is one or not. Each waits for one at a time, and has one name itself.
-#[derive(Default)]
-pub struct Answers(Mutex<Waiting>);
-
-#[derive(Default)]
-struct Waiting {
-    /// Whom each requester waits for.
-    of: HashMap<QpName, QpName>,
-    /// Who waits for each.
-    by: HashMap<QpName, HashMap<QpName, Waiter>>,
+/// How a queue pair is scheduled, and whether its requester waits for an answer: of the one queue
+/// pair that it is connected to, which alone can come to answer.
+pub struct Requesting {
+    schedule: Arc<dyn Schedule>,
+    awaits: AtomicU32,
 }
 
-impl Waiting {
-    fn forget(&mut self, who: QpName) {
-        if let Some(peer) = self.of.remove(&who)
-            && let Some(all) = self.by.get_mut(&peer)
-        {
-            all.remove(&who);
-            if all.is_empty() {
-                self.by.remove(&peer);
-            }
+impl Requesting {
+    pub fn new(schedule: Arc<dyn Schedule>) -> Self {
+        Self {
+            schedule,
+            awaits: AtomicU32::new(0),
         }
     }
-}
 
-impl Answers {
-    /// Requester `who` waits for `peer`, and for nobody else. After this it looks once more.
-    pub fn wait(&self, who: QpName, peer: QpName, waiter: Waiter) {
-        let mut waiting = lock(&self.0);
-        waiting.forget(who);
-        waiting.of.insert(who, peer);
-        waiting.by.entry(peer).or_default().insert(who, waiter);
+    /// It has a turn.
+    pub fn schedule(&self) {
+        self.schedule.schedule();
     }
 
-    /// Requester `who` waits for nobody.
-    pub fn forget(&self, who: QpName) {
-        lock(&self.0).forget(who);
+    /// Its requester waits for an answer. After this it looks once more.
+    pub fn wait(&self) {
+        wake::wait_for_other(&self.awaits);
     }
 
-    /// A queue pair has changed: it may answer now, or no longer. Said of each name that it has.
-    pub fn changed(&self, peer: QpName) {
-        let all = {
-            let mut waiting = lock(&self.0);
-            let all = waiting.by.remove(&peer).unwrap_or_default();
-            for who in all.keys() {
-                waiting.of.remove(who);
-            }
-            all
-        };
-        for waiter in all.into_values() {
-            schedule(&waiter);
+    /// Its peer has changed: it may answer now. To be called after a full fence.
+    pub fn peer_changed(&self) {
+        if wake::must_pass_on(&self.awaits) {
+            self.schedule();
         }
     }
 }
 
 /// The requester that waits for a receive request of a queue pair: it has one peer.
+#[derive(Default)]
 pub struct Receiver {
     awaited: AtomicU32,
-    waiter: Mutex<Option<Waiter>>,
-}
-
-impl Default for Receiver {
-    fn default() -> Self {
-        Self {
-            awaited: AtomicU32::new(0),
-            waiter: Mutex::new(None),
-        }
-    }
+    waiter: Mutex<Option<Weak<dyn Schedule>>>,
 }
 
 impl Receiver {
     /// The peer's requester waits. After this it looks once more.
-    pub fn wait(&self, waiter: Waiter) {
-        *lock(&self.waiter) = Some(waiter);
+    pub fn wait(&self, peer: &Requesting) {
+        *lock(&self.waiter) = Some(Arc::downgrade(&peer.schedule));
         wake::wait_for_other(&self.awaited);
     }
 
@@ -97,109 +63,60 @@ impl Receiver {
 
     /// Has the peer's requester look, where it waits.
     pub fn pass_on(&self) {
-        if wake::must_pass_on(&self.awaited) {
-            let waiter = lock(&self.waiter).take();
-            waiter.iter().for_each(schedule);
+        if wake::must_pass_on(&self.awaited)
+            && let Some(waiter) = lock(&self.waiter).take()
+            && let Some(waiter) = waiter.upgrade()
+        {
+            waiter.schedule();
         }
     }
-}
 
-fn schedule(waiter: &Waiter) {
-    if let Some(waiter) = waiter.upgrade() {
-        waiter.schedule();
+    /// The queue pair has changed otherwise than by a receive request.
+    pub fn changed(&self) {
+        // Between the change and the look whether somebody waits.
+        fence(Ordering::SeqCst);
+        self.pass_on();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Destination, QpNumber};
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
-    fn counting() -> (Arc<AtomicUsize>, Arc<dyn Schedule>) {
+    fn counting() -> (Arc<AtomicUsize>, Requesting) {
         let count = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&count);
-        let waiter = move || {
+        let schedule = move || {
             counted.fetch_add(1, Ordering::SeqCst);
         };
-        (count, Arc::new(waiter))
-    }
-
-    fn number(of: u32) -> QpName {
-        QpName {
-            destination: Destination::Lid(1),
-            number: QpNumber::of(of),
-        }
+        (count, Requesting::new(Arc::new(schedule)))
     }
 
     #[test]
-    fn a_requester_waits_for_one_peer_and_is_told_once() {
-        let answers = Answers::default();
-        let (told, waiter) = counting();
-        let wait = |who, peer| answers.wait(number(who), number(peer), Arc::downgrade(&waiter));
-        let told = || told.load(Ordering::SeqCst);
-        wait(1, 7);
-        wait(1, 8);
-        answers.changed(number(7));
-        assert_eq!(told(), 0, "it waits for another one");
-        answers.changed(number(8));
-        answers.changed(number(8));
-        assert_eq!(told(), 1);
-        wait(1, 7);
-        wait(2, 7);
-        answers.forget(number(1));
-        answers.changed(number(7));
-        assert_eq!(told(), 2);
-        let waiting = lock(&answers.0);
-        assert!(waiting.of.is_empty() && waiting.by.is_empty());
-    }
-
-    #[test]
-    fn one_number_at_two_ports_is_two_names() {
-        let answers = Answers::default();
-        let at = |destination| QpName {
-            destination,
-            number: QpNumber::of(7),
-        };
-        let [here, there] = [1, 2].map(|gid| at(Destination::Gid([gid; 16])));
-        let waiters = [counting(), counting()];
-        let told = || [0, 1].map(|i: usize| waiters[i].0.load(Ordering::SeqCst));
-        answers.wait(here, there, Arc::downgrade(&waiters[0].1));
-        answers.wait(there, here, Arc::downgrade(&waiters[1].1));
-        answers.changed(here);
-        assert_eq!(told(), [0, 1]);
-        answers.changed(at(Destination::Lid(2)));
-        assert_eq!(told(), [0, 1]);
-        answers.forget(there);
-        answers.changed(there);
-        assert_eq!(told(), [1, 1]);
-    }
-
-    #[test]
-    fn who_waits_for_many_peers_in_turn_takes_one_place() {
-        let answers = Answers::default();
-        let (_, waiter) = counting();
-        for peer in 0..1000 {
-            answers.wait(number(1), number(peer), Arc::downgrade(&waiter));
-        }
-        let waiting = lock(&answers.0);
-        assert_eq!((waiting.of.len(), waiting.by.len()), (1, 1));
+    fn who_waits_for_an_answer_is_told_once() {
+        let (told, requesting) = counting();
+        requesting.peer_changed();
+        assert_eq!(told.load(Ordering::SeqCst), 0);
+        requesting.wait();
+        requesting.peer_changed();
+        requesting.peer_changed();
+        assert_eq!(told.load(Ordering::SeqCst), 1);
     }
 
     #[test]
     fn who_waits_for_a_receive_request_is_told_once() {
         let receiver = Receiver::default();
-        let (told, waiter) = counting();
+        let (told, requesting) = counting();
         receiver.pass_on();
-        receiver.wait(Arc::downgrade(&waiter));
+        receiver.wait(&requesting);
         assert!(receiver.is_awaited());
         receiver.pass_on();
-        receiver.pass_on();
+        receiver.changed();
         assert_eq!(told.load(Ordering::SeqCst), 1);
         // A requester that is no more is not told.
-        receiver.wait(Arc::downgrade(&waiter));
-        drop(waiter);
+        receiver.wait(&requesting);
+        drop(requesting);
         receiver.pass_on();
         assert_eq!(told.load(Ordering::SeqCst), 1);
     }

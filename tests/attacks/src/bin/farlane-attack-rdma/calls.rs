@@ -150,7 +150,7 @@ fn regions(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
         ("in another one's last entries", 64),
         ("that is not aligned", 8),
         ("beyond its segment", 1 << 30),
-        ("beyond all segments", u32::MAX & !63),
+        ("beyond all segments", 0xffff_ffc0),
     ] {
         let outcome = verbs.create_cq(&CreateCq {
             region: cq.region.into(),
