@@ -440,7 +440,7 @@ impl Context {
             }
         }
         drop((regions, cqs, buffers, mapped));
-        self.objects().keys = Share::of_nothing(&self.account, Resource::MemoryRegions);
+        self.objects().keys = Share::of_nothing(&self.account, Resource::MemoryKeys);
         counters::uncount(&self.counters.contexts, 1);
     }
 }

@@ -1,5 +1,6 @@
 //! What the VMs and processes of a backend share, and none may take alone: mappings of the
-//! backend's process (`vm.max_map_count`), queue pairs of its engine, memory for keys, descriptors.
+//! backend's process (`vm.max_map_count`), queue pairs of its engine, memory for keys and
+//! completion queues, descriptors.
 //!
 //! A tenant never has more than what is left for all others: alone it comes to one half, and the
 //! next one to one half of the rest
@@ -7,9 +8,13 @@
 //!  packet switches",
 //! 1998). Nobody has to know how many tenants there will be, and what nobody else wants is not kept
 //! back for good.
+//!
+//! Besides that an operator gives a tenant limits of its own, as the kernel's RDMA cgroup does
+//! (`Documentation/admin-guide/cgroup-v1/rdma.rst`). They are looked at first.
 
 use farlane_abi::width::to_u64;
 use farlane_sys::sync::lock;
+use farlane_worker::counters::Sample;
 use farlane_zero_copy::fault;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,35 +24,98 @@ use std::sync::{Arc, Mutex, MutexGuard};
 const DEFAULT_MAP_COUNT: u64 = 65530;
 /// Descriptors that a process may have where there is no limit (`fs.nr_open`).
 const DEFAULT_DESCRIPTORS: u64 = 1 << 20;
-/// Memory regions of all tenants: some 300 bytes each.
-const MEMORY_REGIONS: u64 = 1 << 20;
+/// Memory keys of all tenants: some 300 bytes each.
+const MEMORY_KEYS: u64 = 1 << 20;
+/// Completion queues of all tenants, which are memory of the backend.
+const COMPLETION_QUEUES: u64 = 1 << 18;
+/// Of what nothing of the backend's is used up: only operators limit it.
+const UNLIMITED: u64 = u64::MAX;
 
-/// A resource that tenants share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resource {
-    /// Mappings of the backend's process.
-    Mappings,
-    /// Queue pairs of the engine.
-    QueuePairs,
-    /// Memory regions, which are memory of the backend.
-    MemoryRegions,
-    /// Descriptors of the backend's process.
-    Descriptors,
+/// Defines [`Resource`]: of each its name in metrics and what is counted.
+macro_rules! resources {
+    ($($resource:ident, $name:literal, $what:literal;)*) => {
+        /// A resource that tenants share, or that an operator limits.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Resource {
+            $(#[doc = concat!($what, ".")] $resource,)*
+        }
+
+        /// How many resources there are.
+        const RESOURCES: usize = [$($name),*].len();
+
+        impl Resource {
+            /// All of them.
+            pub const ALL: [Self; RESOURCES] = [$(Self::$resource),*];
+
+            /// How much a tenant has, and may have, as metrics show it.
+            fn samples(self, has: u64, most: Option<u64>) -> impl Iterator<Item = Sample<'static>> {
+                let (has, most) = match self {
+                    $(Self::$resource => (
+                        Sample {
+                            name: $name,
+                            help: concat!($what, " that it has now."),
+                            value: has,
+                        },
+                        most.map(|most| Sample {
+                            name: concat!($name, "_limit"),
+                            help: concat!($what, " that it may have."),
+                            value: most,
+                        }),
+                    ),)*
+                };
+                std::iter::once(has).chain(most)
+            }
+        }
+    };
 }
 
-/// How many resources there are.
-const RESOURCES: usize = 4;
+resources! {
+    Mappings, "mappings", "Mappings of the backend's process";
+    QueuePairs, "queue_pairs", "Queue pairs of the engine";
+    CompletionQueues, "completion_queues", "Completion queues";
+    MemoryRegions, "memory_regions", "Memory regions";
+    MemoryRegionBytes, "memory_region_bytes", "Bytes of memory regions";
+    MemoryKeys, "memory_keys", "Room for memory keys";
+    Descriptors, "descriptors", "Descriptors of the backend's process";
+}
 
 impl Resource {
-    const ALL: [Self; RESOURCES] = [
-        Self::Mappings,
-        Self::QueuePairs,
-        Self::MemoryRegions,
-        Self::Descriptors,
-    ];
-
     fn index(self) -> usize {
         self as usize
+    }
+}
+
+/// How much an operator lets a tenant have of each resource; nothing is limited by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits([Option<u64>; RESOURCES]);
+
+impl Limits {
+    /// The same, but at most so much of this resource; `None` for no limit.
+    #[must_use]
+    pub fn with(mut self, of: Resource, most: Option<u64>) -> Self {
+        self.0[of.index()] = most;
+        self
+    }
+
+    /// The limit of this resource, if it has one.
+    #[must_use]
+    pub fn most(&self, of: Resource) -> Option<u64> {
+        self.0[of.index()]
+    }
+
+    /// Whether a tenant may have so much of this resource.
+    fn allow(&self, of: Resource, amount: u64) -> bool {
+        self.most(of).is_none_or(|most| amount <= most)
+    }
+
+    /// The limit of this resource where it is less than `number`, else `number`.
+    pub(crate) fn at_most<N>(&self, of: Resource, number: N) -> N
+    where
+        N: Copy + Into<u64> + TryFrom<u64>,
+    {
+        let most = self.most(of).unwrap_or(u64::MAX).min(number.into());
+        // What is not more than it fits.
+        N::try_from(most).unwrap_or(number)
     }
 }
 
@@ -84,7 +152,8 @@ impl Ledger {
 
     /// Three quarters of the mappings that this process may have, and can
     /// [guard](farlane_zero_copy::fault), and of the descriptors that it may have now: the rest is
-    /// the process's own. So many queue pairs, and the memory regions that there are.
+    /// the process's own. So many queue pairs, and the completion queues and memory keys that there
+    /// are.
     #[must_use]
     pub fn of_this_process(queue_pairs: u64) -> Arc<Self> {
         let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count");
@@ -96,7 +165,9 @@ impl Ledger {
         Self::new(|of| match of {
             Resource::Mappings => mappings,
             Resource::QueuePairs => queue_pairs,
-            Resource::MemoryRegions => MEMORY_REGIONS,
+            Resource::CompletionQueues => COMPLETION_QUEUES,
+            Resource::MemoryRegions | Resource::MemoryRegionBytes => UNLIMITED,
+            Resource::MemoryKeys => MEMORY_KEYS,
             Resource::Descriptors => descriptors,
         })
     }
@@ -110,34 +181,55 @@ impl Ledger {
 #[derive(Debug)]
 pub struct Account {
     ledger: Arc<Ledger>,
+    limits: Limits,
     own: [AtomicU64; RESOURCES],
 }
 
 impl Account {
-    /// A tenant that has nothing.
+    /// A tenant that has nothing, and never has more than `limits` say.
     #[must_use]
-    pub fn new(ledger: &Arc<Ledger>) -> Arc<Self> {
+    pub fn new(ledger: &Arc<Ledger>, limits: Limits) -> Arc<Self> {
         Arc::new(Self {
             ledger: Arc::clone(ledger),
+            limits,
             own: Default::default(),
         })
+    }
+
+    /// Its limits.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// How much it has of each resource, and its limits.
+    #[must_use]
+    pub fn samples(&self) -> Vec<Sample<'static>> {
+        let of = |of: Resource| {
+            let has = self.own(of).load(Ordering::Relaxed);
+            of.samples(has, self.limits.most(of))
+        };
+        Resource::ALL.into_iter().flat_map(of).collect()
     }
 
     fn own(&self, of: Resource) -> &AtomicU64 {
         &self.own[of.index()]
     }
 
-    /// Takes so many, until the result is dropped; `None`: that is more than the tenant's share.
+    /// Takes so many, until the result is dropped; `None`: that is more than the tenant's limit or
+    /// share.
     #[must_use]
     pub fn take(self: &Arc<Self>, of: Resource, amount: u64) -> Option<Share> {
         let budget = self.ledger.budget(of);
         let mut taken = budget.taken();
         // Changed under the lock only.
         let own = self.own(of).load(Ordering::Relaxed);
+        let sum = own.checked_add(amount)?;
+        self.limits.allow(of, sum).then_some(())?;
         let left = budget.total.checked_sub(taken.checked_add(amount)?)?;
-        own.checked_add(amount).filter(|sum| *sum <= left)?;
+        (sum <= left).then_some(())?;
         *taken += amount;
-        self.own(of).store(own + amount, Ordering::Relaxed);
+        self.own(of).store(sum, Ordering::Relaxed);
         Some(Share {
             account: Arc::clone(self),
             of,
@@ -171,7 +263,8 @@ impl Share {
         self.amount
     }
 
-    /// Takes so many more; `None`, and nothing has changed: that is more than the tenant's share.
+    /// Takes so many more; `None`, and nothing has changed: that is more than the tenant's limit
+    /// or share.
     #[must_use]
     pub fn grow(&mut self, by: u64) -> Option<()> {
         let mut more = self.account.take(self.of, by)?;
@@ -198,7 +291,7 @@ mod tests {
     #[test]
     fn who_comes_first_leaves_one_half_and_gives_all_back() {
         let ledger = Ledger::new(|_| 100);
-        let tenants = [(); 3].map(|()| Account::new(&ledger));
+        let tenants = [(); 3].map(|()| Account::new(&ledger, Limits::default()));
         let take_all = |tenant: &Arc<Account>| -> Vec<_> {
             std::iter::from_fn(|| tenant.take(Resource::QueuePairs, 1)).collect()
         };
@@ -214,13 +307,110 @@ mod tests {
         assert_eq!(take_all(&tenants[2]).len(), 50);
     }
 
+    fn limited(ledger: &Arc<Ledger>, most: u64) -> Arc<Account> {
+        Account::new(
+            ledger,
+            Limits::default().with(Resource::QueuePairs, Some(most)),
+        )
+    }
+
+    #[test]
+    fn a_limit_refuses_at_the_limit_and_not_before() {
+        let ledger = Ledger::new(|_| 100);
+        let tenant = limited(&ledger, 3);
+        let take = |amount| tenant.take(Resource::QueuePairs, amount);
+        assert!(take(4).is_none());
+        let two = take(2).unwrap();
+        assert!(take(2).is_none());
+        let mut one = take(1).unwrap();
+        assert!(one.grow(1).is_none() && take(1).is_none());
+        // Nothing, and nothing of anything else, is refused.
+        assert!(take(0).is_some());
+        assert!(tenant.take(Resource::CompletionQueues, 50).is_some());
+        drop(two);
+        assert!(one.grow(2).is_some() && take(1).is_none());
+        drop(one);
+        assert!(take(3).is_some());
+        // A limit is no promise: the share is what it was.
+        assert!(
+            limited(&ledger, 1000)
+                .take(Resource::QueuePairs, 51)
+                .is_none()
+        );
+        assert!(limited(&ledger, 0).take(Resource::QueuePairs, 1).is_none());
+    }
+
+    #[test]
+    fn who_is_at_its_limit_takes_nothing_from_others() {
+        let ledger = Ledger::new(|_| 100);
+        let (small, other) = (
+            limited(&ledger, 10),
+            Account::new(&ledger, Limits::default()),
+        );
+        let all = small.take(Resource::QueuePairs, 10).unwrap();
+        for _ in 0..1000 {
+            assert!(small.take(Resource::QueuePairs, 1).is_none());
+        }
+        assert!(other.take(Resource::QueuePairs, 45).is_some());
+        drop(all);
+        assert!(other.take(Resource::QueuePairs, 50).is_some());
+    }
+
+    #[test]
+    fn threads_of_a_tenant_together_have_no_more_than_its_limit() {
+        const LIMIT: u64 = 5;
+        let ledger = Ledger::new(|_| 1000);
+        let tenant = limited(&ledger, LIMIT);
+        let has = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for step in 0..2000_u64 {
+                        let amount = 1 + step % 3;
+                        if let Some(share) = tenant.take(Resource::QueuePairs, amount) {
+                            let before = has.fetch_add(amount, Ordering::SeqCst);
+                            assert!(before + amount <= LIMIT);
+                            has.fetch_sub(amount, Ordering::SeqCst);
+                            drop(share);
+                        }
+                    }
+                });
+            }
+        });
+        assert!(tenant.take(Resource::QueuePairs, LIMIT).is_some());
+    }
+
+    #[test]
+    fn metrics_show_what_a_tenant_has_and_may_have() {
+        let tenant = limited(&Ledger::new(|_| 100), 7);
+        let _share = tenant.take(Resource::QueuePairs, 3);
+        let samples = tenant.samples();
+        let value = |name| samples.iter().find(|s| s.name == name).map(|s| s.value);
+        assert_eq!(value("queue_pairs"), Some(3));
+        assert_eq!(value("queue_pairs_limit"), Some(7));
+        assert_eq!(value("completion_queues"), Some(0));
+        assert_eq!(value("completion_queues_limit"), None);
+        assert_eq!(samples.len(), RESOURCES + 1);
+    }
+
+    #[test]
+    fn a_number_is_cut_to_the_limit() {
+        let limits = Limits::default().with(Resource::QueuePairs, Some(1 << 40));
+        assert_eq!(limits.at_most(Resource::QueuePairs, u32::MAX), u32::MAX);
+        assert_eq!(limits.at_most(Resource::QueuePairs, u64::MAX), 1 << 40);
+        assert_eq!(limits.at_most(Resource::Mappings, 5_u32), 5);
+        let limits = limits.with(Resource::QueuePairs, Some(4));
+        assert_eq!(limits.at_most(Resource::QueuePairs, 5_u32), 4);
+        assert_eq!(limits.at_most(Resource::QueuePairs, 3_u32), 3);
+    }
+
     proptest! {
         #[test]
         fn there_is_always_something_left_and_nothing_is_counted_twice(
             steps in prop::collection::vec((0..4_usize, 0..40_u64, any::<bool>()), 1..200),
         ) {
             let ledger = Ledger::new(|_| 64);
-            let tenants = [(); 4].map(|()| Account::new(&ledger));
+            let tenants = [(); 4].map(|()| Account::new(&ledger, Limits::default()));
             let mut shares: Vec<Share> = Vec::new();
             for (tenant, amount, gives) in steps {
                 if gives && !shares.is_empty() {

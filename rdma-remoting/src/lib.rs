@@ -11,7 +11,8 @@
 //! * [`context`], `objects`, `async_ring`: what one process owns; `verbs`: the calls on it;
 //!   `turn`: a context's turn, and `round`: who has one, and how long;
 //! * `worker`: the threads that give turns; [`nodes`]: those that belong to NUMA nodes;
-//! * [`port`]: what a VM sees as its device; `adapter`: what ports share; [`server`]: all of them.
+//! * [`port`]: what a VM sees as its device; `adapter`: what
+//!   ports share, [`ledger`]: how much of it each has; [`server`]: all of them.
 
 mod adapter;
 mod async_ring;
@@ -45,6 +46,6 @@ pub use adapter::PortError;
 pub use async_ring::EventSink;
 pub use context::{BufferMapping, Context};
 pub use counters::Counters;
-pub use ledger::{Resource, Share};
-pub use port::Port;
+pub use ledger::{Limits, Resource, Share};
+pub use port::{Port, PortConfig};
 pub use server::{Doorbell, Server, ServerConfig, ServerError};

@@ -30,6 +30,7 @@ pub(crate) struct Pd;
 pub(crate) struct CqObject {
     pub queue: Arc<SharedCompletionQueue>,
     pub _part: Part,
+    pub _share: Share,
 }
 
 /// A queue pair, what it uses, and the memory it lies in.
@@ -82,7 +83,7 @@ pub(crate) struct Objects {
     pub cqs: Table<CqObject>,
     pub qps: Table<QpObject>,
     pub buffers: Table<BufferObject>,
-    /// As many memory regions as there have been at once.
+    /// As many memory keys as there have been at once.
     pub keys: Share,
     /// Buffers that the process has mapped, each by the handle that it gave.
     pub mapped: Vec<(u32, Arc<BufferObject>)>,
@@ -95,7 +96,7 @@ impl Objects {
             cqs: Table::new(MAX_CQS),
             qps: Table::new(MAX_QPS),
             buffers: Table::new(MAX_BUFFERS),
-            keys: Share::of_nothing(account, Resource::MemoryRegions),
+            keys: Share::of_nothing(account, Resource::MemoryKeys),
             mapped: Vec::new(),
         }
     }

@@ -4,14 +4,22 @@ use crate::adapter::Adapter;
 use crate::async_ring::EventSink;
 use crate::context::{Context, Owner};
 use crate::engine::{PortAddress, RawGid};
-use crate::ledger::{Account, Resource, Share};
+use crate::ledger::{Account, Limits, Resource, Share};
 use farlane_abi::Errno;
 use farlane_abi::ids::ContextId;
 use farlane_sys::log_limit::LogLimit;
 use farlane_sys::sync::lock;
+use farlane_worker::counters::Sample;
 use farlane_zero_copy::Pool;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+
+/// What an operator lets a port do; everything by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortConfig {
+    /// How much its contexts may have together.
+    pub limits: Limits,
+}
 
 /// The contexts of one VM, or of the processes of this host.
 pub struct Port {
@@ -32,11 +40,16 @@ impl std::fmt::Debug for Port {
 }
 
 impl Port {
-    pub(crate) fn new(address: PortAddress, label: String, adapter: Arc<Adapter>) -> Arc<Self> {
+    pub(crate) fn new(
+        address: PortAddress,
+        label: String,
+        config: PortConfig,
+        adapter: Arc<Adapter>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             address,
             label,
-            account: Account::new(&adapter.ledger),
+            account: Account::new(&adapter.ledger, config.limits),
             limit: Arc::default(),
             adapter,
             contexts: Mutex::default(),
@@ -50,10 +63,16 @@ impl Port {
     }
 
     /// Takes so much of what the ports share for somebody whom it serves, until the result is
-    /// dropped; `None`: that is more than its share.
+    /// dropped; `None`: that is more than its limit or share.
     #[must_use]
     pub fn take(&self, of: Resource, amount: u64) -> Option<Share> {
         self.account.take(of, amount)
+    }
+
+    /// How much its contexts have together of what the ports share, and its limits.
+    #[must_use]
+    pub fn samples(&self) -> Vec<Sample<'static>> {
+        self.account.samples()
     }
 
     fn contexts(&self) -> MutexGuard<'_, HashMap<ContextId, Arc<Context>>> {

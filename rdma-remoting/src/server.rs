@@ -6,7 +6,7 @@ use crate::engine::soft::SoftEngine;
 use crate::engine::{Engine, RawGid};
 use crate::ledger::Ledger;
 use crate::nodes::{TransferObserver, WorkerNode};
-use crate::port::Port;
+use crate::port::{Port, PortConfig};
 use crate::worker::Worker;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -135,8 +135,22 @@ impl Server {
     /// # Errors
     /// [`ServerError::Port`].
     pub fn port(self: &Arc<Self>, gid: RawGid, label: String) -> Result<Arc<Port>, ServerError> {
+        self.port_with(gid, label, PortConfig::default())
+    }
+
+    /// As [`port`](Self::port), one that may do no more than `config` says.
+    ///
+    /// # Errors
+    /// [`ServerError::Port`].
+    pub fn port_with(
+        self: &Arc<Self>,
+        gid: RawGid,
+        label: String,
+        config: PortConfig,
+    ) -> Result<Arc<Port>, ServerError> {
         let address = self.adapter.add_port(gid)?;
-        Ok(Port::new(address, label, Arc::clone(&self.adapter)))
+        let adapter = Arc::clone(&self.adapter);
+        Ok(Port::new(address, label, config, adapter))
     }
 
     /// Has an eventfd wake the workers, as long as the result lives. It is never read.

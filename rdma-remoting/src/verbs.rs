@@ -4,7 +4,7 @@ use crate::completion_queue::{Notify, SharedCompletionQueue};
 use crate::context::Context;
 use crate::counters;
 use crate::engine::QpSpec;
-use crate::ledger::Resource;
+use crate::ledger::{Resource, Share};
 use crate::memory::{Access, MemoryRegion, PdHandle};
 use crate::objects::{BufferObject, CqObject, MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject};
 use crate::ready::Scheduled;
@@ -33,6 +33,7 @@ pub(crate) struct CallHost<'a> {
 struct MemoryRegionUses {
     _pd: Arc<Pd>,
     _buffer: Option<Arc<BufferObject>>,
+    _shares: [Share; 2],
 }
 
 fn region_id(region: U32) -> Result<RegionId, Errno> {
@@ -48,6 +49,11 @@ impl<'a> CallHost<'a> {
     fn part(&self, region: U32, offset: U32, bytes: u64) -> Result<Part, Errno> {
         let segment = self.context.segment(region_id(region)?)?;
         segment.take(offset, bytes)
+    }
+
+    /// Takes so much, within the tenant's limit and share.
+    fn take(&self, of: Resource, amount: u64) -> Result<Share, Errno> {
+        self.context.account.take(of, amount).ok_or(Errno::ENOMEM)
     }
 
     fn qp(&self, handle: Handle) -> Result<Arc<QpObject>, Errno> {
@@ -68,9 +74,14 @@ impl Verbs for CallHost<'_> {
         attr.node_guid[0] |= 2;
         attr.vendor_id = 0x00fa_71a0.into();
         attr.vendor_part_id = 1.into();
-        attr.max_qp = attr.max_qp.get().min(MAX_QPS).into();
-        attr.max_cq = MAX_CQS.into();
-        attr.max_mr = MAX_MRS.into();
+        let limits = self.context.account.limits();
+        let qps = attr.max_qp.get().min(MAX_QPS);
+        attr.max_qp = limits.at_most(Resource::QueuePairs, qps).into();
+        attr.max_cq = limits.at_most(Resource::CompletionQueues, MAX_CQS).into();
+        attr.max_mr = limits.at_most(Resource::MemoryRegions, MAX_MRS).into();
+        let bytes = attr.max_mr_size.get();
+        let bytes = limits.at_most(Resource::MemoryRegionBytes, bytes);
+        attr.max_mr_size = bytes.into();
         attr.max_pd = MAX_PDS.into();
         Ok(attr)
     }
@@ -127,6 +138,10 @@ impl Verbs for CallHost<'_> {
             }
             _ => return Err(Errno::EINVAL),
         };
+        let shares = [
+            self.take(Resource::MemoryRegions, 1)?,
+            self.take(Resource::MemoryRegionBytes, length)?,
+        ];
         // A table of keys keeps the room that it has had: so does its share.
         if self.context.memory.len() >= objects.keys.amount() {
             objects.keys.grow(1).ok_or(Errno::ENOMEM)?;
@@ -134,6 +149,7 @@ impl Verbs for CallHost<'_> {
         let uses = MemoryRegionUses {
             _pd: pd,
             _buffer: buffer,
+            _shares: shares,
         };
         let memory = MemoryRegion {
             pd: PdHandle(args.pd.get()),
@@ -189,6 +205,7 @@ impl Verbs for CallHost<'_> {
             })
         });
         let mut objects = self.context.objects();
+        let share = self.take(Resource::CompletionQueues, 1)?;
         let (handle, _) = objects.cqs.insert_with(|handle| {
             let memory = part.memory.clone();
             let on_overrun = Box::new(move || asyncs.push(EVENT_CQ_ERR, handle));
@@ -196,6 +213,7 @@ impl Verbs for CallHost<'_> {
             Ok(CqObject {
                 queue: Arc::new(queue.map_err(|_| Errno::EINVAL)?),
                 _part: part,
+                _share: share,
             })
         })?;
         Ok(handle.into())
@@ -229,8 +247,7 @@ impl Verbs for CallHost<'_> {
         let pd = Arc::clone(pd);
         let cq = |handle: U32| objects.cqs.get(handle.get()).cloned().ok_or(Errno::EBADF);
         let cqs = [cq(args.send_cq)?, cq(args.recv_cq)?];
-        let share = self.context.account.take(Resource::QueuePairs, 1);
-        let share = share.ok_or(Errno::ENOMEM)?;
+        let share = self.take(Resource::QueuePairs, 1)?;
         let (handle, object) = objects.qps.insert_with(|handle| {
             let slot = slot_of(handle).ok_or(Errno::ENOMEM)?;
             let scheduled = Scheduled::new(self.context.inbox(), slot);
@@ -268,7 +285,9 @@ impl Verbs for CallHost<'_> {
     }
 
     fn modify_qp(&mut self, args: ModifyQp) -> Result<(), Errno> {
-        self.qp(args.qp)?.engine.modify(args.mask.get(), &args.attr)
+        let qp = self.qp(args.qp)?;
+        let mask = args.mask.get();
+        qp.engine.modify(mask, &args.attr)
     }
 
     fn query_qp(&mut self, qp: Handle) -> Result<QpAttr, Errno> {
@@ -291,11 +310,10 @@ impl Verbs for CallHost<'_> {
             return Err(Errno::EOPNOTSUPP);
         }
         let pool = self.context.pool.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-        let take = |of| self.context.account.take(of, 1).ok_or(Errno::ENOMEM);
         let is_separate = pool.window_fd().is_none();
         let shares = is_separate.then(|| {
-            let (mapping, descriptor) = (take(Resource::Mappings)?, take(Resource::Descriptors)?);
-            Ok((mapping, descriptor))
+            let mapping = self.take(Resource::Mappings, 1)?;
+            Ok((mapping, self.take(Resource::Descriptors, 1)?))
         });
         let shares = shares.transpose()?;
         let mut buffer = pool.allocate(args.length.get()).map_err(|e| {

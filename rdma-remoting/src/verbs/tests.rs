@@ -12,10 +12,15 @@ use farlane_abi::rdma::{ACCESS_LOCAL_WRITE, QPT_RC};
 use farlane_zero_copy::Pool;
 use std::time::Instant;
 
-/// A server whose ports share so much of everything.
+mod limits;
+
+/// A server whose ports share so much of everything but bytes of memory regions.
 fn sharing(total: u64) -> Arc<Server> {
     let engine = Arc::new(SoftEngine::new());
-    let ledger = Ledger::new(|_| total);
+    let ledger = Ledger::new(|of| match of {
+        Resource::MemoryRegionBytes => u64::MAX,
+        _ => total,
+    });
     Server::of(engine, Arc::default(), Vec::new(), ledger)
 }
 
