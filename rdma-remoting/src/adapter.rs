@@ -40,6 +40,20 @@ pub enum PortError {
     Lids,
 }
 
+/// LIDs of the ports that there are.
+#[derive(Debug, Default)]
+pub(crate) struct Lids(Mutex<HashMap<RawGid, u16>>);
+
+impl Lids {
+    /// The GID of the port with this LID.
+    pub fn gid(&self, lid: u16) -> Option<RawGid> {
+        let lids = lock(&self.0);
+        lids.iter()
+            .find(|(_, its)| **its == lid)
+            .map(|(gid, _)| *gid)
+    }
+}
+
 /// The channel adapter that the ports belong to.
 pub(crate) struct Adapter {
     pub engine: Arc<dyn Engine>,
@@ -47,8 +61,7 @@ pub(crate) struct Adapter {
     /// What its ports share, and none may take alone.
     pub ledger: Arc<Ledger>,
     pub workers: Vec<Worker>,
-    /// LIDs of the ports that there are.
-    lids: Mutex<HashMap<RawGid, u16>>,
+    pub lids: Arc<Lids>,
 }
 
 impl Adapter {
@@ -63,7 +76,7 @@ impl Adapter {
             counters,
             ledger,
             workers,
-            lids: Mutex::default(),
+            lids: Arc::default(),
         }
     }
 
@@ -118,7 +131,7 @@ impl Adapter {
     /// # Errors
     /// There is such a port, or there are no more LIDs.
     pub fn add_port(&self, gid: RawGid) -> Result<PortAddress, PortError> {
-        let mut lids = lock(&self.lids);
+        let mut lids = lock(&self.lids.0);
         if lids.contains_key(&gid) {
             return Err(PortError::DuplicateGid(gid));
         }
@@ -129,7 +142,7 @@ impl Adapter {
     }
 
     pub fn forget_port(&self, gid: &RawGid) {
-        lock(&self.lids).remove(gid);
+        lock(&self.lids.0).remove(gid);
     }
 }
 

@@ -7,13 +7,14 @@ use crate::engine::{Engine, PortAddress, RawGid};
 use crate::ledger::{Account, Resource, Share};
 use crate::memory::MemoryTable;
 use crate::objects::{BufferObject, MAX_MRS, Objects, QpObject};
+use crate::peers::Reach;
 use crate::ready::{Inbox, Ready};
 use crate::segment::Segment;
 use farlane_abi::Errno;
 use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
 use farlane_abi::control::{EVENT_WAKE, MAX_SEGMENT_BYTES};
 use farlane_abi::ids::{ContextId, RegionId};
-use farlane_abi::rdma::EVENT_DEVICE_FATAL;
+use farlane_abi::rdma::{EVENT_DEVICE_FATAL, QpAttr};
 use farlane_abi::width::to_u64;
 use farlane_sys::log_limit::LogLimit;
 use farlane_sys::sync::lock;
@@ -50,6 +51,7 @@ pub(crate) struct Header {
 pub(crate) struct Owner {
     pub label: String,
     pub address: PortAddress,
+    pub reach: Arc<Reach>,
     pub engine: Arc<dyn Engine>,
     pub counters: Arc<Counters>,
     pub account: Arc<Account>,
@@ -61,6 +63,8 @@ pub struct Context {
     id: ContextId,
     label: String,
     address: PortAddress,
+    /// Whom it may connect to.
+    reach: Arc<Reach>,
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) pool: Option<Arc<Pool>>,
@@ -124,6 +128,7 @@ impl Context {
         let Owner {
             label,
             address,
+            reach,
             engine,
             counters,
             account,
@@ -135,6 +140,7 @@ impl Context {
             id,
             label,
             address,
+            reach,
             engine,
             events,
             pool,
@@ -160,6 +166,11 @@ impl Context {
     /// What peers name the port by.
     pub(crate) fn address(&self) -> PortAddress {
         self.address
+    }
+
+    /// Whether the operator lets it connect to the port that these attributes name.
+    pub(crate) fn may_reach(&self, attr: &QpAttr) -> bool {
+        self.reach.includes(attr)
     }
 
     fn regions(&self) -> MutexGuard<'_, HashMap<RegionId, Attached>> {

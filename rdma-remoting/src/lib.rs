@@ -11,7 +11,7 @@
 //! * [`context`], `objects`, `async_ring`: what one process owns; `verbs`: the calls on it;
 //!   `turn`: a context's turn, and `round`: who has one, and how long;
 //! * `worker`: the threads that give turns; [`nodes`]: those that belong to NUMA nodes;
-//! * [`port`]: what a VM sees as its device; `adapter`: what
+//! * [`port`]: what a VM sees as its device, and [`peers`]: whom it may connect to; `adapter`: what
 //!   ports share, [`ledger`]: how much of it each has; [`server`]: all of them.
 
 mod adapter;
@@ -27,6 +27,7 @@ pub mod local;
 pub mod memory;
 pub mod nodes;
 mod objects;
+pub mod peers;
 pub mod port;
 mod ready;
 pub mod request;
@@ -47,5 +48,6 @@ pub use async_ring::EventSink;
 pub use context::{BufferMapping, Context};
 pub use counters::Counters;
 pub use ledger::{Limits, Resource, Share};
+pub use peers::Peers;
 pub use port::{Port, PortConfig};
 pub use server::{Doorbell, Server, ServerConfig, ServerError};

@@ -5,6 +5,7 @@ use crate::async_ring::EventSink;
 use crate::context::{Context, Owner};
 use crate::engine::{PortAddress, RawGid};
 use crate::ledger::{Account, Limits, Resource, Share};
+use crate::peers::{Peers, Reach};
 use farlane_abi::Errno;
 use farlane_abi::ids::ContextId;
 use farlane_sys::log_limit::LogLimit;
@@ -15,16 +16,19 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What an operator lets a port do; everything by default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortConfig {
     /// How much its contexts may have together.
     pub limits: Limits,
+    /// Whom they may connect to.
+    pub peers: Peers,
 }
 
 /// The contexts of one VM, or of the processes of this host.
 pub struct Port {
     address: PortAddress,
     label: String,
+    reach: Arc<Reach>,
     adapter: Arc<Adapter>,
     account: Arc<Account>,
     limit: Arc<LogLimit>,
@@ -46,9 +50,11 @@ impl Port {
         config: PortConfig,
         adapter: Arc<Adapter>,
     ) -> Arc<Self> {
+        let reach = Reach::new(address.gid, config.peers, Arc::clone(&adapter.lids));
         Arc::new(Self {
             address,
             label,
+            reach: Arc::new(reach),
             account: Account::new(&adapter.ledger, config.limits),
             limit: Arc::default(),
             adapter,
@@ -97,6 +103,7 @@ impl Port {
         let owner = Owner {
             label: self.label.clone(),
             address: self.address,
+            reach: Arc::clone(&self.reach),
             engine: Arc::clone(&self.adapter.engine),
             counters: Arc::clone(&self.adapter.counters),
             account: Arc::clone(&self.account),

@@ -17,8 +17,8 @@ use farlane_abi::ids::RegionId;
 use farlane_abi::queue::{CqLayout, QpLayout};
 use farlane_abi::rdma::{
     AllocBuffer, Buffer, CreateCq, CreateQp, DeviceAttr, EVENT_CQ_ERR, Gid, Handle, MAX_QPS,
-    MR_SOURCE_BUFFER, MR_SOURCE_PIN, ModifyQp, Mr, PortAttr, Qp, QpAttr, QueryGid, RegMr, Verbs,
-    slot_of,
+    MR_SOURCE_BUFFER, MR_SOURCE_PIN, ModifyQp, Mr, PortAttr, QP_AV, Qp, QpAttr, QueryGid, RegMr,
+    Verbs, slot_of,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use farlane_zero_copy::{PoolError, Region};
@@ -287,6 +287,10 @@ impl Verbs for CallHost<'_> {
     fn modify_qp(&mut self, args: ModifyQp) -> Result<(), Errno> {
         let qp = self.qp(args.qp)?;
         let mask = args.mask.get();
+        // As the kernel answers where a security module or a route prohibits it.
+        if mask & QP_AV != 0 && !self.context.may_reach(&args.attr) {
+            return Err(Errno::EACCES);
+        }
         qp.engine.modify(mask, &args.attr)
     }
 

@@ -1,7 +1,9 @@
-//! What an operator lets a VM have.
+//! What an operator lets a VM have, and whom it may connect to.
 
 use super::*;
-use crate::{Limits, PortConfig};
+use crate::{Limits, Peers, PortConfig};
+use farlane_abi::rdma::{QP_TO_INIT, QP_TO_RTR, QPS_INIT, QPS_RTR};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A port of so much of each of these resources.
@@ -10,7 +12,10 @@ fn limited(server: &Arc<Server>, gid: u8, limits: &[(Resource, u64)]) -> Arc<Por
     let limits = limits
         .iter()
         .fold(none, |limits, &(of, most)| limits.with(of, Some(most)));
-    let config = PortConfig { limits };
+    let config = PortConfig {
+        limits,
+        ..Default::default()
+    };
     let label = format!("vm {gid}");
     server.port_with([gid; 16], label, config).unwrap()
 }
@@ -287,4 +292,73 @@ fn programs_that_create_at_once_get_no_more_than_the_limit() {
     });
     assert_eq!(shown(&vm, "queue_pairs"), Some(0));
     assert_eq!(shown(&vm, "memory_regions"), Some(0));
+}
+
+/// Peer with this GID, or the LID that is made of it.
+fn named(gid: u8, is_global: bool) -> QpAttr {
+    QpAttr {
+        qp_state: QPS_RTR,
+        path_mtu: 5,
+        is_global: is_global.into(),
+        dgid: if is_global { [gid; 16] } else { [0; 16] },
+        dlid: u16::from_be_bytes([gid; 2]).into(),
+        ah_port: 1,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn only_peers_that_are_allowed_are_connected_to() {
+    let server = Server::without_workers();
+    let config = PortConfig {
+        peers: Peers::Only(BTreeSet::from([[2; 16], [4; 16]])),
+        ..Default::default()
+    };
+    let vm = server.port_with([1; 16], "vm 1".into(), config).unwrap();
+    let (friend, stranger) = (port(&server, 2), port(&server, 3));
+    let program = Program::start(&vm, 0);
+    let ready_to_receive = |program: &Program, region, attr: QpAttr| {
+        let cq = program.cq(region)?;
+        let qp = program.qp(cq, region + 1)?;
+        let init = QpAttr {
+            qp_state: QPS_INIT,
+            port_num: 1,
+            ..Default::default()
+        };
+        let modify = |mask, attr| {
+            let mask = U32::new(mask);
+            program.host().modify_qp(ModifyQp { qp, mask, attr })
+        };
+        modify(QP_TO_INIT, init)?;
+        let outcome = modify(QP_TO_RTR, attr);
+        let state = program.host().query_qp(qp)?.qp_state;
+        assert_eq!(state == QPS_RTR, outcome.is_ok());
+        if outcome.is_err() {
+            // It can still connect to somebody else.
+            modify(QP_TO_RTR, named(2, true))?;
+        }
+        program.host().destroy_qp(qp)?;
+        program.host().destroy_cq(cq)?;
+        outcome
+    };
+    for is_global in [true, false] {
+        let to = |gid| ready_to_receive(&program, 2, named(gid, is_global));
+        assert_eq!(to(2), Ok(()));
+        assert_eq!(to(3), Err(Errno::EACCES));
+        // Its own programs, and nobody at all.
+        assert_eq!(to(1), Ok(()));
+        assert_eq!(to(5), Err(Errno::EACCES));
+    }
+    // Whoever is not there yet has a GID, but no LID.
+    assert_eq!(ready_to_receive(&program, 2, named(4, true)), Ok(()));
+    assert_eq!(
+        ready_to_receive(&program, 2, named(4, false)),
+        Err(Errno::EACCES)
+    );
+    // The others may do as they like.
+    for port in [&friend, &stranger] {
+        let program = Program::start(port, 0);
+        assert_eq!(ready_to_receive(&program, 2, named(1, true)), Ok(()));
+        assert_eq!(ready_to_receive(&program, 2, named(9, false)), Ok(()));
+    }
 }
