@@ -3,8 +3,8 @@
 use crate::contexts::PortContexts;
 use crate::host::HostSocket;
 use crate::nodes::Nodes;
-use crate::options::{Gid, Options, VmOptions};
-use crate::{CAPABILITIES, metrics_text};
+use crate::options::{Gid, HostOptions, Options, VmOptions};
+use crate::{CAPABILITIES, NamedPort, metrics_text};
 use farlane_daemon::access::Access;
 use farlane_daemon::control::Stopper;
 use farlane_daemon::keys::{Socket, SocketOption};
@@ -59,7 +59,10 @@ impl Daemon for RdmaDaemon {
             vms: Socket::listen_all(sockets, &options.daemon.access)?,
             host: match &options.host_socket {
                 // For processes of this user: nobody else is served there.
-                Some(path) => Some(Listener::bind(path, Kind::SeqPacket, &Access::default())?),
+                Some(host) => {
+                    let access = Access::default();
+                    Some(Listener::bind(&host.path, Kind::SeqPacket, &access)?)
+                }
                 None => None,
             },
         })
@@ -81,17 +84,29 @@ impl Daemon for RdmaDaemon {
         };
         let mut ports = Vec::new();
         for (vm, listener) in options.vms.iter().zip(&self.vms) {
-            ports.push(Arc::downgrade(&serve_vm(&service, vm, listener)?));
+            ports.push(NamedPort {
+                name: vm.gid.to_string(),
+                port: Arc::downgrade(&serve_vm(&service, vm, listener)?),
+            });
         }
-        if let Some(listener) = &self.host {
-            let port = serve_host(&service, options.host_gid, listener, stop)?;
-            ports.push(Arc::downgrade(&port));
+        if let (Some(host), Some(listener)) = (&options.host_socket, &self.host) {
+            let port = serve_host(&service, options.host_gid, host, listener, stop)?;
+            ports.push(NamedPort {
+                name: "host".to_owned(),
+                port: Arc::downgrade(&port),
+            });
         }
         if let Some(nodes) = &service.nodes {
-            Arc::clone(nodes).follow(ports)?;
+            let ports = ports.iter().map(|named| named.port.clone());
+            Arc::clone(nodes).follow(ports.collect())?;
         }
         Ok(Arc::new(move || {
-            metrics_text(&service.server, &service.counters, service.nodes.as_deref())
+            let Service {
+                server,
+                nodes,
+                counters,
+            } = &service;
+            metrics_text(server, &ports, counters, nodes.as_deref())
         }))
     }
 
@@ -110,7 +125,7 @@ impl Daemon for RdmaDaemon {
 fn serve_vm(service: &Service, vm: &VmOptions, listener: &Listener) -> anyhow::Result<Arc<Port>> {
     let name = format!("vm {}", vm.gid);
     let server = Arc::clone(&service.server);
-    let port = server.port(vm.gid.0, name.clone())?;
+    let port = server.port_with(vm.gid.0, name.clone(), vm.port.clone())?;
     let device = Vm {
         name: name.clone(),
         contexts: PortContexts::with_nodes(Arc::clone(&port), server, service.nodes.clone()),
@@ -132,10 +147,12 @@ fn serve_vm(service: &Service, vm: &VmOptions, listener: &Listener) -> anyhow::R
 fn serve_host(
     service: &Service,
     gid: Gid,
+    host: &HostOptions,
     listener: &Listener,
     stop: &Stopper,
 ) -> anyhow::Result<Arc<Port>> {
-    let port = service.server.port(gid.0, "host".to_owned())?;
+    let server = &service.server;
+    let port = server.port_with(gid.0, "host".to_owned(), host.port.clone())?;
     let socket = HostSocket::new(
         listener.try_clone()?,
         Arc::clone(&port),

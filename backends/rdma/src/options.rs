@@ -3,6 +3,8 @@
 pub use farlane_daemon::keys::SocketOption;
 use farlane_daemon::keys::{Keys, KeysError, all_different, bytes, value};
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
+use farlane_rdma_remoting::{Limits, Peers, PortConfig, Resource};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -19,13 +21,25 @@ const MAX_WINDOW: u64 = 64 << 30;
 pub struct Options {
     /// A VM: the vhost-user socket at which its VMM connects (to create, or inherited and
     /// listening), the device's GID as an IP address, and the size of the window for
-    /// host-allocated buffers (a power of two, 0 for none)
-    #[arg(long = "vm", value_name = "socket=PATH|fd=N,gid=ADDRESS[,window=256M]")]
+    /// host-allocated buffers (a power of two, 0 for none).
+    ///
+    /// Its limits: queue pairs (max_qp), completion queues (max_cq), memory regions (max_mr) and
+    /// their bytes (mr_mem), each "max" for none; and the GIDs besides its own that it may connect
+    /// to (peers, for each of them), all by default
+    #[arg(
+        long = "vm",
+        value_name = "socket=PATH|fd=N,gid=ADDRESS[,window=256M][,max_qp=N][,max_cq=N][,max_mr=N]\
+                      [,mr_mem=SIZE][,peers=ADDRESS]..."
+    )]
     pub vms: Vec<VmOptions>,
 
-    /// UNIX socket to create for processes of this user on this host
-    #[arg(long, value_name = "PATH")]
-    pub host_socket: Option<PathBuf>,
+    /// UNIX socket to create for processes of this user on this host; their limits, of all of them
+    /// together, as with --vm
+    #[arg(
+        long,
+        value_name = "PATH[,max_qp=N][,max_cq=N][,max_mr=N][,mr_mem=SIZE][,peers=ADDRESS]..."
+    )]
+    pub host_socket: Option<HostOptions>,
 
     /// GID of the device of those processes, as an IP address
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
@@ -58,7 +72,8 @@ impl Options {
         if self.host_socket.is_some() {
             gids.push(self.host_gid.to_string());
         }
-        let others = self.host_socket.iter().chain(&self.daemon.metrics);
+        let host = self.host_socket.iter().map(|host| &host.path);
+        let others = host.chain(&self.daemon.metrics);
         sockets.extend(others.map(|path| path.display().to_string()));
         all_different(gids)?;
         all_different(sockets)?;
@@ -114,6 +129,72 @@ pub struct VmOptions {
     pub gid: Gid,
     /// Length of the window in bytes; zero for none.
     pub window_bytes: u64,
+    /// What it may do.
+    pub port: PortConfig,
+}
+
+/// The socket of the processes of this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostOptions {
+    /// The socket to make.
+    pub path: PathBuf,
+    /// What the processes may do together.
+    pub port: PortConfig,
+}
+
+/// The word that stands for no limit, as in the kernel's RDMA cgroup.
+const NO_LIMIT: &str = "max";
+
+/// A limit of something counted.
+fn number(text: &str) -> Option<u64> {
+    text.parse().ok()
+}
+
+/// What a port may do, in the words of the kernel's RDMA cgroup where it has them.
+fn port_config(keys: &mut Keys) -> Result<PortConfig, KeysError> {
+    let count = "a number, or max";
+    let size = "a number of bytes, with K, M, G or T after it, or max";
+    let mut limits = Limits::default();
+    for (key, of, wanted, parse) in [
+        (
+            "max_qp",
+            Resource::QueuePairs,
+            count,
+            number as fn(&str) -> _,
+        ),
+        ("max_cq", Resource::CompletionQueues, count, number),
+        ("max_mr", Resource::MemoryRegions, count, number),
+        ("mr_mem", Resource::MemoryRegionBytes, size, bytes),
+    ] {
+        let parse = |text: &str| match text {
+            NO_LIMIT => Some(None),
+            text => parse(text).map(Some),
+        };
+        limits = limits.with(of, keys.parse(key, wanted, parse)?.flatten());
+    }
+    let peers = keys.take_all(&["peers"]).into_iter();
+    let peers = peers.map(|(_, peer)| peer.parse().map(|Gid(raw)| raw));
+    let peers = peers.collect::<Result<BTreeSet<_>, _>>()?;
+    Ok(PortConfig {
+        limits,
+        peers: match peers.is_empty() {
+            true => Peers::All,
+            false => Peers::Only(peers),
+        },
+    })
+}
+
+impl FromStr for HostOptions {
+    type Err = KeysError;
+
+    fn from_str(text: &str) -> Result<Self, KeysError> {
+        let (path, mut keys) = Keys::split_first(text);
+        let path = (!path.is_empty()).then(|| path.into());
+        let path = path.ok_or(KeysError::Missing("The path of the socket"))?;
+        let port = port_config(&mut keys)?;
+        keys.finish()?;
+        Ok(Self { path, port })
+    }
 }
 
 impl FromStr for VmOptions {
@@ -128,11 +209,13 @@ impl FromStr for VmOptions {
         };
         let wanted = "0 or a power of two between 4K and 64G";
         let window = keys.parse("window", wanted, |text| bytes(text).filter(fits))?;
+        let port = port_config(&mut keys)?;
         keys.finish()?;
         Ok(Self {
             socket: socket.ok_or(KeysError::Missing("socket=PATH or fd=N"))?,
             gid: gid.ok_or(KeysError::Missing("gid=ADDRESS"))?,
             window_bytes: window.unwrap_or(DEFAULT_WINDOW),
+            port,
         })
     }
 }
@@ -156,6 +239,45 @@ mod tests {
     }
 
     #[test]
+    fn limits_are_understood() {
+        let vm: VmOptions = "fd=5,gid=10.0.0.1,max_qp=0,max_cq=4096,max_mr=7,mr_mem=2G,\
+                             peers=10.0.0.2,peers=fd00::7"
+            .parse()
+            .unwrap();
+        let most = |of| vm.port.limits.most(of);
+        assert_eq!(most(Resource::QueuePairs), Some(0));
+        assert_eq!(most(Resource::CompletionQueues), Some(4096));
+        assert_eq!(most(Resource::MemoryRegions), Some(7));
+        assert_eq!(most(Resource::MemoryRegionBytes), Some(2 << 30));
+        assert_eq!(most(Resource::Mappings), None);
+        let gid = |text: &str| text.parse::<Gid>().unwrap().0;
+        let peers = BTreeSet::from([gid("fd00::7"), gid("10.0.0.2")]);
+        assert_eq!(vm.port.peers, Peers::Only(peers));
+        let free: VmOptions = "fd=5,gid=10.0.0.1,max_qp=max,mr_mem=max".parse().unwrap();
+        assert_eq!(free.port, PortConfig::default());
+    }
+
+    #[test]
+    fn a_host_socket_is_a_path_with_limits() {
+        let host: HostOptions = "/run/a,,b=c,max_qp=9,peers=10.0.0.2".parse().unwrap();
+        assert_eq!(host.path, PathBuf::from("/run/a,b=c"));
+        assert_eq!(host.port.limits.most(Resource::QueuePairs), Some(9));
+        assert_ne!(host.port.peers, Peers::All);
+        let plain: HostOptions = "/run/host.sock".parse().unwrap();
+        assert_eq!(plain.port, PortConfig::default());
+        for (text, reason) in [
+            ("", "The path of the socket is missing"),
+            (",max_qp=9", "The path of the socket is missing"),
+            ("/a,max_qp=-1", "\"-1\" is not a number"),
+            ("/a,gid=10.0.0.1", "not known here"),
+            ("/a,window=1M", "not known here"),
+        ] {
+            let error = text.parse::<HostOptions>().unwrap_err().to_string();
+            assert!(error.contains(reason), "{text}: {error}");
+        }
+    }
+
+    #[test]
     fn nonsense_is_refused_with_its_reason() {
         for (text, reason) in [
             ("", "\"\" is not known here"),
@@ -172,6 +294,22 @@ mod tests {
                 "power of two",
             ),
             ("socket=/a,gid=10.0.0.1,speed=9", "not known here"),
+            ("fd=3,gid=10.0.0.1,max_qp=", "not known here"),
+            ("fd=3,gid=10.0.0.1,max_qp", "not known here"),
+            (
+                "fd=3,gid=10.0.0.1,max_qp=4K",
+                "\"4K\" is not a number, or max",
+            ),
+            ("fd=3,gid=10.0.0.1,max_cq=many", "not a number, or max"),
+            (
+                "fd=3,gid=10.0.0.1,max_mr=18446744073709551616",
+                "not a number",
+            ),
+            ("fd=3,gid=10.0.0.1,mr_mem=1P", "not a number of bytes"),
+            ("fd=3,gid=10.0.0.1,max_qp=1,max_qp=2", "given twice"),
+            ("fd=3,gid=10.0.0.1,peers=10.0.0.0/8", "address of one host"),
+            ("fd=3,gid=10.0.0.1,peers=all", "address of one host"),
+            ("fd=3,gid=10.0.0.1,peers=", "not known here"),
         ] {
             let error = text.parse::<VmOptions>().unwrap_err().to_string();
             assert!(error.contains(reason), "{text}: {error}");

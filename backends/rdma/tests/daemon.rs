@@ -28,8 +28,7 @@ fn it_keeps_the_conventions() {
         sockets: &["vm"],
         private: &["host"],
         prefix: "farlane_rdma",
-        // It counts for all of them together.
-        label: None,
+        label: Some(("vm", "10.0.0.1")),
     }
     .keeps_the_conventions();
 }
@@ -46,6 +45,14 @@ fn what_cannot_work_ends_it_with_a_message() {
     let runs = [
         (vec![], "Nobody to serve"),
         (vec!["--vm=gid=10.0.0.1"], "socket=PATH or fd=N is missing"),
+        (
+            vec!["--vm=fd=3,gid=10.0.0.1,max_qp=4K"],
+            "\"4K\" is not a number, or max",
+        ),
+        (
+            vec!["--host-socket=/a,rate=1"],
+            "\"rate=1\" is not known here",
+        ),
         (vec![taken.as_str()], "is in use by another process"),
         (vec![file.as_str()], "exists and is not a socket"),
         (

@@ -1,0 +1,157 @@
+//! An operator limits what a VM, and what the processes of the host, may have.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Backend, End, PROGRAM, context, until};
+use farlane_abi::Errno;
+use farlane_abi::rdma::{ACCESS_LOCAL_WRITE, QP_TO_INIT, QP_TO_RTR, QPS_INIT, QPS_RTR};
+use farlane_rdma_client::{Context, Cq, Mr, Pd, Qp, QpAttr, QpCaps, QpInit};
+use farlane_support::process::{Process, metric, metrics};
+use farlane_transport::socket::SocketTransport;
+use farlane_vm_front_end::guest_device::Vm;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::Arc;
+
+fn queue_pair(pd: &Arc<Pd>, cq: &Arc<Cq>) -> Result<Qp, Errno> {
+    let caps = QpCaps {
+        send_wr: 1,
+        send_sge: 1,
+        inline_bytes: 0,
+        recv_wr: 1,
+        recv_sge: 1,
+    };
+    Qp::create(pd, &QpInit::reliable(cq, caps)).map_err(|e| e.errno())
+}
+
+/// Goes to RTR, connected to the port with this address.
+fn ready_to_receive(qp: &Qp, last: u8) -> Result<(), Errno> {
+    let init = QpAttr {
+        qp_state: QPS_INIT,
+        port_num: 1,
+        ..QpAttr::default()
+    };
+    qp.modify(&init, QP_TO_INIT).unwrap();
+    let mut dgid = [0; 16];
+    dgid[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, last]);
+    let rtr = QpAttr {
+        qp_state: QPS_RTR,
+        path_mtu: 3,
+        is_global: 1,
+        dgid,
+        ah_port: 1,
+        ..QpAttr::default()
+    };
+    qp.modify(&rtr, QP_TO_RTR).map_err(|e| e.errno())
+}
+
+/// Has all queue pairs that it can, of two, and returns them.
+fn both_queue_pairs(context: &Arc<Context>) -> [Qp; 2] {
+    let pd = Pd::allocate(context).unwrap();
+    let cq = Cq::create(context, 4, None).unwrap();
+    let all = [(); 2].map(|()| queue_pair(&pd, &cq).unwrap());
+    assert_eq!(queue_pair(&pd, &cq).err(), Some(Errno::ENOMEM));
+    all
+}
+
+#[test]
+fn a_vm_has_what_its_operator_lets_it_have_and_others_do_not_notice() {
+    let mut backend = Backend::start_with(|folder| {
+        let socket = folder.join("small").display().to_string();
+        let limits = "max_qp=2,max_cq=2,max_mr=max,mr_mem=8K,peers=10.0.0.2";
+        vec![format!(
+            "--vm=socket={socket},gid=10.0.0.3,window=0,{limits}"
+        )]
+    });
+    let small = Vm::connect(&backend.path("small"), 64 << 20).unwrap();
+    let device = context(small.open().unwrap());
+    let attributes = device.device_attributes().unwrap();
+    assert_eq!(attributes.max_qp.get(), 2);
+    assert_eq!(attributes.max_cq.get(), 2);
+    assert_eq!(attributes.max_mr.get(), 65536);
+    assert_eq!(attributes.max_mr_size.get(), 8192);
+
+    let [one, other] = both_queue_pairs(&device);
+    let _last = Cq::create(&device, 4, None).unwrap();
+    let refused = Cq::create(&device, 4, None).map_err(|e| e.errno());
+    assert_eq!(refused.err(), Some(Errno::ENOMEM));
+    let buffer = small.allocate(16 << 10).unwrap();
+    let pd = Pd::allocate(&device).unwrap();
+    let register = |length| {
+        let address = buffer.address();
+        // SAFETY: the buffer outlives the registrations.
+        let mr = unsafe { Mr::register(&pd, address, length, 0, ACCESS_LOCAL_WRITE) };
+        mr.map_err(|e| e.errno())
+    };
+    assert_eq!(register(8193).err(), Some(Errno::ENOMEM));
+    let mr = register(8192).unwrap();
+    assert_eq!(register(1).err(), Some(Errno::ENOMEM));
+
+    let shown = |name: &str, vm: &str| {
+        let name = format!("farlane_rdma_vm_{name}{{");
+        metric(&backend.metrics(), &name, &[("vm", vm)])
+    };
+    assert_eq!(shown("queue_pairs", "10.0.0.3"), 2);
+    assert_eq!(shown("queue_pairs_limit", "10.0.0.3"), 2);
+    assert_eq!(shown("memory_region_bytes", "10.0.0.3"), 8192);
+    assert_eq!(shown("memory_region_bytes_limit", "10.0.0.3"), 8192);
+    assert_eq!(shown("queue_pairs", "10.0.0.1"), 0);
+    assert_eq!(shown("queue_pairs", "host"), 0);
+    drop(mr);
+    assert_eq!(shown("memory_region_bytes", "10.0.0.3"), 0);
+    register(8192).unwrap();
+
+    assert_eq!(ready_to_receive(&one, 1), Err(Errno::EACCES));
+    assert_eq!(ready_to_receive(&other, 2), Ok(()));
+
+    // The other VMs have no limits.
+    let vms = [backend.vm(0), backend.vm(1)];
+    let buffers = vms.each_ref().map(|vm| vm.allocate(64 << 10).unwrap());
+    let ends = [0, 1].map(|i| End::in_vm(&vms[i], &buffers[i]));
+    common::connect(&ends[0], &ends[1]);
+    for _ in 0..8 {
+        queue_pair(&ends[0].pd, &ends[0].cq).unwrap();
+    }
+
+    // What a VM had it can have again when it comes back.
+    drop((one, other, pd, device, small));
+    let mut again = None;
+    until("the VM to be let in again", || {
+        again = Vm::connect(&backend.path("small"), 64 << 20).ok();
+        again.is_some()
+    });
+    both_queue_pairs(&context(again.unwrap().open().unwrap()));
+    backend.assert_alive();
+}
+
+#[test]
+fn processes_of_the_host_have_their_limit_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let mut command = Command::new(PROGRAM);
+    command
+        .arg(format!("--host-socket={},max_qp=2", path("host").display()))
+        .arg(format!("--metrics={}", path("metrics").display()))
+        .arg("--log-level=warn");
+    let _backend = Process::start(&mut command);
+    until("the backend to listen", || {
+        UnixStream::connect(path("metrics")).is_ok()
+    });
+    let open = || context(Arc::new(SocketTransport::open(&path("host")).unwrap()));
+    let (one, other) = (open(), open());
+    let all = both_queue_pairs(&one);
+    let pd = Pd::allocate(&other).unwrap();
+    let cq = Cq::create(&other, 4, None).unwrap();
+    assert_eq!(queue_pair(&pd, &cq).err(), Some(Errno::ENOMEM));
+    let text = metrics(&path("metrics"));
+    let most = metric(
+        &text,
+        "farlane_rdma_vm_queue_pairs_limit{",
+        &[("vm", "host")],
+    );
+    assert_eq!(most, 2);
+    drop(all);
+    queue_pair(&pd, &cq).unwrap();
+}
