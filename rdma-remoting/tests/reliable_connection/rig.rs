@@ -1,4 +1,4 @@
-//! Two ends of a connection in one thread, and what tests do with them.
+//! Two ends of a connection, reliable or not, in one thread, and what tests do with them.
 
 use farlane_abi::queue::WC_STATUS_RETRY_EXC_ERR;
 use farlane_abi::rdma::*;
@@ -43,6 +43,8 @@ pub struct Pair {
 
 #[derive(Clone, Copy)]
 pub struct Setup {
+    /// Transport service type.
+    pub kind: u32,
     pub access: u32,
     pub qp_access: u32,
     pub rnr_retry: u8,
@@ -54,6 +56,7 @@ pub struct Setup {
 
 pub const ALL: u32 = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
 pub const NORMAL: Setup = Setup {
+    kind: QPT_RC,
     access: ALL,
     qp_access: ALL,
     rnr_retry: 7,
@@ -100,7 +103,7 @@ pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalComple
     let scheduled = Arc::<AtomicUsize>::default();
     let qp = engine
         .create_qp(QpSpec {
-            kind: QPT_RC,
+            kind: setup.kind,
             pd: PdHandle(1),
             address: PortAddress {
                 gid: [gid; 16],
@@ -176,10 +179,14 @@ pub fn connect_by(
     setup: &Setup,
     address: impl Fn(&mut QpAttr),
 ) {
+    let (to_rtr, to_rts) = match setup.kind {
+        QPT_UC => (UC_TO_RTR, UC_TO_RTS),
+        _ => (QP_TO_RTR, QP_TO_RTS),
+    };
     end.qp.modify(QP_TO_INIT, &init(setup)).unwrap();
     let mut attr = receive_from(to, gid, psn[1]);
     address(&mut attr);
-    end.qp.modify(QP_TO_RTR, &attr).unwrap();
+    end.qp.modify(to_rtr, &attr).unwrap();
     let attr = QpAttr {
         qp_state: QPS_RTS,
         timeout: setup.timeout,
@@ -189,7 +196,7 @@ pub fn connect_by(
         max_rd_atomic: 1,
         ..Default::default()
     };
-    end.qp.modify(QP_TO_RTS, &attr).unwrap();
+    end.qp.modify(to_rts, &attr).unwrap();
 }
 
 pub fn pair(setup: Setup) -> Pair {

@@ -358,6 +358,8 @@ numbers! { u32:
 numbers! { u32:
     /// Reliable connection.
     QPT_RC = 2,
+    /// Unreliable connection.
+    QPT_UC = 3,
 }
 
 // Values of `enum ibv_qp_state`.
@@ -426,9 +428,9 @@ numbers! { u32:
     QP_RATE_LIMIT = 1 << 25,
 }
 
-/// What a reliable connection has to be given to go from Reset to Init (ibv_modify_qp(3)).
+/// What a connection has to be given to go from Reset to Init (ibv_modify_qp(3)).
 pub const QP_TO_INIT: u32 = QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
-/// From Init to RTR.
+/// What a reliable connection has to be given to go from Init to RTR.
 pub const QP_TO_RTR: u32 = QP_STATE
     | QP_AV
     | QP_PATH_MTU
@@ -439,6 +441,10 @@ pub const QP_TO_RTR: u32 = QP_STATE
 /// From RTR to RTS.
 pub const QP_TO_RTS: u32 =
     QP_STATE | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
+/// What an unreliable connection has to be given to go from Init to RTR.
+pub const UC_TO_RTR: u32 = QP_STATE | QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN;
+/// From RTR to RTS.
+pub const UC_TO_RTS: u32 = QP_STATE | QP_SQ_PSN;
 
 // Values of `enum ibv_event_type`.
 numbers! { u32:

@@ -1,6 +1,7 @@
-//! Attributes and states of a reliable connection (IBTA 11.2.5.2, table of QP state transitions).
+//! Attributes and states of a queue pair (IBTA 11.2.5.2).
 
 use super::fabric::QpName;
+use super::transport::Transport;
 use crate::engine::{Destination, QpNumber};
 use crate::memory::Access;
 use farlane_abi::Errno;
@@ -19,6 +20,8 @@ pub enum State {
     ReadyToReceive = rdma::QPS_RTR,
     ReadyToSend = rdma::QPS_RTS,
     Draining = rdma::QPS_SQD,
+    /// A send request has completed in error, and those behind it are flushed; receiving goes on.
+    SendError = rdma::QPS_SQE,
     Error = rdma::QPS_ERR,
 }
 
@@ -30,6 +33,7 @@ impl State {
             rdma::QPS_RTR => Self::ReadyToReceive,
             rdma::QPS_RTS => Self::ReadyToSend,
             rdma::QPS_SQD => Self::Draining,
+            rdma::QPS_SQE => Self::SendError,
             rdma::QPS_ERR => Self::Error,
             _ => return None,
         })
@@ -39,46 +43,15 @@ impl State {
     pub fn responds(self) -> bool {
         matches!(
             self,
-            Self::ReadyToReceive | Self::ReadyToSend | Self::Draining
+            Self::ReadyToReceive | Self::ReadyToSend | Self::Draining | Self::SendError
         )
     }
-}
-
-/// Which attributes a transition requires and which it allows besides; `None` where there is no
-/// such transition.
-fn transition(from: State, to: State) -> Option<(u32, u32)> {
-    use State::{Draining, Error, Init, ReadyToReceive, ReadyToSend, Reset};
-    let common = rdma::QP_CUR_STATE
-        | rdma::QP_ACCESS_FLAGS
-        | rdma::QP_MIN_RNR_TIMER
-        | rdma::QP_PATH_MIG_STATE;
-    Some(match (from, to) {
-        (_, Reset | Error) => (0, 0),
-        (Reset, Init) => (rdma::QP_TO_INIT, 0),
-        (Init, Init) => (0, rdma::QP_TO_INIT),
-        (Init, ReadyToReceive) => (rdma::QP_TO_RTR, rdma::QP_ACCESS_FLAGS | rdma::QP_PKEY_INDEX),
-        (ReadyToReceive, ReadyToSend) => (rdma::QP_TO_RTS, common),
-        (ReadyToSend, ReadyToSend) | (Draining, ReadyToSend) => (0, common),
-        (ReadyToSend, Draining) => (0, rdma::QP_EN_SQD_ASYNC_NOTIFY),
-        (Draining, Draining) => (
-            0,
-            common
-                | rdma::QP_PORT
-                | rdma::QP_AV
-                | rdma::QP_TIMEOUT
-                | rdma::QP_RETRY_CNT
-                | rdma::QP_RNR_RETRY
-                | rdma::QP_MAX_QP_RD_ATOMIC
-                | rdma::QP_MAX_DEST_RD_ATOMIC
-                | rdma::QP_PKEY_INDEX,
-        ),
-        _ => return None,
-    })
 }
 
 /// Checks a change of `present`, whose state is `state`, and returns it changed, with the state
 /// that it goes to.
 pub fn modify(
+    transport: Transport,
     state: State,
     present: &QpAttr,
     mask: u32,
@@ -86,7 +59,7 @@ pub fn modify(
 ) -> Result<(State, QpAttr), Errno> {
     let has = |bit| mask & bit != 0;
     let has_all = |bits| mask & bits == bits;
-    if has(rdma::QP_ALT_PATH | rdma::QP_RATE_LIMIT | rdma::QP_CAP | rdma::QP_QKEY) {
+    if has(rdma::QP_ALT_PATH | rdma::QP_RATE_LIMIT | rdma::QP_CAP) {
         return Err(Errno::EOPNOTSUPP);
     }
     if has(rdma::QP_CUR_STATE) && State::from_wire(attr.cur_qp_state) != Some(state) {
@@ -97,7 +70,7 @@ pub fn modify(
     } else {
         state
     };
-    let (required, optional) = transition(state, to).ok_or(Errno::EINVAL)?;
+    let (required, optional) = transport.transition(state, to).ok_or(Errno::EINVAL)?;
     if !has_all(required) || mask & !(required | optional | rdma::QP_STATE) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -223,7 +196,15 @@ mod tests {
             port_num: 1,
             ..Default::default()
         };
-        let go = |mask| modify(State::Reset, &QpAttr::default(), mask, &attr);
+        let go = |mask| {
+            modify(
+                Transport::Reliable,
+                State::Reset,
+                &QpAttr::default(),
+                mask,
+                &attr,
+            )
+        };
         assert_eq!(go(TO_INIT).unwrap().0, State::Init);
         assert_eq!(go(TO_INIT & !rdma::QP_PORT), Err(Errno::EINVAL));
         assert_eq!(go(TO_INIT | rdma::QP_TIMEOUT), Err(Errno::EINVAL));
@@ -237,7 +218,13 @@ mod tests {
             ..Default::default()
         };
         for from in [State::Reset, State::Init, State::Error] {
-            let outcome = modify(from, &QpAttr::default(), rdma::QP_STATE, &attr);
+            let outcome = modify(
+                Transport::Reliable,
+                from,
+                &QpAttr::default(),
+                rdma::QP_STATE,
+                &attr,
+            );
             assert_eq!(outcome, Err(Errno::EINVAL));
         }
     }
@@ -256,7 +243,7 @@ mod tests {
         #[test]
         fn any_change_is_valid_or_an_error(
             state in 0u8..8, mask: u32, bytes in prop::array::uniform32(any::<u8>()), to in 0u8..9,
-            peer: u32,
+            peer: u32, unreliable: bool,
         ) {
             let Some(state) = State::from_wire(state) else { return Ok(()); };
             let attr = QpAttr {
@@ -267,7 +254,8 @@ mod tests {
                 ..Default::default()
             };
             let mask = mask & 0x001f_ffff;
-            if let Ok((_, new)) = modify(state, &QpAttr::default(), mask, &attr) {
+            let transport = [Transport::Reliable, Transport::Unreliable][usize::from(unreliable)];
+            if let Ok((_, new)) = modify(transport, state, &QpAttr::default(), mask, &attr) {
                 prop_assert!(new.timeout < 32 && new.retry_cnt < 8 && new.rnr_retry < 8);
                 prop_assert!(new.min_rnr_timer < 32 && new.dest_qp_num.get() <= 0x00ff_ffff);
             }

@@ -2,6 +2,7 @@
 
 use super::attributes::State;
 use super::fabric::QpName;
+use super::transport::Transport;
 use super::waits::{Receiver, Requesting};
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
@@ -29,6 +30,7 @@ impl Life {
 /// The identity of a queue pair, its state, and where its completions and events go.
 pub struct QpCommon {
     pub number: QpNumber,
+    pub transport: Transport,
     pub address: PortAddress,
     pub pd: PdHandle,
     pub memory: Arc<MemoryTable>,
@@ -65,6 +67,16 @@ impl SharedState {
         self.0.store(to as u8, Ordering::Release);
     }
 
+    /// Goes to SQE from a state in which it sends. Returns whether it did.
+    fn fail_sending(&self) -> bool {
+        self.0
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+                let sends = now == State::ReadyToSend as u8 || now == State::Draining as u8;
+                sends.then_some(State::SendError as u8)
+            })
+            .is_ok()
+    }
+
     /// Goes to the error state from any state but reset. Returns whether it was not there already.
     fn fail(&self) -> bool {
         let error = State::Error as u8;
@@ -95,5 +107,15 @@ impl QpCommon {
             self.receiver.changed();
         }
         entered
+    }
+
+    /// A send request completes in error: goes where its transport goes then.
+    pub fn enter_send_error(&self) {
+        if self.transport.after_send_error() == State::Error {
+            self.enter_error();
+        } else if self.state.fail_sending() {
+            // It has requests to flush; whoever sends to it is answered as before.
+            self.requesting.schedule();
+        }
     }
 }

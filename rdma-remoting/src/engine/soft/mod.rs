@@ -12,6 +12,7 @@ mod requester;
 mod responder;
 mod target;
 mod transfer;
+mod transport;
 mod waits;
 
 use super::{Engine, EngineQp, QpSpec};
@@ -22,9 +23,10 @@ use farlane_abi::Errno;
 use farlane_abi::queue::{
     MAX_CQ_ENTRIES, MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, MAX_SGE, MAX_WQ_ENTRIES,
 };
-use farlane_abi::rdma::{DeviceAttr, PortAttr, QPT_RC};
+use farlane_abi::rdma::{DeviceAttr, PortAttr};
 use qp::SoftQp;
 use std::sync::Arc;
+use transport::Transport;
 
 /// Largest number of queue pairs of the engine.
 const MAX_QUEUE_PAIRS: u32 = 1 << 18;
@@ -91,10 +93,9 @@ impl Engine for SoftEngine {
     }
 
     fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno> {
-        if spec.kind != QPT_RC {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let qp = SoftQp::new(spec, &self.fabric, MAX_QUEUE_PAIRS).ok_or(Errno::ENOMEM)?;
+        let transport = Transport::from_wire(spec.kind).ok_or(Errno::EOPNOTSUPP)?;
+        let qp = SoftQp::new(spec, transport, &self.fabric, MAX_QUEUE_PAIRS);
+        let qp = qp.ok_or(Errno::ENOMEM)?;
         Ok(Arc::new(qp))
     }
 }

@@ -5,6 +5,7 @@ use super::common::{QpCommon, SharedState};
 use super::fabric::{Fabric, QpName};
 use super::requester::Requester;
 use super::target::Target;
+use super::transport::Transport;
 use super::waits::{Receiver, Requesting};
 use crate::counters;
 use crate::engine::{EngineQp, Progress, QpNumber, QpSpec, Turn};
@@ -16,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// Requests of each kind that are flushed in one turn.
 const FLUSHES_PER_TURN: u32 = 256;
 
-/// A queue pair of a reliable connection (RC).
+/// A queue pair.
 ///
 /// Locks, in order: those of the context's objects and of its [`Ready`](crate::ready::Ready),
 /// `attr`, `requester`, the target's responder (a requester takes its peer's, never a second one),
@@ -32,11 +33,17 @@ pub struct SoftQp {
 
 impl SoftQp {
     /// A queue pair in the reset state; none where there are `limit`.
-    pub fn new(spec: QpSpec, fabric: &Arc<Fabric>, limit: u32) -> Option<Self> {
+    pub fn new(
+        spec: QpSpec,
+        transport: Transport,
+        fabric: &Arc<Fabric>,
+        limit: u32,
+    ) -> Option<Self> {
         let (sends, recvs) = (spec.sends, spec.recvs);
         let target = fabric.add(spec.address, limit, |number| {
             let common = QpCommon {
                 number,
+                transport,
                 address: spec.address,
                 pd: spec.pd,
                 memory: spec.memory,
@@ -87,7 +94,11 @@ impl SoftQp {
     fn flush(&self) -> Progress {
         let qp = self.common();
         let sends = self.requester().flush(qp, FLUSHES_PER_TURN);
-        let recvs = self.target.responder().flush(qp, FLUSHES_PER_TURN);
+        // A send queue that makes no sense ends receiving, too.
+        let recvs = match qp.state() {
+            State::Error => self.target.responder().flush(qp, FLUSHES_PER_TURN),
+            _ => 0,
+        };
         counters::count(&qp.counters.flushed, u64::from(sends) + u64::from(recvs));
         Progress {
             worked: sends + recvs > 0,
@@ -105,7 +116,8 @@ impl EngineQp for SoftQp {
         let mut held = self.attr();
         let mut requester = self.requester();
         let mut responder = self.target.responder();
-        let (to, new) = attributes::modify(self.common().state(), &held, mask, attr)?;
+        let qp = self.common();
+        let (to, new) = attributes::modify(qp.transport, qp.state(), &held, mask, attr)?;
         *held = new;
         let peer = attributes::peer(to, &new);
         if to == State::Reset {
@@ -140,7 +152,7 @@ impl EngineQp for SoftQp {
                 let is_draining = state == State::Draining;
                 self.requester().run(self.common(), turn, is_draining)
             }
-            State::Error => self.flush(),
+            State::SendError | State::Error => self.flush(),
         }
     }
 
@@ -154,6 +166,7 @@ impl EngineQp for SoftQp {
                 let is_draining = state == State::Draining;
                 self.requester().is_ready(self.common(), is_draining)
             }
+            State::SendError => self.requester().has_work(),
             State::Error => self.requester().has_work() || self.target.responder().has_work(),
         }
     }

@@ -39,6 +39,8 @@ enum Step {
     More,
     /// Must be tried again: what is waited for.
     Wait(Wait),
+    /// Nobody has received it, and its transport does not tell: completed.
+    Dropped,
     /// Failed with this status.
     Failed(u8),
 }
@@ -185,7 +187,7 @@ impl Requester {
                 }
             }
             match self.step(qp, turn.node, &mut budget) {
-                Step::Done => progress.worked = true,
+                Step::Done | Step::Dropped => progress.worked = true,
                 Step::More => {
                     progress.worked = true;
                     break;
@@ -249,6 +251,9 @@ impl Requester {
     /// Opens the local memory of the request that was just taken.
     fn begin(&mut self, qp: &QpCommon) -> Result<(), u8> {
         self.parts.clear();
+        if !qp.transport.carries(self.request.opcode) {
+            return Err(WC_STATUS_LOC_QP_OP_ERR);
+        }
         let length = self.request.length();
         let length = u32::try_from(length).ok();
         let length = length.filter(|length| *length <= MAX_MESSAGE_BYTES);
@@ -288,13 +293,22 @@ impl Requester {
     }
 
     /// Whether the peer answers the message at hand: a responder that was reset since the last one,
-    /// or has succeeded another one, expects another sequence number.
+    /// or has succeeded another one, expects another sequence number. An unreliable one takes any
+    /// first packet, but does not go on with a message whose beginning it does not have.
     fn is_answered(&self, qp: &QpCommon, peer: &Target, responder: &Responder) -> bool {
+        let is_under_way = |active: &Active| active.transfer.done > 0;
         let expected = match self.started {
-            None => responder.expects(self.attr.sq_psn.get()),
-            Some(life) => responder.life() == life,
+            Some(life) if qp.transport.is_acknowledged() => responder.life() == life,
+            Some(life) => {
+                !self.active.as_ref().is_some_and(is_under_way) || responder.life() == life
+            }
+            None if qp.transport.is_acknowledged() => responder.expects(self.attr.sq_psn.get()),
+            None => true,
         };
-        peer.common.state().responds() && responder.is_connected_to(qp, self.life) && expected
+        peer.common.transport == qp.transport
+            && peer.common.state().responds()
+            && responder.is_connected_to(qp, self.life)
+            && expected
     }
 
     /// The peer, looked for once; none where it does not answer.
@@ -307,19 +321,37 @@ impl Requester {
         Some(peer)
     }
 
+    /// The peer does not answer: whoever needs its answer waits for that.
+    fn unanswered(&mut self, qp: &QpCommon) -> Step {
+        if !qp.transport.is_acknowledged() {
+            return self.dropped(qp);
+        }
+        qp.requesting.wait();
+        Step::Wait(Wait::Answer)
+    }
+
+    /// Nobody receives the message at hand, which is sent all the same.
+    fn dropped(&mut self, qp: &QpCommon) -> Step {
+        log::debug!("{}: nobody receives a message", qp.number);
+        if let Some(active) = self.active.take() {
+            counters::count(&qp.counters.dropped, 1);
+            let Transfer { done, length } = active.transfer;
+            self.complete(qp, length, done);
+        }
+        Step::Dropped
+    }
+
     /// Moves some of the request at hand, on a worker of `node`.
     fn step(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut u64) -> Step {
         let Some(peer) = self.peer() else {
-            qp.requesting.wait();
-            return Step::Wait(Wait::Answer);
+            return self.unanswered(qp);
         };
         // Held while bytes move: whoever ends the peer waits for it.
         let mut responder = peer.responder();
         if !self.is_answered(qp, &peer, &responder) {
             drop(responder);
             self.peer = Weak::new();
-            qp.requesting.wait();
-            return Step::Wait(Wait::Answer);
+            return self.unanswered(qp);
         }
         let Some(active) = self.active.as_mut() else {
             return Step::Failed(WC_STATUS_LOC_QP_OP_ERR);
@@ -343,7 +375,8 @@ impl Requester {
                 // what it answers is, as where an acknowledgement precedes the answer on the wire.
                 // Programs with a completion queue of one entry rely on it.
                 let length = active.transfer.length;
-                self.complete(qp, node, length);
+                self.tell_transferred(node);
+                self.complete(qp, length, length.into());
                 self.complete_receive(qp, &peer.common, &mut responder, length);
                 Step::Done
             }
@@ -351,6 +384,7 @@ impl Requester {
                 peer.common.receiver.wait(&qp.requesting);
                 Step::Wait(Wait::Receiver(timer))
             }
+            Err(Refusal::Nak(Nak::Dropped)) => self.dropped(qp),
             Err(Refusal::Nak(Nak::Fatal(status)) | Refusal::Local(status)) => Step::Failed(status),
         }
     }
@@ -429,10 +463,9 @@ impl Requester {
         }
     }
 
-    /// Ends the request at hand, of `length` bytes, with success.
-    fn complete(&mut self, qp: &QpCommon, node: Option<Node>, length: u32) {
+    /// Ends the request at hand, of `length` bytes, of which so many have moved, with success.
+    fn complete(&mut self, qp: &QpCommon, length: u32, moved: u64) {
         self.active = None;
-        self.tell_transferred(node);
         self.parts.clear();
         self.source.retire();
         let opcode = self.request.opcode;
@@ -441,7 +474,7 @@ impl Requester {
         } else {
             &qp.counters.bytes_out
         };
-        counters::count(counter, length.into());
+        counters::count(counter, moved);
         counters::count(&qp.counters.requests, 1);
         if self.request.signalled || qp.signal_all {
             self.push(
@@ -459,10 +492,10 @@ impl Requester {
         }
     }
 
-    /// Ends the request at hand with an error, and with it the connection.
+    /// Ends the request at hand with an error: none after it is carried out.
     fn fail(&mut self, qp: &QpCommon, status: u8) {
         log::debug!("{}: a request fails with status {status}", qp.number);
-        qp.enter_error();
+        qp.enter_send_error();
         counters::count(&qp.counters.failures, 1);
         self.end(qp, status);
     }

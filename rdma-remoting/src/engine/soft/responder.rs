@@ -17,13 +17,16 @@ use farlane_abi::rdma::{
 };
 use farlane_sys::warn_limited;
 
-/// What a responder answers instead of doing what was asked: a NAK (IBTA 9.7.5.2).
+/// What a responder answers instead of doing what was asked: a NAK (IBTA 9.7.5.2), where its
+/// transport has answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nak {
     /// No receive request is posted: come back after the timer of this index.
     NotReady(u8),
     /// The connection is broken; the requester completes with this status.
     Fatal(u8),
+    /// No answer: the message is dropped, and the requester does not know.
+    Dropped,
 }
 
 /// State of the responder's half. Its lock comes after the requester's of any queue pair.
@@ -84,11 +87,12 @@ impl Responder {
         self.paused = paused;
     }
 
-    /// Whether it is connected to that peer in this life of the peer's requester, and answers it.
+    /// Whether it is connected to that peer, and answers it: a reliable one in this life of its
+    /// requester, an unreliable one whose message begins anew in any (IBTA 9.8.2.2).
     pub fn is_connected_to(&self, peer: &QpCommon, life: Life) -> bool {
         !self.paused
             && self.peer_name.is_some_and(|name| peer.is_named_by(name))
-            && self.heard.is_none_or(|heard| heard == life)
+            && (!peer.transport.is_acknowledged() || self.heard.is_none_or(|heard| heard == life))
     }
 
     /// Whether the first message of a peer that starts at `psn` is in sequence.
@@ -146,13 +150,30 @@ impl Responder {
             })
     }
 
-    /// Breaks the connection from this side and says why to both.
+    /// Refuses what the peer asks for. That breaks a connection with answers from this side, and
+    /// says why to both. Where there is none the message is dropped, and nothing else comes of it
+    /// (IBTA 9.9.3, classes C and D).
     pub fn refuse(&self, qp: &QpCommon, status: u8, event: u32) -> Nak {
+        if qp.transport.is_acknowledged() {
+            self.break_down(qp, status, event)
+        } else {
+            log::debug!("{}: a message is dropped, of status {status}", qp.number);
+            Nak::Dropped
+        }
+    }
+
+    /// Goes to the error state for a fault on this side, or of a peer that has to be told (IBTA
+    /// 9.9.3, classes A and C).
+    pub fn break_down(&self, qp: &QpCommon, status: u8, event: u32) -> Nak {
         log::debug!("{}: its peer gets status {status}", qp.number);
         if qp.enter_error() {
             (qp.events)(event);
         }
-        Nak::Fatal(status)
+        if qp.transport.is_acknowledged() {
+            Nak::Fatal(status)
+        } else {
+            Nak::Dropped
+        }
     }
 
     /// Takes the next receive request, good or bad, and gives its place back at once. `None` where
@@ -185,14 +206,17 @@ impl Responder {
         let taken = if self.dead { None } else { self.take(qp) };
         match taken {
             Some(Ok(())) => return Ok(()),
-            None if !self.dead => return Err(Nak::NotReady(self.attr.min_rnr_timer)),
+            None if !self.dead && qp.transport.is_acknowledged() => {
+                return Err(Nak::NotReady(self.attr.min_rnr_timer));
+            }
+            None if !self.dead => return Err(Nak::Dropped),
             None => {}
             Some(Err(e)) => {
                 log::debug!("{}: bad receive request: {e}", qp.number);
                 self.fail_receive(qp, WC_STATUS_LOC_QP_OP_ERR);
             }
         }
-        Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL))
+        Err(self.break_down(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL))
     }
 
     /// Opens the memory of the current receive request for a message of `length` bytes. Called
@@ -200,10 +224,13 @@ impl Responder {
     pub fn open_receive(&mut self, qp: &QpCommon, length: u64) -> Result<(), Nak> {
         self.parts.clear();
         let Some(request) = &self.current else {
-            return Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL));
+            return Err(self.break_down(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL));
         };
         if request.elements.total() < length {
-            self.fail_receive(qp, WC_STATUS_LOC_LEN_ERR);
+            // A message that is dropped leaves the request to the next one.
+            if qp.transport.is_acknowledged() {
+                self.fail_receive(qp, WC_STATUS_LOC_LEN_ERR);
+            }
             return Err(self.refuse(qp, WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR));
         }
         let mut left = length;
@@ -223,7 +250,7 @@ impl Responder {
                 Err(e) => {
                     log::debug!("{}: receive request refused: {e}", qp.number);
                     self.fail_receive(qp, WC_STATUS_LOC_PROT_ERR);
-                    return Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL));
+                    return Err(self.break_down(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL));
                 }
             }
         }

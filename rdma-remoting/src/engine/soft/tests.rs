@@ -7,7 +7,9 @@ use crate::local::{LocalCompletionQueue, LocalQueue};
 use crate::memory::{MemoryTable, PdHandle};
 use crate::request::{Opcode, RecvWqe, SendWqe};
 use farlane_abi::queue::{WC_STATUS_RETRY_EXC_ERR, WC_STATUS_SUCCESS};
-use farlane_abi::rdma::{QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RTR, QPS_RTS, QpAttr};
+use farlane_abi::rdma::{
+    QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RTR, QPS_RTS, QPT_RC, QpAttr,
+};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
@@ -46,7 +48,7 @@ fn end_at(fabric: &Arc<Fabric>, address: PortAddress, number: Option<QpNumber>) 
     if let Some(number) = number {
         fabric.give_again(number);
     }
-    let qp = SoftQp::new(spec, fabric, MAX_QUEUE_PAIRS).unwrap();
+    let qp = SoftQp::new(spec, Transport::Reliable, fabric, MAX_QUEUE_PAIRS).unwrap();
     End {
         qp,
         address,

@@ -25,7 +25,7 @@ impl From<Nak> for Refusal {
 /// How far a message has come.
 pub struct Transfer {
     /// Bytes moved.
-    done: u64,
+    pub done: u64,
     /// Bytes of the message.
     pub length: u32,
 }
@@ -90,7 +90,7 @@ impl<'a> Message<'a> {
                 self.responder
                     .fail_receive(self.peer, WC_STATUS_LOC_PROT_ERR);
                 let (status, event) = (WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL);
-                Err(self.responder.refuse(self.peer, status, event).into())
+                Err(self.responder.break_down(self.peer, status, event).into())
             }
         }
     }

@@ -9,7 +9,8 @@ use farlane_abi::queue::{
 };
 use farlane_abi::rdma::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QP_STATE, QP_TO_INIT, QP_TO_RTR,
-    QP_TO_RTS, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QpAttr,
+    QP_TO_RTS, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QPT_UC, QpAttr,
+    UC_TO_RTR, UC_TO_RTS,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
@@ -82,6 +83,8 @@ struct End<'a> {
     ram: &'a Ram,
     /// Its first page.
     base: u64,
+    /// Transport service type.
+    kind: u32,
     layout: QpLayout,
     qp: Arc<dyn EngineQp>,
     table: Arc<MemoryTable>,
@@ -94,6 +97,7 @@ impl<'a> End<'a> {
         machine: &'a Machine,
         engine: &SoftEngine,
         index: u8,
+        kind: u32,
         layout: QpLayout,
         cqes: u32,
         signal_all: bool,
@@ -128,7 +132,7 @@ impl<'a> End<'a> {
             SharedCompletionQueue::new(completions.clone(), &cq_layout, Some(nothing()), nothing());
         let cq = Arc::new(cq.expect("a segment that is long enough"));
         let qp = engine.create_qp(QpSpec {
-            kind: QPT_RC,
+            kind,
             pd: PdHandle(1),
             address: PortAddress {
                 gid: [index; 16],
@@ -145,10 +149,11 @@ impl<'a> End<'a> {
             counters: Arc::default(),
             limit: Arc::default(),
         });
-        let qp = qp.expect("a reliable connection");
+        let qp = qp.expect("a connection");
         Self {
             ram: &machine.ram,
             base,
+            kind,
             layout,
             qp,
             table,
@@ -179,6 +184,10 @@ impl<'a> End<'a> {
     /// Takes it from any state to one in which it talks to `to`, as far as that is possible.
     fn connect(&self, to: u32, input: &mut Input<'_>) {
         let (bits, timers) = (input.u8(), input.u8());
+        let (to_rtr, to_rts) = match self.kind {
+            QPT_UC => (UC_TO_RTR, UC_TO_RTS),
+            _ => (QP_TO_RTR, QP_TO_RTS),
+        };
         self.modify(QPS_RESET, 0, QpAttr::default());
         let attr = QpAttr {
             port_num: 1,
@@ -195,7 +204,7 @@ impl<'a> End<'a> {
             rq_psn: u32::from(bits >> 7).into(),
             ..QpAttr::default()
         };
-        self.modify(QPS_RTR, QP_TO_RTR, attr);
+        self.modify(QPS_RTR, to_rtr, attr);
         let attr = QpAttr {
             max_rd_atomic: !bits >> 4 & 1,
             timeout: timers >> 3,
@@ -203,7 +212,7 @@ impl<'a> End<'a> {
             rnr_retry: timers & 7,
             ..QpAttr::default()
         };
-        self.modify(QPS_RTS, QP_TO_RTS, attr);
+        self.modify(QPS_RTS, to_rts, attr);
     }
 
     /// A key of `of`, or one that is near it.
@@ -459,13 +468,17 @@ pub fn run(data: &[u8]) {
         let layout = layout.expect("a small layout");
         let cqes = 1 << (sizes >> 4 & 7).min(6);
         let engine = SoftEngine::new();
-        let end = |index| End::new(machine, &engine, index, layout, cqes, index == 1);
+        let flags = input.u8();
+        let end = |index| {
+            let is_unreliable = flags >> index & 2 != 0;
+            let kind = if is_unreliable { QPT_UC } else { QPT_RC };
+            End::new(machine, &engine, index, kind, layout, cqes, index == 1)
+        };
         let mut scene = Scene {
             ends: [end(0), end(1)],
             now: Instant::now(),
         };
         let [a, b] = &scene.ends;
-        let flags = input.u8();
         if flags & 1 == 0 {
             a.connect(b.qp.number().get(), &mut Input::new(&[0, 0x2f]));
             b.connect(a.qp.number().get(), &mut Input::new(&[0, 0x2f]));
