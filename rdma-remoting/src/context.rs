@@ -37,7 +37,7 @@ enum Attached {
         _shares: [Share; 2],
     },
     /// Memory of the program.
-    Pin(Region),
+    Pin { memory: Region, _share: Share },
 }
 
 pub(crate) struct Header {
@@ -243,11 +243,17 @@ impl Context {
     /// Makes memory of the program known as pin `region`.
     ///
     /// # Errors
-    /// `EEXIST` for an id in use.
+    /// `EEXIST` for an id in use, `ENOMEM` where it has more extents than the tenant's share.
     pub fn attach_pin(&self, region: RegionId, memory: Region) -> Result<(), Errno> {
+        let extents = to_u64(memory.extents());
         let mut regions = self.regions();
         Self::check_new(&regions, region)?;
-        regions.insert(region, Attached::Pin(memory));
+        let share = self.account.take(Resource::Extents, extents);
+        let pin = Attached::Pin {
+            memory,
+            _share: share.ok_or(Errno::ENOMEM)?,
+        };
+        regions.insert(region, pin);
         Ok(())
     }
 
@@ -276,7 +282,7 @@ impl Context {
             }
             regions.remove(&region)
         };
-        if let Some(Attached::Pin(memory)) = pin {
+        if let Some(Attached::Pin { memory, .. }) = pin {
             memory.revoke();
         }
         Ok(())
@@ -305,7 +311,7 @@ impl Context {
     /// The memory of a pin.
     pub(crate) fn pin(&self, region: RegionId) -> Result<Region, Errno> {
         match self.regions().get(&region) {
-            Some(Attached::Pin(memory)) => Ok(memory.clone()),
+            Some(Attached::Pin { memory, .. }) => Ok(memory.clone()),
             _ => Err(Errno::EINVAL),
         }
     }
@@ -380,7 +386,7 @@ impl Context {
     pub fn attached(&self) -> Vec<Region> {
         let memory = |attached: &Attached| match attached {
             Attached::Segment { memory, .. } => memory.clone(),
-            Attached::Pin(memory) => memory.node().map(|_| memory.clone()),
+            Attached::Pin { memory, .. } => memory.node().map(|_| memory.clone()),
         };
         self.regions().values().filter_map(memory).collect()
     }
@@ -446,7 +452,7 @@ impl Context {
         let regions = self.memory.drain();
         counters::uncount(&self.counters.memory_regions, regions.len() as u64);
         for attached in std::mem::take(&mut *self.regions()).into_values() {
-            if let Attached::Pin(memory) = attached {
+            if let Attached::Pin { memory, .. } = attached {
                 memory.revoke();
             }
         }

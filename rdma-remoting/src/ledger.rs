@@ -1,6 +1,6 @@
 //! What the VMs and processes of a backend share, and none may take alone: mappings of the
-//! backend's process (`vm.max_map_count`), queue pairs of its engine, memory for keys and
-//! completion queues, descriptors.
+//! backend's process (`vm.max_map_count`), queue pairs of its engine, memory for keys, completion
+//! queues and extents, descriptors.
 //!
 //! A tenant never has more than what is left for all others: alone it comes to one half, and the
 //! next one to one half of the rest
@@ -12,6 +12,7 @@
 //! Besides that an operator gives a tenant limits of its own, as the kernel's RDMA cgroup does
 //! (`Documentation/admin-guide/cgroup-v1/rdma.rst`). They are looked at first.
 
+use farlane_abi::PAGE_BYTES;
 use farlane_abi::width::to_u64;
 use farlane_sys::sync::lock;
 use farlane_worker::counters::Sample;
@@ -28,6 +29,10 @@ const DEFAULT_DESCRIPTORS: u64 = 1 << 20;
 const MEMORY_KEYS: u64 = 1 << 20;
 /// Completion queues of all tenants, which are memory of the backend.
 const COMPLETION_QUEUES: u64 = 1 << 18;
+/// Extents of all tenants: as often each page of the host's memory can be one, of 64 bytes.
+const EXTENTS_OF_A_PAGE: u64 = 4;
+/// Memory of the host where the system does not say.
+const DEFAULT_MEMORY_BYTES: u64 = 4 << 30;
 /// Of what nothing of the backend's is used up: only operators limit it.
 const UNLIMITED: u64 = u64::MAX;
 
@@ -76,6 +81,7 @@ resources! {
     MemoryRegions, "memory_regions", "Memory regions";
     MemoryRegionBytes, "memory_region_bytes", "Bytes of memory regions";
     MemoryKeys, "memory_keys", "Room for memory keys";
+    Extents, "extents", "Extents of pinned memory";
     Descriptors, "descriptors", "Descriptors of the backend's process";
 }
 
@@ -119,6 +125,16 @@ impl Limits {
     }
 }
 
+/// Memory of the host, as `proc_meminfo(5)` has it.
+fn host_memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let total = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
 /// How much there is of each resource, and how much is taken.
 #[derive(Debug)]
 pub struct Ledger {
@@ -152,8 +168,8 @@ impl Ledger {
 
     /// Three quarters of the mappings that this process may have, and can
     /// [guard](farlane_zero_copy::fault), and of the descriptors that it may have now: the rest is
-    /// the process's own. So many queue pairs, and the completion queues and memory keys that there
-    /// are.
+    /// the process's own. So many queue pairs, the completion queues and memory keys that there
+    /// are, and extents that grow with the host's memory.
     #[must_use]
     pub fn of_this_process(queue_pairs: u64) -> Arc<Self> {
         let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count");
@@ -162,12 +178,15 @@ impl Ledger {
         let mappings = limit.unwrap_or(DEFAULT_MAP_COUNT).min(guarded) / 4 * 3;
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let descriptors = files.current.unwrap_or(DEFAULT_DESCRIPTORS) / 4 * 3;
+        let memory_bytes = host_memory_bytes().unwrap_or(DEFAULT_MEMORY_BYTES);
+        let extents = memory_bytes / PAGE_BYTES * EXTENTS_OF_A_PAGE;
         Self::new(|of| match of {
             Resource::Mappings => mappings,
             Resource::QueuePairs => queue_pairs,
             Resource::CompletionQueues => COMPLETION_QUEUES,
             Resource::MemoryRegions | Resource::MemoryRegionBytes => UNLIMITED,
             Resource::MemoryKeys => MEMORY_KEYS,
+            Resource::Extents => extents,
             Resource::Descriptors => descriptors,
         })
     }
@@ -391,6 +410,19 @@ mod tests {
         assert_eq!(value("completion_queues"), Some(0));
         assert_eq!(value("completion_queues_limit"), None);
         assert_eq!(samples.len(), RESOURCES + 1);
+    }
+
+    #[test]
+    fn a_vm_of_half_the_host_can_register_all_its_memory_page_by_page() {
+        let ledger = Ledger::of_this_process(1);
+        let memory = host_memory_bytes().unwrap();
+        let vms = [(); 2].map(|()| Account::new(&ledger, Limits::default()));
+        let all = vms
+            .each_ref()
+            .map(|vm| vm.take(Resource::Extents, memory / PAGE_BYTES / 2));
+        assert!(all.iter().all(Option::is_some));
+        let all = vms[0].take(Resource::Extents, memory / PAGE_BYTES * 4);
+        assert!(all.is_none());
     }
 
     #[test]

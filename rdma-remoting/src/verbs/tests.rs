@@ -112,6 +112,36 @@ fn keys_of_many_contexts_leave_others_their_share() {
 }
 
 #[test]
+fn pinned_memory_of_many_contexts_leaves_others_their_share() {
+    let server = sharing(100);
+    let (one, other) = (port(&server, 1), port(&server, 2));
+    let pin_all = |port: &Arc<Port>| {
+        let contexts: Vec<_> = (0..4).map(|id| open(port, id)).collect();
+        let pins = contexts
+            .iter()
+            .flat_map(|context| (0..30).map(move |id| (context, id)));
+        let pinned = pins.filter(|(context, id)| {
+            let outcome = context.attach_pin(region(*id), memory("pinned", PAGE_BYTES));
+            assert!(matches!(outcome, Ok(()) | Err(Errno::ENOMEM)));
+            outcome.is_ok()
+        });
+        pinned.count()
+    };
+    assert_eq!(pin_all(&one), 50);
+    assert_eq!(pin_all(&other), 25);
+    // It is given back one by one and all at once.
+    other.close_all();
+    let context = one.context(ContextId::new(0).unwrap()).unwrap();
+    for _ in 0..100 {
+        context.detach(region(3)).unwrap();
+        let again = memory("pinned", PAGE_BYTES);
+        context.attach_pin(region(3), again).unwrap();
+    }
+    one.close_all();
+    assert_eq!(pin_all(&other), 50);
+}
+
+#[test]
 fn a_program_is_told_how_many_domains_it_can_have() {
     let server = Server::without_workers();
     let context = open(&port(&server, 1), 0);

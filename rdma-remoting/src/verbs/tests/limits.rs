@@ -160,6 +160,7 @@ fn objects_end_at_the_limit_and_are_given_back() {
         "memory_regions",
         "memory_region_bytes",
         "memory_keys",
+        "extents",
         "mappings",
     ] {
         assert_eq!(shown(&vm, name), Some(0), "{name}");
