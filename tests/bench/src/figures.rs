@@ -70,7 +70,7 @@ pub fn run(backend: &Path, out: &Path) -> Result<Report> {
     run.bandwidth()?;
     run.overhead()?;
     run.events()?;
-    idle::measure(&mut run.report, &run.hosts, &run.daemon.host())?;
+    idle::measure(&mut run.report, &run.hosts, &run.daemon)?;
     run.bars(&cache_line)?;
     run.endurance()?;
     Ok(run.report)

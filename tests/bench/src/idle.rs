@@ -1,14 +1,17 @@
-//! Two who are busy beside processes that have thousands of queue pairs and use none.
+//! Two who are busy beside processes that have thousands of connected queue pairs and use none.
 
+use crate::daemon::Daemon;
+use crate::reference::let_sleep;
 use crate::report::Report;
-use crate::rig::End;
+use crate::rig::{End, make_ready};
 use crate::scale;
 use crate::stats::Times;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use farlane_rdma_client::{Address, Context, Cq, DeviceInfo, Pd, Qp, QpCaps, QpInit};
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// Has this program be such a process: the socket that it connects to.
 pub const SOCKET_VARIABLE: &str = "FARLANE_BENCH_IDLE";
@@ -16,12 +19,14 @@ pub const SOCKET_VARIABLE: &str = "FARLANE_BENCH_IDLE";
 /// How many queue pairs it makes.
 const COUNT_VARIABLE: &str = "FARLANE_BENCH_IDLE_QUEUE_PAIRS";
 
-/// Queue pairs of each.
-const QUEUE_PAIRS: usize = 4096;
+/// Queue pairs of each: an even number.
+const QUEUE_PAIRS: usize = 3000;
 /// Bytes of a message.
-const MESSAGE: usize = 4096;
+const MESSAGE: usize = 8;
 /// How many of them there are.
-const PROCESSES: [usize; 4] = [1, 4, 10, 20];
+const PROCESSES: usize = 20;
+/// Messages there and back of which the median is taken.
+const TRIPS: usize = 20_000;
 
 struct Idle(Child);
 
@@ -50,30 +55,47 @@ impl Drop for Idle {
     }
 }
 
-/// A message there and back, alone and beside idle processes, as far as the backend has mappings
-/// for their queue pairs.
-pub fn measure(report: &mut Report, ends: &[End; 2], socket: &Path) -> Result<()> {
-    let there_and_back = || {
+/// A message there and back, alone, beside idle processes, and alone again; and what the backend
+/// does while all of them are idle.
+pub fn measure(report: &mut Report, ends: &[End; 2], daemon: &Daemon) -> Result<()> {
+    let trip = || {
         ends[0].write(&ends[1], MESSAGE)?;
         ends[1].write(&ends[0], MESSAGE)
     };
-    let name = "4 KiB there and back, two host processes";
-    report.times(name, &Times::take(20_000, there_and_back)?)?;
-    let queue_pairs = scale::count(QUEUE_PAIRS);
+    let name = "8 bytes there and back, two host processes";
+    let alone = Times::take(TRIPS, trip)?;
+    report.times(name, &alone)?;
+    let queue_pairs = scale::count(QUEUE_PAIRS).next_multiple_of(2);
     let mut idle = Vec::new();
-    for processes in PROCESSES {
-        while idle.len() < processes {
-            let (one, got) = Idle::start(socket, queue_pairs)?;
-            idle.push(one);
-            if got < queue_pairs {
-                let enough = idle.len() - 1;
-                eprintln!("Not beside {processes}: vm.max_map_count is enough for {enough}");
-                return Ok(());
-            }
-        }
-        let name = format!("{name}, beside {processes} with {queue_pairs} idle queue pairs each");
-        report.times(&name, &Times::take(20_000, there_and_back)?)?;
+    for _ in 0..PROCESSES {
+        let (one, got) = Idle::start(&daemon.host(), queue_pairs)?;
+        ensure!(got == queue_pairs, "only {got} queue pairs: {}", idle.len());
+        idle.push(one);
     }
+    let all = format!("beside {} idle queue pairs", PROCESSES * queue_pairs);
+    let_sleep();
+    let beside = Times::take(TRIPS, trip)?;
+    report.times(&format!("{name}, {all}"), &beside)?;
+    let (used, rest) = (daemon.cpu_time()?, scale::time(Duration::from_secs(3)));
+    let_sleep();
+    std::thread::sleep(rest);
+    let share = (daemon.cpu_time()? - used).as_secs_f64() / rest.as_secs_f64() * 100.0;
+    let what = format!(
+        "CPU of a backend with {} idle queue pairs",
+        PROCESSES * queue_pairs
+    );
+    report.at_most(&what, share, "%", 0.5, "3 s");
+    drop(idle);
+    let_sleep();
+    let again = Times::take(TRIPS, trip)?;
+    let alone = alone.p50_us.max(again.p50_us);
+    report.at_most(
+        &format!("{name}: {all} / alone"),
+        beside.p50_us / alone,
+        "",
+        1.1,
+        &format!("{alone:.2} us"),
+    );
     Ok(())
 }
 
@@ -95,6 +117,11 @@ pub fn be_idle(socket: PathBuf) -> Result<()> {
     let count = std::env::var(COUNT_VARIABLE)?.parse()?;
     let make = |_| Qp::create(&pd, &QpInit::reliable(&cq, caps)).ok();
     let qps: Vec<Qp> = (0..count).map_while(make).collect();
+    let gid = context.gid(1, 0)?.raw;
+    for pair in qps.chunks_exact(2) {
+        make_ready(&pair[0], pair[1].number(), gid)?;
+        make_ready(&pair[1], pair[0].number(), gid)?;
+    }
     println!("{}", qps.len());
     std::io::stdin().read_line(&mut String::new())?;
     Ok(())

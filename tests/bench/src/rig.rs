@@ -120,52 +120,6 @@ impl End {
         Self::new(Context::open(&device)?, Memory::Process)
     }
 
-    /// Takes the queue pair to the ready-to-send state.
-    fn connect(&self, to: &Self) -> Result<()> {
-        let step = |state, mask: u32, attr: QpAttr| {
-            let attr = QpAttr {
-                qp_state: state,
-                ..attr
-            };
-            self.qp.modify(&attr, mask)
-        };
-        step(
-            rdma::QPS_INIT,
-            rdma::QP_TO_INIT,
-            QpAttr {
-                port_num: 1,
-                qp_access_flags: ACCESS.into(),
-                ..Default::default()
-            },
-        )?;
-        step(
-            rdma::QPS_RTR,
-            rdma::QP_TO_RTR,
-            QpAttr {
-                path_mtu: 3,
-                dest_qp_num: to.qp.number().into(),
-                max_dest_rd_atomic: 16,
-                min_rnr_timer: 12,
-                is_global: 1,
-                dgid: to.context.gid(1, 0)?.raw,
-                ah_port: 1,
-                ..Default::default()
-            },
-        )?;
-        step(
-            rdma::QPS_RTS,
-            rdma::QP_TO_RTS,
-            QpAttr {
-                timeout: 14,
-                retry_cnt: 7,
-                rnr_retry: 7,
-                max_rd_atomic: 16,
-                ..Default::default()
-            },
-        )?;
-        Ok(())
-    }
-
     /// Posts an RDMA write of `bytes` from the start of the buffer to the start of the peer's.
     pub fn post_write(&self, to: &Self, bytes: usize, signalled: bool) -> Result<()> {
         let sge = [Sge {
@@ -235,8 +189,57 @@ impl End {
     }
 }
 
+/// Takes a queue pair to the ready-to-send state, with this one of that GID as its peer.
+pub fn make_ready(qp: &Qp, peer: u32, dgid: [u8; 16]) -> Result<()> {
+    let step = |state, mask: u32, attr: QpAttr| {
+        let attr = QpAttr {
+            qp_state: state,
+            ..attr
+        };
+        qp.modify(&attr, mask)
+    };
+    step(
+        rdma::QPS_INIT,
+        rdma::QP_TO_INIT,
+        QpAttr {
+            port_num: 1,
+            qp_access_flags: ACCESS.into(),
+            ..Default::default()
+        },
+    )?;
+    step(
+        rdma::QPS_RTR,
+        rdma::QP_TO_RTR,
+        QpAttr {
+            path_mtu: 3,
+            dest_qp_num: peer.into(),
+            max_dest_rd_atomic: 16,
+            min_rnr_timer: 12,
+            is_global: 1,
+            dgid,
+            ah_port: 1,
+            ..Default::default()
+        },
+    )?;
+    step(
+        rdma::QPS_RTS,
+        rdma::QP_TO_RTS,
+        QpAttr {
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            max_rd_atomic: 16,
+            ..Default::default()
+        },
+    )?;
+    Ok(())
+}
+
 /// Connects two ends.
 pub fn connect(a: &End, b: &End) -> Result<()> {
-    a.connect(b).context("Cannot connect")?;
-    b.connect(a).context("Cannot connect")
+    for (one, other) in [(a, b), (b, a)] {
+        let gid = other.context.gid(1, 0)?.raw;
+        make_ready(&one.qp, other.qp.number(), gid).context("Cannot connect")?;
+    }
+    Ok(())
 }
