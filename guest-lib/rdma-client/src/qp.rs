@@ -36,7 +36,7 @@ pub struct QpInit<'a> {
     pub send_cq: &'a Arc<Cq>,
     /// Completion queue of the receive queue.
     pub recv_cq: &'a Arc<Cq>,
-    /// `enum ibv_qp_type`; [`QPT_RC`] is the one that backends know today.
+    /// `enum ibv_qp_type`: `QPT_*` of [`farlane_abi::rdma`].
     pub qp_type: u32,
     /// Sizes asked for; the queue pair has at least these.
     pub caps: QpCaps,

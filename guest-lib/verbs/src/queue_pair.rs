@@ -52,7 +52,8 @@ pub unsafe fn create(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_q
 }
 
 unsafe fn make(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, Errno> {
-    if init.qp_type != IBV_QPT_RC || !init.srq.is_null() {
+    let is_connected = matches!(init.qp_type, IBV_QPT_RC | IBV_QPT_UC);
+    if !is_connected || !init.srq.is_null() {
         return Err(Errno::EOPNOTSUPP);
     }
     if init.send_cq.is_null() || init.recv_cq.is_null() {

@@ -97,7 +97,7 @@ enumerations! {
     ibv_wc_flags: c_uint { IBV_WC_WITH_IMM = 2, }
     ibv_access_flags: c_uint { IBV_ACCESS_HUGETLB = 128, }
     ibv_rate: c_uint { IBV_RATE_MAX = 0, }
-    ibv_qp_type: c_uint { IBV_QPT_RC = 2, }
+    ibv_qp_type: c_uint { IBV_QPT_RC = 2, IBV_QPT_UC = 3, }
     ibv_qp_init_attr_mask: c_uint {
         IBV_QP_INIT_ATTR_PD = 1,
         IBV_QP_INIT_ATTR_CREATE_FLAGS = 4,

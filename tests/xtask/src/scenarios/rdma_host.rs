@@ -19,6 +19,9 @@ const PING_PONGS: &[&str] = &[
     "ibv_rc_pingpong -e",
     "ibv_rc_pingpong -g 0 -c -s 65536",
     "ibv_rc_pingpong -g 0 -c -e",
+    "ibv_uc_pingpong",
+    "ibv_uc_pingpong -g 0 -c -e",
+    "ibv_uc_pingpong -g 0 -c -s 65536",
 ];
 
 const PERFTESTS: &[&str] = &[
@@ -31,10 +34,12 @@ const PERFTESTS: &[&str] = &[
     "ib_send_lat -s 8 -n 2000",
     "ib_send_lat -s 8 -n 2000 -e",
     "ib_read_lat -s 8 -n 2000",
+    "ib_write_bw -c UC -a -n 100",
+    "ib_write_lat -c UC -s 8 -n 2000",
+    "ib_send_lat -c UC -s 8 -n 2000",
 ];
 
-/// The tests of qperf over reliable connections but those of atomic operations, which there are
-/// not.
+/// The tests of qperf over connections but those of atomic operations, which there are not.
 const QPERF: &[&str] = &[
     "rc_bi_bw",
     "rc_bw",
@@ -44,6 +49,12 @@ const QPERF: &[&str] = &[
     "rc_rdma_write_bw",
     "rc_rdma_write_lat",
     "rc_rdma_write_poll_lat",
+    "uc_bi_bw",
+    "uc_bw",
+    "uc_lat",
+    "uc_rdma_write_bw",
+    "uc_rdma_write_lat",
+    "uc_rdma_write_poll_lat",
 ];
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
@@ -87,22 +98,40 @@ fn qperf(host: &Host, report: &mut Report) -> Result<()> {
         },
     };
     let said = program.run(host, host)?.asked;
-    let mut figures = said.split("rc_").skip(1).map(|part| {
-        let (test, rest) = part.split_once(':').unwrap_or((part, ""));
-        (
-            format!("rc_{test}"),
-            rest.split_whitespace().collect::<Vec<_>>(),
-        )
-    });
     for test in QPERF {
-        let figure = figures
-            .next()
-            .and_then(|(name, words)| match (name == *test, &words[..]) {
-                (true, [what, "=", number, unit, ..]) => Some(format!("{what} {number} {unit}")),
-                _ => None,
-            });
+        let figure = figure(&said, test);
         let figure = figure.with_context(|| format!("qperf said nothing of {test}:\n{said}"))?;
         report.add("host", format!("qperf {test}"), figure);
     }
     Ok(())
+}
+
+/// What qperf said of a test: of what was sent and what was received the latter. A rate of zero is
+/// nothing.
+fn figure(said: &str, test: &str) -> Option<String> {
+    let (_, rest) = said.split_once(&format!("{test}:"))?;
+    let words: Vec<_> = rest.split_whitespace().collect();
+    let figures = words.chunks(4).map_while(|words| match words {
+        [what, "=", number, unit] if *number != "0" => Some(format!("{what} {number} {unit}")),
+        _ => None,
+    });
+    figures.last()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_qperf_says_of_a_test_is_what_has_arrived() {
+        let said = "rc_lat:\n    latency  =  54 us\nuc_bw:\n    send_bw  =  1.58 GB/sec\n    \
+                    recv_bw  =  1.52 GB/sec\nuc_lat:\n    latency  =  0 us\n";
+        assert_eq!(figure(said, "rc_lat").as_deref(), Some("latency 54 us"));
+        assert_eq!(
+            figure(said, "uc_bw").as_deref(),
+            Some("recv_bw 1.52 GB/sec")
+        );
+        assert_eq!(figure(said, "uc_lat"), None);
+        assert_eq!(figure(said, "uc_bi_bw"), None);
+    }
 }
