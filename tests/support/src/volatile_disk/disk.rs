@@ -146,13 +146,13 @@ impl VolatileDisk {
     /// # Errors
     /// None came.
     pub fn await_held_flush(&self) -> io::Result<()> {
-        self.await_held("flush", |state| !state.held.is_empty())
+        self.await_state("flush", |state| !state.held.is_empty())
     }
 
-    fn await_held(&self, what: &str, is_held: impl Fn(&State) -> bool) -> io::Result<()> {
+    fn await_state(&self, what: &str, is_there: impl Fn(&State) -> bool) -> io::Result<()> {
         let end = Instant::now() + PATIENCE;
         let mut state = self.shared.state();
-        while !is_held(&state) {
+        while !is_there(&state) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let why = format!("No {what} was requested");
@@ -173,7 +173,7 @@ impl VolatileDisk {
     /// # Errors
     /// None came.
     pub fn await_held_read(&self) -> io::Result<()> {
-        self.await_held("read", |state| !state.held_reads.is_empty())
+        self.await_state("read", |state| !state.held_reads.is_empty())
     }
 
     /// Answers the reads that are held; others are held no longer.
@@ -192,7 +192,7 @@ impl VolatileDisk {
     /// # Errors
     /// Nobody did.
     pub fn await_held_close(&self) -> io::Result<()> {
-        self.await_held("close", |state| !state.held_closes.is_empty())
+        self.await_state("close", |state| !state.held_closes.is_empty())
     }
 
     /// Lets those go on who are held; others are held no longer.
@@ -213,6 +213,11 @@ impl Drop for VolatileDisk {
         self.release_flushes();
         self.release_reads();
         self.release_closes();
+        // A process that ends while one of its threads closes such a file waits for its own answer
+        // for ever.
+        if let Err(e) = self.await_state("last close", |state| state.asking.is_empty()) {
+            eprintln!("{}: {e}", self.folder.path().display());
+        }
         // Whoever still has the file open keeps it; it is served until the last has closed it.
         if let Err(e) = rustix::mount::unmount(self.folder.path(), UnmountFlags::DETACH) {
             eprintln!("Cannot unmount {}: {e}", self.folder.path().display());

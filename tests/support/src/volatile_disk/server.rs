@@ -6,7 +6,7 @@ use fuser::{
     OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request,
     WriteFlags,
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
@@ -65,6 +65,8 @@ pub struct State {
     pub held_reads: Vec<HeldRead>,
     pub holds_closes: bool,
     pub held_closes: Vec<ReplyEmpty>,
+    /// Open files whose descriptors ask before they are closed.
+    pub asking: HashSet<u64>,
     handles: u64,
 }
 
@@ -201,6 +203,7 @@ impl Shared {
             held_reads: Vec::new(),
             holds_closes: false,
             held_closes: Vec::new(),
+            asking: HashSet::new(),
             handles: 0,
         };
         Self {
@@ -283,7 +286,10 @@ impl Filesystem for Server {
         let mut state = self.0.state();
         state.handles += 1;
         let mut flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
-        if !state.holds_closes {
+        if state.holds_closes {
+            let handle = state.handles;
+            state.asking.insert(handle);
+        } else {
             flags |= FopenFlags::FOPEN_NOFLUSH;
         }
         reply.opened(FileHandle(state.handles), flags);
@@ -352,6 +358,21 @@ impl Filesystem for Server {
         } else {
             reply.ok();
         }
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.0.state().asking.remove(&handle.0);
+        self.0.held.notify_all();
+        reply.ok();
     }
 
     fn fsync(
