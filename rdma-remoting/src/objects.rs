@@ -53,12 +53,15 @@ impl QpObject {
 
 impl Served for QpObject {
     fn turn(&self, turn: Turn) -> Progress {
-        self.scheduled.begin_turn();
         self.engine.progress(turn)
     }
 
     fn is_ready(&self) -> bool {
         self.engine.is_ready()
+    }
+
+    fn called(&self) {
+        self.scheduled.called();
     }
 
     fn watch(&self) {

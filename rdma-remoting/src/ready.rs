@@ -35,6 +35,8 @@ pub(crate) trait Served {
     fn turn(&self, turn: Turn) -> Progress;
     /// Whether a turn would find something to do.
     fn is_ready(&self) -> bool;
+    /// It comes to have a turn because it was scheduled: from now on it can be again.
+    fn called(&self);
     /// It is looked at from now on: nobody needs to ring.
     fn watch(&self);
     /// It is looked at no more: who posts something rings, unless it is found in a look after this.
@@ -90,7 +92,7 @@ impl Inbox {
 pub(crate) struct Scheduled {
     inbox: Arc<Inbox>,
     slot: u32,
-    /// It is in the inbox.
+    /// It is in the inbox, or on its way from there to its turn: it is there once.
     posted: AtomicBool,
 }
 
@@ -108,11 +110,9 @@ impl Scheduled {
         self.slot
     }
 
-    /// Its turn begins, which sees all that it was scheduled for before.
-    pub fn begin_turn(&self) {
-        if self.posted.load(Ordering::Relaxed) {
-            self.posted.swap(false, Ordering::AcqRel);
-        }
+    /// It has left the inbox; the turn that follows sees all that it was scheduled for before.
+    pub fn called(&self) {
+        self.posted.swap(false, Ordering::AcqRel);
     }
 }
 
@@ -226,6 +226,9 @@ impl<T: Served> Ready<T> {
             let Some(slot) = self.scheduled.pop() else {
                 return;
             };
+            if let Some(Some(member)) = self.members.get(to_usize(slot.into())) {
+                member.one.called();
+            }
             self.call(slot, now + BUSY);
         }
     }

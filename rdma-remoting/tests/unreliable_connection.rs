@@ -238,6 +238,34 @@ fn a_local_error_stops_sending_alone_until_the_program_goes_on() {
     }
 }
 
+/// Also where the program is faster than the flush.
+#[test]
+fn what_was_posted_before_a_local_error_is_not_sent_after_it() {
+    let mut p = unreliable();
+    let bad = Element {
+        lkey: MemoryKey(!p.a.key.0),
+        ..p.a.element(0, 8)
+    };
+    p.a.post_send(0, &[bad]);
+    (1..600).for_each(|wr_id| p.a.post_send(wr_id, &[p.a.element(0, 8)]));
+    p.b.post_recv(1, &[p.b.element(0, 8)]);
+    p.a.qp.progress(p.now.into());
+    assert_eq!(p.a.state(), QPS_SQE);
+    let back = QpAttr {
+        qp_state: QPS_RTS,
+        cur_qp_state: QPS_SQE,
+        ..Default::default()
+    };
+    p.a.qp.modify(QP_STATE | QP_CUR_STATE, &back).unwrap();
+    p.run();
+    assert_eq!(p.a.next(), Some((0, WC_STATUS_LOC_PROT_ERR)));
+    for wr_id in 1..600 {
+        assert_eq!(p.a.next(), Some((wr_id, WC_STATUS_WR_FLUSH_ERR)));
+    }
+    assert_eq!((p.a.next(), p.b.next()), (None, None));
+    assert_eq!(p.a.state(), QPS_RTS);
+}
+
 #[test]
 fn a_receiver_that_is_at_fault_itself_ends_and_the_requester_goes_on() {
     let mut p = unreliable();

@@ -6,7 +6,7 @@ use farlane_abi::queue::QUEUE_ALIGN;
 use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::{FromBytes, Immutable, IntoBytes};
 use farlane_sys::sync::lock;
-use farlane_transport::{Segment, Transport, TransportError};
+use farlane_transport::{Origin, Segment, Transport, TransportError};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
@@ -24,6 +24,7 @@ pub(crate) struct Arena(Mutex<Vec<Weak<Chunk>>>);
 #[derive(Debug)]
 struct Chunk {
     segment: Segment,
+    origin: Origin,
     /// What is free: where it begins, and its length. No two pieces touch.
     free: Mutex<BTreeMap<usize, usize>>,
 }
@@ -60,9 +61,15 @@ impl Arena {
         // As much again as there is, so that there are few.
         let size = all.clamp(FIRST, LARGEST).max(length);
         let segment = Segment::new(transport, size)?;
+        let rest = segment.len().checked_sub(length);
+        let rest = rest.ok_or(TransportError::Protocol(
+            "a segment is shorter than asked for",
+        ))?;
+        let free = (rest > 0).then_some((length, rest)).into_iter().collect();
         let chunk = Arc::new(Chunk {
-            free: Mutex::new(BTreeMap::from([(length, segment.len() - length)])),
+            free: Mutex::new(free),
             segment,
+            origin: Origin::here(),
         });
         chunks.push(Arc::downgrade(&chunk));
         Ok(Part {
@@ -97,6 +104,10 @@ impl Chunk {
 
 impl Drop for Part {
     fn drop(&mut self) {
+        // In a child nothing is taken any more, and another thread may have had the lock.
+        if !self.chunk.origin.is_here() {
+            return;
+        }
         let mut free = lock(&self.chunk.free);
         let (mut offset, mut length) = (self.offset, self.length);
         if let Some(after) = free.remove(&(offset + length)) {
@@ -216,6 +227,26 @@ mod tests {
         let next = take(1);
         assert!(next.offset == 0 && next.region() != large.region());
         assert_eq!(lock(&arena.0).len(), 2);
+    }
+
+    /// There may be something else where the segments of its parent are.
+    #[test]
+    fn a_child_takes_no_memory() {
+        let rig = Rig::agreeable();
+        let part = rig.context.take(64).unwrap();
+        // SAFETY: the child makes two calls that take no lock, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let refused = rig.context.take(64).map_err(|e| e.errno());
+            let is_right = refused.is_err_and(|e| e == Errno::ENODEV);
+            drop(part);
+            // SAFETY: ends the child without running anything of the test harness.
+            unsafe { libc::_exit(i32::from(!is_right)) };
+        }
+        let mut status = -1;
+        // SAFETY: waits for the child just made.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0);
     }
 
     #[test]

@@ -69,8 +69,12 @@ impl Context {
         &self.info
     }
 
-    /// Takes memory for a queue: `bytes` of zeroes.
+    /// Takes memory for a queue: `bytes` of zeroes. In a child of the process that has opened the
+    /// context something else may be where its segments are.
     pub(crate) fn take(&self, bytes: u64) -> Result<Part, Error> {
+        if self.header.is_dead() {
+            return Err(Errno::ENODEV.into());
+        }
         Ok(self.arena.take(self.transport(), to_usize(bytes))?)
     }
 

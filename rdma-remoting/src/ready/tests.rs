@@ -16,6 +16,7 @@ struct Fake {
     turns: AtomicUsize,
     rests: AtomicBool,
     deadline: Mutex<Option<Instant>>,
+    scheduled: Mutex<Option<Arc<Scheduled>>>,
 }
 
 impl Served for Fake {
@@ -34,6 +35,12 @@ impl Served for Fake {
 
     fn is_ready(&self) -> bool {
         self.work.load(Ordering::Relaxed) > 0
+    }
+
+    fn called(&self) {
+        if let Some(scheduled) = &*lock(&self.scheduled) {
+            scheduled.called();
+        }
     }
 
     fn watch(&self) {
@@ -70,6 +77,14 @@ impl Rig {
             inbox: Arc::default(),
             now: Instant::now(),
         }
+    }
+
+    /// How the one of a slot is scheduled.
+    fn scheduled(&self, slot: u32) -> Arc<Scheduled> {
+        let scheduled = Scheduled::new(&self.inbox, slot);
+        let one = &self.all[to_usize(slot.into())];
+        *lock(&one.scheduled) = Some(Arc::clone(&scheduled));
+        scheduled
     }
 
     /// As a process that has posted.
@@ -134,6 +149,9 @@ fn what_was_posted_before_the_process_knew_that_it_has_to_ring_is_found() {
         fn is_ready(&self) -> bool {
             self.0.is_ready()
         }
+        fn called(&self) {
+            self.0.called();
+        }
         fn watch(&self) {
             self.0.watch();
         }
@@ -194,7 +212,7 @@ fn who_rings_in_each_turn_keeps_nobody_from_being_called() {
 fn of_very_many_who_are_scheduled_or_due_some_have_their_turn_in_the_next() {
     let mut rig = Rig::new(1000);
     for slot in 0..1000 {
-        Scheduled::new(&rig.inbox, slot).schedule();
+        rig.scheduled(slot).schedule();
     }
     assert_eq!((rig.turn().idle, rig.turn().cut), (CALLED_IN_A_TURN, true));
     (0..6).for_each(|_| assert!(!rig.turn().worked));
@@ -241,28 +259,41 @@ fn a_timer_gives_one_turn_and_moves_with_the_deadline() {
 #[test]
 fn who_is_scheduled_has_a_turn_that_begins_after_that() {
     let mut rig = Rig::new(2);
-    let scheduled = Scheduled::new(&rig.inbox, 1);
+    let scheduled = rig.scheduled(1);
     scheduled.schedule();
     scheduled.schedule();
     assert_eq!(lock(&rig.inbox.posted).slots, [1]);
     rig.turn();
     assert_eq!(rig.turns(), [0, 1]);
-    // In its turn: it has another one.
-    scheduled.begin_turn();
+    // Since it was called: it has another one.
     scheduled.schedule();
     assert_eq!(lock(&rig.inbox.posted).slots, [1]);
+    rig.turn();
     // A worker that sleeps is woken.
     let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let sleep = Arc::new(Sleep::new(bell));
     rig.inbox.tell(Some(Arc::clone(&sleep)));
     let rang = || rustix::io::read(&sleep.event, &mut [0_u8; 8]).is_ok();
-    scheduled.begin_turn();
     scheduled.schedule();
     assert!(!rang());
+    rig.turn();
     sleep.announce();
-    scheduled.begin_turn();
     scheduled.schedule();
     assert!(rang());
+}
+
+/// Who has turns for another reason does not fill the inbox, however often it is scheduled.
+#[test]
+fn who_is_scheduled_again_and_again_is_in_the_inbox_once() {
+    let many = u32::try_from(4 * CALLED_IN_A_TURN).unwrap();
+    let mut rig = Rig::new(many);
+    let all: Vec<_> = (0..many).map(|slot| rig.scheduled(slot)).collect();
+    for _ in 0..100 {
+        all.iter().for_each(|scheduled| scheduled.schedule());
+        rig.turn();
+        let waiting = lock(&rig.inbox.posted).slots.len() + rig.ready.scheduled.len();
+        assert!(waiting <= all.len(), "{waiting}");
+    }
 }
 
 #[test]
@@ -292,7 +323,7 @@ proptest! {
         steps in prop::collection::vec((0_u8..6, 0_usize..70, 1_u32..4), 0..120),
     ) {
         let mut rig = Rig::new(70);
-        let scheduled: Vec<_> = (0..70).map(|slot| Scheduled::new(&rig.inbox, slot)).collect();
+        (0..70).for_each(|slot| drop(rig.scheduled(slot)));
         let mut there = [true; 70];
         for (kind, who, work) in steps {
             let slot = u32::try_from(who).unwrap();
@@ -300,8 +331,8 @@ proptest! {
                 0 | 1 if there[who] => {
                     rig.all[who].work.fetch_add(work, Ordering::Relaxed);
                     if kind == 1 {
-                        scheduled[who].begin_turn();
-                        scheduled[who].schedule();
+                        let scheduled = lock(&rig.all[who].scheduled).clone().unwrap();
+                        scheduled.schedule();
                     } else if rig.all[who].rests.load(Ordering::Relaxed) {
                         rig.ring(who);
                     }
@@ -313,6 +344,7 @@ proptest! {
                 }
                 4 if !there[who] => {
                     rig.all[who] = Arc::default();
+                    drop(rig.scheduled(slot));
                     rig.ready.insert(slot, Arc::clone(&rig.all[who]));
                     there[who] = true;
                 }

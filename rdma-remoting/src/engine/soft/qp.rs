@@ -10,6 +10,7 @@ use super::waits::{Receiver, Requesting};
 use crate::counters;
 use crate::engine::{EngineQp, Progress, QpNumber, QpSpec, Turn};
 use farlane_abi::Errno;
+use farlane_abi::queue::MAX_WQ_ENTRIES;
 use farlane_abi::rdma::QpAttr;
 use farlane_sys::sync::lock;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -117,7 +118,16 @@ impl EngineQp for SoftQp {
         let mut requester = self.requester();
         let mut responder = self.target.responder();
         let qp = self.common();
-        let (to, new) = attributes::modify(qp.transport, qp.state(), &held, mask, attr)?;
+        let from = qp.state();
+        let (to, new) = attributes::modify(qp.transport, from, &held, mask, attr)?;
+        if (from, to) == (State::SendError, State::ReadyToSend) {
+            // What was posted before is not sent (IBTA 10.3.1, Send Queue Error).
+            let flushed = requester.flush(qp, MAX_WQ_ENTRIES);
+            counters::count(&qp.counters.flushed, flushed.into());
+            if qp.state() != from {
+                return Err(Errno::EINVAL);
+            }
+        }
         *held = new;
         let peer = attributes::peer(to, &new);
         if to == State::Reset {
