@@ -22,6 +22,7 @@ pub mod context;
 pub mod counters;
 mod draws;
 pub mod engine;
+mod keys;
 pub mod ledger;
 pub mod local;
 pub mod memory;

@@ -1,5 +1,6 @@
 //! Memory keys: what a work request may touch.
 
+use crate::keys::Keys;
 use crate::request::{Element, MemoryKey};
 use crate::table::Table;
 use farlane_abi::Errno;
@@ -139,7 +140,7 @@ pub struct Part {
 /// The memory regions of one context, by key. Local and remote key of a region are the same.
 #[derive(Debug)]
 pub struct MemoryTable {
-    table: RwLock<Table<MemoryRegion>>,
+    table: RwLock<Table<MemoryRegion, Keys>>,
 }
 
 impl MemoryTable {
@@ -147,7 +148,7 @@ impl MemoryTable {
     #[must_use]
     pub fn new(limit: u32) -> Self {
         Self {
-            table: RwLock::new(Table::new(limit)),
+            table: RwLock::new(Table::named_by(Keys::default(), limit)),
         }
     }
 
@@ -270,21 +271,25 @@ mod tests {
     use farlane_zero_copy::Pool;
     use proptest::prelude::*;
 
-    fn table(access: u32) -> (MemoryTable, MemoryKey) {
+    /// Registers part of a buffer.
+    fn register(table: &MemoryTable, access: u32) -> MemoryKey {
         let pool = Pool::separate_files(1 << 20);
         let buffer = pool.allocate(8192).unwrap();
+        let memory = MemoryRegion {
+            pd: PdHandle(3),
+            iova: 0x1000_0000,
+            offset: 100,
+            length: 4096,
+            access: Access::from_wire(access).unwrap(),
+            region: Region::from_buffer(&buffer),
+            owner: None,
+        };
+        table.insert(memory).unwrap()
+    }
+
+    fn table(access: u32) -> (MemoryTable, MemoryKey) {
         let table = MemoryTable::new(8);
-        let key = table
-            .insert(MemoryRegion {
-                pd: PdHandle(3),
-                iova: 0x1000_0000,
-                offset: 100,
-                length: 4096,
-                access: Access::from_wire(access).unwrap(),
-                region: Region::from_buffer(&buffer),
-                owner: None,
-            })
-            .unwrap();
+        let key = register(&table, access);
         (table, key)
     }
 
@@ -312,6 +317,37 @@ mod tests {
             open(3, key, Use::LocalRead),
             Err(KeyError::Unknown(_))
         ));
+    }
+
+    #[test]
+    fn a_stale_key_names_nothing() {
+        let (table, first) = table(ACCESS_LOCAL_WRITE);
+        let opens = |key| {
+            let opened = table.open(PdHandle(3), key, 0x1000_0000, 1, Use::LocalRead);
+            opened.is_ok()
+        };
+        let mut keys = vec![first];
+        for _ in 0..100 {
+            table.remove(*keys.last().unwrap()).unwrap();
+            let key = register(&table, ACCESS_LOCAL_WRITE);
+            assert!(opens(key));
+            assert!(!keys.iter().any(|stale| opens(*stale)), "{key}: {keys:?}");
+            keys.push(key);
+        }
+        let last = *keys.last().unwrap();
+        let tags = (1..=0xff).map(|tag| MemoryKey(last.0 ^ tag));
+        assert_eq!(tags.filter(|key| opens(*key)).count(), 0);
+        table.remove(last).unwrap();
+        assert!(!opens(last) && table.remove(last).is_none());
+    }
+
+    #[test]
+    fn keys_of_two_registrations_in_a_row_are_no_neighbours() {
+        let table = MemoryTable::new(128);
+        let keys: Vec<_> = (0..128).map(|_| register(&table, 0).0).collect();
+        let near = keys.windows(2).filter(|k| k[0].abs_diff(k[1]) < 1 << 16);
+        // One pair in 30,000.
+        assert!(near.count() < 4, "{keys:x?}");
     }
 
     #[test]

@@ -38,7 +38,7 @@ impl Opcode {
     }
 }
 
-/// Key of a memory region, local and remote.
+/// Key of a memory region, local and remote: 24 bits that lead to it, and a tag in the low 8.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MemoryKey(pub u32);
 

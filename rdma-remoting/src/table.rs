@@ -1,4 +1,4 @@
-//! Handles: small numbers that name an object of one context and no other.
+//! Objects by name: numbers of 32 bits that name an object of one context and no other.
 
 use farlane_abi::Errno;
 use farlane_abi::rdma::{HANDLE_SLOT_BITS, slot_of};
@@ -8,19 +8,48 @@ use std::sync::Arc;
 const INDEX_BITS: u32 = HANDLE_SLOT_BITS;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 
+/// How the objects of a table are named.
+pub trait Naming {
+    /// Slots that names tell from each other.
+    const SLOTS: u32;
+    /// A name for the object in a slot, below [`SLOTS`](Self::SLOTS), of this generation. No other
+    /// slot has it, nor has this one in the generations before, as far as there are bits for them.
+    fn name(&mut self, slot: u32, generation: u32) -> u32;
+    /// The slot that this would be a name of.
+    fn slot(&self, name: u32) -> Option<u32>;
+}
+
+/// Handles: the slot's number plus one and the low bits of its generation. A handle is never zero.
+/// One of a destroyed object is an error until the generation has gone round, which takes 1024
+/// reuses of the slot.
+#[derive(Debug)]
+pub struct Handles;
+
+impl Naming for Handles {
+    const SLOTS: u32 = INDEX_MASK;
+
+    fn name(&mut self, slot: u32, generation: u32) -> u32 {
+        (generation << INDEX_BITS) | (slot + 1)
+    }
+
+    fn slot(&self, name: u32) -> Option<u32> {
+        slot_of(name)
+    }
+}
+
 #[derive(Debug)]
 struct Slot<T> {
-    /// Grows each time the slot is freed, so that an old handle does not name a new object.
+    /// Grows each time the slot is freed, so that an old name does not name a new object.
     generation: u32,
+    /// What its object was named when it was added.
+    name: u32,
     object: Option<Arc<T>>,
 }
 
-/// Objects of one type, by handle. A handle is never zero.
-///
-/// A handle holds the slot's index and the low bits of its generation: a handle of a destroyed
-/// object is an error until the generation has gone round, which takes 1024 reuses of the slot.
+/// Objects of one type, by name, which is a handle where nothing else is said.
 #[derive(Debug)]
-pub struct Table<T> {
+pub struct Table<T, N = Handles> {
+    names: N,
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
     limit: u32,
@@ -30,24 +59,29 @@ impl<T> Table<T> {
     /// A table for at most `limit` objects.
     #[must_use]
     pub fn new(limit: u32) -> Self {
+        Self::named_by(Handles, limit)
+    }
+}
+
+impl<T, N: Naming> Table<T, N> {
+    /// A table for at most `limit` objects, which have such names.
+    #[must_use]
+    pub fn named_by(names: N, limit: u32) -> Self {
         Self {
+            names,
             slots: Vec::new(),
             free: Vec::new(),
-            limit: limit.min(INDEX_MASK),
+            limit: limit.min(N::SLOTS),
         }
     }
 
-    fn handle(index: u32, generation: u32) -> u32 {
-        (generation << INDEX_BITS) | (index + 1)
-    }
-
-    fn index(&self, handle: u32) -> Option<usize> {
-        let index = to_usize(slot_of(handle)?.into());
+    fn index(&self, name: u32) -> Option<usize> {
+        let index = to_usize(self.names.slot(name)?.into());
         let slot = self.slots.get(index)?;
-        ((slot.generation << INDEX_BITS) >> INDEX_BITS == handle >> INDEX_BITS).then_some(index)
+        (slot.name == name).then_some(index)
     }
 
-    /// Adds the object that `make` makes of its handle, and returns both.
+    /// Adds the object that `make` makes of its name, and returns both.
     ///
     /// # Errors
     /// `ENOMEM` when the table is full; those of `make`.
@@ -64,6 +98,7 @@ impl<T> Table<T> {
                 }
                 self.slots.push(Slot {
                     generation: 0,
+                    name: 0,
                     object: None,
                 });
                 self.free.push(index);
@@ -71,14 +106,14 @@ impl<T> Table<T> {
             }
         };
         let slot = &mut self.slots[to_usize(index.into())];
-        let handle = Self::handle(index, slot.generation);
-        let object = Arc::new(make(handle)?);
-        slot.object = Some(Arc::clone(&object));
+        let name = self.names.name(index, slot.generation);
+        let object = Arc::new(make(name)?);
+        (slot.name, slot.object) = (name, Some(Arc::clone(&object)));
         self.free.pop();
-        Ok((handle, object))
+        Ok((name, object))
     }
 
-    /// Adds an object, and returns its handle.
+    /// Adds an object, and returns its name.
     ///
     /// # Errors
     /// `ENOMEM` when the table is full.
@@ -86,18 +121,18 @@ impl<T> Table<T> {
         Ok(self.insert_with(|_| Ok(object))?.0)
     }
 
-    /// The object of a handle.
+    /// The object that has this name.
     #[must_use]
-    pub fn get(&self, handle: u32) -> Option<&Arc<T>> {
-        self.slots.get(self.index(handle)?)?.object.as_ref()
+    pub fn get(&self, name: u32) -> Option<&Arc<T>> {
+        self.slots.get(self.index(name)?)?.object.as_ref()
     }
 
-    /// Takes the object of a handle out.
-    pub fn remove(&mut self, handle: u32) -> Option<Arc<T>> {
-        let index = self.index(handle)?;
+    /// Takes the object out that has this name.
+    pub fn remove(&mut self, name: u32) -> Option<Arc<T>> {
+        let index = self.index(name)?;
         let slot = self.slots.get_mut(index)?;
         let object = slot.object.take()?;
-        slot.generation = (slot.generation + 1) & (u32::MAX >> INDEX_BITS);
+        slot.generation = slot.generation.wrapping_add(1);
         self.free.push(u32::try_from(index).ok()?);
         Some(object)
     }

@@ -88,7 +88,7 @@ impl PortAddress {
     }
 }
 
-/// The port that an address vector names (IBTA 11.2.2.1).
+/// The port that an address vector names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Destination {
     /// By its GID: there is a global route header.
