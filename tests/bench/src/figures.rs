@@ -70,9 +70,10 @@ pub fn run(backend: &Path, out: &Path) -> Result<Report> {
     run.bandwidth()?;
     run.overhead()?;
     run.events()?;
-    idle::measure(&mut run.report, &run.hosts, &run.daemon)?;
     run.bars(&cache_line)?;
     run.endurance()?;
+    // Last: for seconds after so many processes have ended, memory is slower for all.
+    idle::measure(&mut run.report, &run.hosts, &run.daemon)?;
     Ok(run.report)
 }
 
