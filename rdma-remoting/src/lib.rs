@@ -34,8 +34,8 @@ mod ready;
 pub mod request;
 mod ring;
 mod round;
-pub mod segment;
-mod server;
+mod segment;
+pub mod server;
 pub mod table;
 #[cfg(test)]
 mod testing;
