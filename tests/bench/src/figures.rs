@@ -72,7 +72,7 @@ pub fn run(backend: &Path, out: &Path) -> Result<Report> {
     run.events()?;
     run.bars(&cache_line)?;
     run.endurance()?;
-    // Last: for seconds after so many processes have ended, memory is slower for all.
+    // Last, so that so many processes disturb no other figure.
     idle::measure(&mut run.report, &run.hosts, &run.daemon)?;
     Ok(run.report)
 }
