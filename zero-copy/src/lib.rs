@@ -5,6 +5,7 @@
 //! * [`View`]: one consistent state of it, for transfers.
 //! * [`slices`]: scatter/gather lists into it.
 //! * [`Region`]: a registered buffer of a guest application or host process: extents plus rights.
+//! * [`AtomicOp`]: operations on a word of a region that nothing comes in between of.
 //! * [`SharedMemory`]: a region as one contiguous mapping, for rings and queues.
 //! * [`Pool`]: buffers in host memory that a guest maps.
 //! * [`broker`]: device memory of one backend of a VM, for the others.
@@ -13,6 +14,7 @@
 //! * [`topology`]: the NUMA nodes of a machine; [`placement`]: on which of them a VM's memory lies.
 
 mod address_space;
+mod atomic;
 pub mod broker;
 mod copy;
 pub mod fault;
@@ -31,6 +33,7 @@ pub mod topology;
 mod view;
 
 pub use address_space::{AddressSpace, Placed};
+pub use atomic::AtomicOp;
 pub use copy::{CopyError, copy, copy_from_slice, copy_to_slice};
 pub use mapping::{Mapping, MappingError, punch_hole};
 pub use pool::{Pool, PoolBuffer, PoolError};

@@ -68,6 +68,15 @@ pub enum RegionError {
     /// The region was revoked.
     #[error("The region is gone")]
     Revoked,
+    /// A word of an atomic operation that lies across others, or in several extents.
+    #[error("No word of 8 bytes begins at {address:#x}")]
+    Misaligned {
+        /// Where it begins.
+        address: u64,
+    },
+    /// A word of an atomic operation that somebody else operates on. It may be tried again.
+    #[error("A word of the region is in use")]
+    Busy,
     /// A mapping failed.
     #[error(transparent)]
     Mapping(#[from] MappingError),

@@ -57,7 +57,7 @@ const COVERED: &[Covered] = &[
         "farlane-rdma-remoting",
         &["request::", "attributes::", "table::"],
     ),
-    covered("farlane-zero-copy", &["envelope::", "gate::"]),
+    covered("farlane-zero-copy", &["atomic::", "envelope::", "gate::"]),
 ];
 
 /// Cases of a property test: Miri is some thousand times slower than the processor.
