@@ -1,5 +1,7 @@
 //! Debian packages that this machine itself must have.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -7,6 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::process::check_output;
 use crate::progress;
+use crate::workspace::Workspace;
 
 /// How long apt may take.
 const APT_TIMEOUT: Duration = Duration::from_secs(900);
@@ -50,6 +53,91 @@ pub fn update_lists() -> Result<()> {
     command.arg("update");
     check_output("apt-get update", command, APT_TIMEOUT)?;
     Ok(())
+}
+
+/// The version of a package that this machine's sources offer, `None` where they have none.
+///
+/// # Errors
+/// When apt fails.
+pub fn offered(package: &str) -> Result<Option<String>> {
+    let show = || {
+        let mut command = Command::new("apt-cache");
+        command.args(["show", "--no-all-versions", package]);
+        check_output("apt-cache show", command, APT_TIMEOUT)
+    };
+    let mut said = show();
+    if said.is_err() && is_root() {
+        // The package lists may be missing.
+        update_lists()?;
+        said = show();
+    }
+    let said = said.unwrap_or_default();
+    let version = said.lines().find_map(|line| line.strip_prefix("Version: "));
+    Ok(version.map(str::to_owned))
+}
+
+/// A folder with the files of packages that are not installed: for those that bring services of
+/// their own. It is made once, and kept as `name` in the workspace's cache.
+///
+/// # Errors
+/// When apt or dpkg fails, or the folder cannot be made.
+pub fn unpacked(workspace: &Workspace, name: &str, packages: &[&str]) -> Result<PathBuf> {
+    let folder = workspace.cache().join(name);
+    let _lock = workspace.lock_cache()?;
+    if folder.exists() {
+        return Ok(folder);
+    }
+    let list = packages.join(" ");
+    let made = progress::step(&format!("Unpacking {list}"), || {
+        // Never complete only in part: it gets its name when all is there.
+        let made = tempfile::Builder::new()
+            .prefix(name)
+            .tempdir_in(workspace.cache())
+            .context("Cannot make a folder for packages")?;
+        if let Err(error) = download(packages, made.path()) {
+            if !is_root() {
+                return Err(error);
+            }
+            // The package lists may be older than the mirror.
+            update_lists()?;
+            download(packages, made.path())?;
+        }
+        for archive in archives(made.path())? {
+            let mut command = Command::new("dpkg-deb");
+            command.arg("--extract").arg(&archive).arg(made.path());
+            check_output("dpkg-deb", command, APT_TIMEOUT)?;
+            fs::remove_file(&archive)
+                .with_context(|| format!("Cannot remove {}", archive.display()))?;
+        }
+        Ok(made)
+    })?;
+    fs::rename(made.keep(), &folder)
+        .with_context(|| format!("Cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
+fn download(packages: &[&str], to: &Path) -> Result<()> {
+    let mut command = apt();
+    command.current_dir(to).arg("download").args(packages);
+    check_output("apt-get download", command, APT_TIMEOUT)
+        .context("Cannot download Debian packages")?;
+    Ok(())
+}
+
+/// The packages' archives in a folder.
+fn archives(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in
+        fs::read_dir(folder).with_context(|| format!("Cannot read {}", folder.display()))?
+    {
+        let path = entry
+            .with_context(|| format!("Cannot read {}", folder.display()))?
+            .path();
+        if path.extension().is_some_and(|end| end == "deb") {
+            found.push(path);
+        }
+    }
+    Ok(found)
 }
 
 /// Whether this process may install packages.

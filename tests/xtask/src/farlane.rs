@@ -24,10 +24,15 @@ use crate::tools::Ends;
 /// The packages that make the programs and libraries.
 const PACKAGES: &[&str] = &["farlane-rdma", "farlane-run", "farlane-verbs", "farlane"];
 
-/// What was built.
-pub struct Farlane {
+/// What was built of it for this machine: daemon, launcher, libraries.
+pub struct OnHost {
     daemon: PathBuf,
     programs: PathBuf,
+}
+
+/// What was built.
+pub struct Farlane {
+    on_host: OnHost,
     guest_files: Vec<GuestFile>,
 }
 
@@ -52,36 +57,22 @@ impl Pair {
     }
 }
 
-impl Farlane {
-    /// Builds everything.
-    pub fn build(workspace: &Workspace, kit: &Kit) -> Result<Self> {
+impl OnHost {
+    /// Builds it.
+    pub fn build(workspace: &Workspace) -> Result<Self> {
         progress::step("Building the daemon and the libraries", || {
             workspace.build(PACKAGES)
         })?;
         link_libraries(workspace)?;
-        let driver = driver::build(workspace, kit.kernel_tree())?;
-        let built =
-            |name: &str, path: &str| anyhow::Ok(GuestFile::new(workspace.built(name)?, path));
         Ok(Self {
             daemon: workspace.built("farlane-rdma")?,
             programs: workspace.programs(),
-            guest_files: vec![
-                GuestFile::new(driver.path, "usr/lib/farlane/farlane.ko"),
-                built("farlane-run", "usr/bin/farlane-run")?,
-                built("libfarlane_verbs.so", "usr/lib/farlane/libibverbs.so.1")?,
-                built("libfarlane.so", "usr/lib/farlane/libfarlane.so")?,
-            ],
         })
     }
 
     /// The folder of the programs, `farlane-run` among them.
     pub fn programs(&self) -> &Path {
         &self.programs
-    }
-
-    /// What a guest needs of Farlane.
-    pub fn guest_files(&self) -> impl Iterator<Item = GuestFile> {
-        self.guest_files.iter().cloned()
     }
 
     /// Starts a daemon for guests (their sockets and addresses) and, where wanted, for processes of
@@ -114,6 +105,45 @@ impl Farlane {
             &sockets,
             &run.logs().join("farlane-rdma.log"),
         )
+    }
+}
+
+impl Farlane {
+    /// Builds everything.
+    pub fn build(workspace: &Workspace, kit: &Kit) -> Result<Self> {
+        let on_host = OnHost::build(workspace)?;
+        let driver = driver::build(workspace, kit.kernel_tree())?;
+        let built =
+            |name: &str, path: &str| anyhow::Ok(GuestFile::new(workspace.built(name)?, path));
+        Ok(Self {
+            on_host,
+            guest_files: vec![
+                GuestFile::new(driver.path, "usr/lib/farlane/farlane.ko"),
+                built("farlane-run", "usr/bin/farlane-run")?,
+                built("libfarlane_verbs.so", "usr/lib/farlane/libibverbs.so.1")?,
+                built("libfarlane.so", "usr/lib/farlane/libfarlane.so")?,
+            ],
+        })
+    }
+
+    /// The folder of the programs, `farlane-run` among them.
+    pub fn programs(&self) -> &Path {
+        self.on_host.programs()
+    }
+
+    /// What a guest needs of Farlane.
+    pub fn guest_files(&self) -> impl Iterator<Item = GuestFile> {
+        self.guest_files.iter().cloned()
+    }
+
+    /// Starts a daemon, see [`OnHost::daemon`].
+    pub fn daemon(
+        &self,
+        run: &Run<'_>,
+        guests: &[(&Path, &str)],
+        host: Option<&Path>,
+    ) -> Result<Backend> {
+        self.on_host.daemon(run, guests, host)
     }
 
     /// Boots two guests on one daemon; the wire is for the programs' own TCP connections.

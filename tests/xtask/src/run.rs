@@ -14,7 +14,7 @@ use farlane_kit::wire::{End, Wire};
 use farlane_kit::workspace::Workspace;
 
 use crate::disks::Disks;
-use crate::farlane::Farlane;
+use crate::farlane::{Farlane, OnHost};
 use crate::gpu_machine::GpuParts;
 use crate::lending::Lending;
 use crate::net::Nets;
@@ -24,6 +24,7 @@ pub struct Context {
     workspace: Workspace,
     kit: OnceLock<Kit>,
     farlane: OnceLock<Farlane>,
+    on_host: OnceLock<OnHost>,
     lending: OnceLock<Lending>,
     disks: OnceLock<Disks>,
     nets: OnceLock<Nets>,
@@ -37,6 +38,7 @@ impl Context {
             workspace: workspace.clone(),
             kit: OnceLock::new(),
             farlane: OnceLock::new(),
+            on_host: OnceLock::new(),
             lending: OnceLock::new(),
             disks: OnceLock::new(),
             nets: OnceLock::new(),
@@ -68,6 +70,12 @@ impl Context {
         once(&self.farlane, || {
             Farlane::build(&self.workspace, self.kit()?)
         })
+    }
+
+    /// Farlane's daemon and libraries for this machine alone, built from this checkout: nothing
+    /// of what guests are booted from is made.
+    pub fn on_host(&self) -> Result<&OnHost> {
+        once(&self.on_host, || OnHost::build(&self.workspace))
     }
 
     /// The lender and the borrower, built from this checkout.

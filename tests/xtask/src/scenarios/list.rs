@@ -8,8 +8,8 @@ use super::{
     gpu_stacks, gpu_unmodified, gpu_write, kills, lend_crash, lend_hostile, lend_partition,
     lend_reassign, lend_soft, lend_vfio, lend_vs_local, net_vs_tap, octo_net, octo_net_flood,
     octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, rdma_buffers, rdma_crash,
-    rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong, rdma_vs_rxe, rdma_workers, topology,
-    vmkit,
+    rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs, rdma_vs_rxe,
+    rdma_workers, topology, vmkit,
 };
 use crate::versus::Form;
 
@@ -130,6 +130,9 @@ scenarios! {
          memory goes";
     test "rdma-host" = rdma_host::run,
         "the same programs between two processes of this machine over the daemon's host socket";
+    test "rdma-pyverbs" = rdma_pyverbs::run,
+        "rdma-core's own tests of verbs (Debian's python3-pyverbs) over the daemon's host socket: \
+         what passes, and why what does not is skipped";
     test "gpu-hostile" = gpu_hostile::run,
         "tokens forged, replayed, of another VM, after unregister, and memory unmapped in flight: \
          errors, and nothing else";

@@ -40,6 +40,7 @@ pub mod rdma_host;
 mod rdma_isolation;
 pub mod rdma_perftest;
 pub mod rdma_pingpong;
+mod rdma_pyverbs;
 mod rdma_vs_rxe;
 mod rdma_workers;
 mod topology;

@@ -1,0 +1,121 @@
+//! rdma-core's own tests of verbs, with our libibverbs over the daemon's host socket.
+
+mod results;
+mod skips;
+
+use std::path::Path;
+
+use anyhow::{Result, bail, ensure};
+use farlane_kit::packages;
+use farlane_kit::report::Report;
+
+use self::results::{Ending, Test};
+use self::skips::Sorted;
+use super::NotRun;
+use crate::place::{Host, Place as _};
+use crate::run::Run;
+use crate::tools::TOOL_TIMEOUT;
+
+/// Debian's packages that the tests need on this machine. The bindings of vendors' libraries are
+/// loaded with the tests.
+const PACKAGES: &[&str] = &["ibverbs-providers", "python3"];
+
+/// The tests themselves and what they load, which are not installed: with them would come services
+/// and rules for devices.
+const UNPACKED: &[&str] = &["python3-pyverbs", "librdmacm1"];
+
+/// The release of rdma-core that the list of skipped tests is of: Debian 12's.
+const RELEASE: &str = "44.";
+
+/// How many tests pass at least.
+const PASSES: usize = 36;
+
+/// What is run.
+const PROGRAM: &str = "rdma-core's tests";
+
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    match packages::offered(UNPACKED[0])? {
+        Some(version) if version.starts_with(RELEASE) => {}
+        other => {
+            let other = other.as_deref().unwrap_or("no such package");
+            let reason = format!(
+                "the list of skipped tests is of {} {RELEASE}0; this machine's sources have \
+                 {other}",
+                UNPACKED[0]
+            );
+            return Err(NotRun(reason).into());
+        }
+    }
+    packages::ensure(PACKAGES)?;
+    let workspace = run.context.workspace();
+    let folder = packages::unpacked(workspace, &format!("pyverbs-{RELEASE}0"), UNPACKED)?;
+    let farlane = run.context.on_host()?;
+    let socket = run.path("host");
+    let backend = farlane.daemon(run, &[], Some(&socket))?;
+    let host = Host::new(farlane.programs(), &socket, run.logs());
+    let tests = tests(&host, &folder)?;
+    backend.stop()?;
+
+    let failed: Vec<_> = tests
+        .iter()
+        .filter_map(|test| match &test.ending {
+            Ending::Failed(how) => Some(format!("{}: {how}", test.name)),
+            _ => None,
+        })
+        .collect();
+    ensure!(failed.is_empty(), "Failed:\n{}", failed.join("\n"));
+    let skipped = Sorted::new(&tests);
+    let surplus = skipped.surplus();
+    ensure!(
+        surplus.is_empty(),
+        "Skipped, which is not listed:\n{}",
+        surplus.join("\n")
+    );
+    let passed = tests
+        .iter()
+        .filter(|test| test.ending == Ending::Passed)
+        .count();
+    ensure!(
+        passed >= PASSES,
+        "{passed} tests pass, which is less than {PASSES}"
+    );
+    let own = tests.len() - skipped.vendors;
+    report.add("host", PROGRAM, format!("{passed} of {own} pass"));
+    for (cause, count) in skipped.causes() {
+        report.add("host", format!("skipped: {cause}"), count.to_string());
+    }
+    Ok(())
+}
+
+/// Runs the tests, which lie in the folder of an unpacked package.
+fn tests(host: &Host, folder: &Path) -> Result<Vec<Test>> {
+    let shell = |path: &str| format!("'{}'", folder.join(path).display());
+    let documents = shell("usr/share/doc/rdma-core");
+    let libraries = shell("usr/lib/x86_64-linux-gnu");
+    let modules = [
+        shell("usr/lib/python3/dist-packages"),
+        documents.clone(),
+        shell("usr/share/doc/rdma-core/tests"),
+    ]
+    .join(":");
+    // Debian's own interpreter, which the bindings are built for. Their files may be compressed, as
+    // documentation is.
+    let line = format!(
+        "cd {documents} && {{ gunzip --force tests/*.gz 2>/dev/null; \
+         export LD_LIBRARY_PATH={libraries} PYTHONPATH={modules} PYTHONDONTWRITEBYTECODE=1; \
+         exec farlane-run /usr/bin/python3 tests/run_tests.py -v; }}"
+    );
+    let output = host.spawn(&line)?.wait(TOOL_TIMEOUT)?;
+    let said = output.all();
+    let tests = results::parse(&said);
+    match tests {
+        // A failure of a test is told by its name.
+        Ok(tests) if output.success() || tests.iter().any(has_failed) => Ok(tests),
+        Ok(_) => bail!("{PROGRAM} ended with {}:\n{said}", output.how()),
+        Err(error) => Err(error.context(format!("{PROGRAM}: {}:\n{said}", output.how()))),
+    }
+}
+
+fn has_failed(test: &Test) -> bool {
+    matches!(test.ending, Ending::Failed(_))
+}

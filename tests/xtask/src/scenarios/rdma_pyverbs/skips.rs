@@ -1,0 +1,264 @@
+//! Why tests of rdma-core are skipped: the same table is in `docs/rdma.md`.
+
+use std::collections::BTreeMap;
+
+use super::results::{Ending, Test};
+
+/// Tests that may be skipped.
+pub struct Skip {
+    /// How the reason begins that the test gives.
+    pub reason: &'static str,
+    /// How many tests give it at most.
+    pub at_most: usize,
+    /// Why it is so.
+    pub because: &'static str,
+}
+
+/// Modules of tests for one vendor's hardware, by how their names begin. They are skipped for a
+/// variety of reasons.
+pub const VENDORS: [&str; 2] = ["test_mlx5_", "test_efa"];
+
+/// Reasons for which the other tests may be skipped.
+pub const SKIPS: &[Skip] = &[
+    Skip {
+        reason: "Extended QP is not supported",
+        at_most: 18,
+        because: "no `ibv_wr_*` functions",
+    },
+    Skip {
+        reason: "Device memory is not supported",
+        at_most: 14,
+        because: "no device memory",
+    },
+    Skip {
+        reason: "ODP is not supported",
+        at_most: 13,
+        because: "no on-demand paging",
+    },
+    Skip {
+        reason: "Device farlane0 doesn't have net interface",
+        at_most: 10,
+        because: "no connection manager, which needs a network interface with the port's address",
+    },
+    Skip {
+        reason: "Device /dev/dri/renderD128 is not present",
+        at_most: 10,
+        because: "no buffers of a GPU's kernel driver (DRM)",
+    },
+    Skip {
+        reason: "Allocating dmabuf is not supported by /dev/dri/renderD128",
+        at_most: 10,
+        because: "no buffers of a GPU's kernel driver (DRM)",
+    },
+    Skip {
+        reason: "Reg dma-buf MR is not supported by the RDMA driver",
+        at_most: 10,
+        because: "no buffers of a GPU's kernel driver (DRM)",
+    },
+    Skip {
+        reason: "cuda-python 12.0+ must be installed",
+        at_most: 1,
+        because: "no CUDA",
+    },
+    Skip {
+        reason: "Atomic operations are not supported",
+        at_most: 9,
+        because: "no atomics",
+    },
+    Skip {
+        reason: "Reg MR with MW access is not supported",
+        at_most: 6,
+        because: "no memory windows",
+    },
+    Skip {
+        reason: "Create memory window of type 3 is not supported",
+        at_most: 1,
+        because: "no memory windows",
+    },
+    Skip {
+        reason: "Create custom mr with additional access flags 18 is not supported",
+        at_most: 1,
+        because: "no memory windows",
+    },
+    Skip {
+        reason: "Create QP type 8 is not supported",
+        at_most: 6,
+        because: "no raw packets, and nothing that steers them to queues",
+    },
+    Skip {
+        reason: "Create Raw Packet QP",
+        at_most: 5,
+        because: "no raw packets",
+    },
+    Skip {
+        reason: "Create UD QP",
+        at_most: 11,
+        because: "no unreliable datagrams",
+    },
+    Skip {
+        reason: "Create QP type 4 is not supported",
+        at_most: 4,
+        because: "no unreliable datagrams",
+    },
+    Skip {
+        reason: "Create AH is not supported",
+        at_most: 3,
+        because: "no unreliable datagrams",
+    },
+    Skip {
+        reason: "Create XRCD is not supported",
+        at_most: 5,
+        because: "no extended reliable connections (XRC)",
+    },
+    Skip {
+        reason: "Create SRQ is not supported",
+        at_most: 1,
+        because: "no shared receive queues",
+    },
+    Skip {
+        reason: "Parent Domain is not supported on this device",
+        at_most: 5,
+        because: "no parent domains",
+    },
+    Skip {
+        reason: "Rereg MR is not supported",
+        at_most: 4,
+        because: "no change of a registration",
+    },
+    Skip {
+        reason: "Extended CQ is not supported",
+        at_most: 4,
+        because: "no tag matching, which is one vendor's",
+    },
+    Skip {
+        reason: "There are no huge pages of size 2M allocated",
+        at_most: 3,
+        because: "no huge page that the kernel keeps for programs (`vm.nr_hugepages`)",
+    },
+    Skip {
+        reason: "All gid indices populated, cannot check bad flow",
+        at_most: 1,
+        because: "one entry in the GID table, which is in use",
+    },
+];
+
+/// Skipped tests, sorted by reason.
+#[derive(Debug, Default)]
+pub struct Sorted<'a> {
+    /// Of vendors' hardware.
+    pub vendors: usize,
+    /// By the place of the reason in [`SKIPS`].
+    listed: BTreeMap<usize, Vec<&'a str>>,
+    /// One a line, with what the test says.
+    unlisted: Vec<String>,
+}
+
+impl<'a> Sorted<'a> {
+    pub fn new(tests: &'a [Test]) -> Self {
+        let mut sorted = Self::default();
+        for test in tests {
+            let Ending::Skipped(reason) = &test.ending else {
+                continue;
+            };
+            if VENDORS.iter().any(|of| test.module().starts_with(of)) {
+                sorted.vendors += 1;
+                continue;
+            }
+            match SKIPS
+                .iter()
+                .position(|skip| reason.starts_with(skip.reason))
+            {
+                Some(at) => sorted.listed.entry(at).or_default().push(&test.name),
+                None => sorted.unlisted.push(format!("{}: {reason}", test.name)),
+            }
+        }
+        sorted
+    }
+
+    /// Tests that are skipped for a reason that is not listed, and reasons that more tests have
+    /// given than may: one a line.
+    pub fn surplus(&self) -> Vec<String> {
+        let mut found = self.unlisted.clone();
+        for (at, names) in &self.listed {
+            let skip = &SKIPS[*at];
+            if names.len() > skip.at_most {
+                found.push(format!(
+                    "\"{}\" is said of {} tests, and may be of {}: {}",
+                    skip.reason,
+                    names.len(),
+                    skip.at_most,
+                    names.join(", ")
+                ));
+            }
+        }
+        found
+    }
+
+    /// How many tests are skipped because of what, but those of vendors.
+    pub fn causes(&self) -> BTreeMap<&'static str, usize> {
+        let mut causes = BTreeMap::new();
+        for (at, names) in &self.listed {
+            *causes.entry(SKIPS[*at].because).or_default() += names.len();
+        }
+        causes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farlane_kit::workspace::Workspace;
+
+    use super::*;
+
+    fn skipped(name: &str, reason: &str) -> Test {
+        Test {
+            name: name.into(),
+            ending: Ending::Skipped(reason.into()),
+        }
+    }
+
+    #[test]
+    fn a_skip_that_is_not_listed_is_found() {
+        let cuda = "cuda-python 12.0+ must be installed to run CUDA tests";
+        let mut tests = vec![
+            skipped("test_cuda_dmabuf.A.b", cuda),
+            skipped("test_mlx5_cq.A.b", "It is of another vendor"),
+            Test {
+                name: "test_mr.A.b".into(),
+                ending: Ending::Passed,
+            },
+        ];
+        let sorted = Sorted::new(&tests);
+        assert_eq!(sorted.surplus(), [""; 0]);
+        assert_eq!(sorted.vendors, 1);
+        assert_eq!(sorted.causes(), BTreeMap::from([("no CUDA", 1)]));
+        tests.push(skipped("test_mr.A.c", "New"));
+        assert_eq!(Sorted::new(&tests).surplus(), ["test_mr.A.c: New"]);
+        tests.push(skipped("test_mr.A.d", cuda));
+        assert_eq!(Sorted::new(&tests).surplus().len(), 2);
+    }
+
+    #[test]
+    fn the_documentation_lists_the_same() {
+        let path = Workspace::find().unwrap().root().join("docs/rdma.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let (_, section) = text.split_once("## Tests of rdma-core").unwrap();
+        let section = section.split("\n## ").next().unwrap();
+        let rows: Vec<_> = section
+            .lines()
+            .filter(|line| line.starts_with("| \""))
+            .collect();
+        let listed: Vec<_> = SKIPS
+            .iter()
+            .map(|skip| {
+                let Skip {
+                    reason,
+                    at_most,
+                    because,
+                } = skip;
+                format!("| \"{reason}\" | {at_most} | {because} |")
+            })
+            .collect();
+        assert_eq!(rows, listed);
+    }
+}
