@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::counters::{self, Counters};
-use crate::engine::{Progress, Turn, earlier};
+use crate::engine::{Budget, Progress, QUANTUM, Turn, earlier};
 use crate::nodes::WorkerNode;
 use crate::round::{Look, Pace, Tenants};
 use farlane_sys::sync::{held, lock};
@@ -316,6 +316,7 @@ fn turn(tenants: &mut Tenants<Arc<Context>>, sweep: u64, node: Option<Node>) -> 
         turn: Turn {
             now: Instant::now(),
             node,
+            budget: Budget::new(QUANTUM),
         },
         sweep,
         pace: Pace::Bounded,

@@ -5,7 +5,10 @@
 //! memory they may name, and where completions go. The same engine can therefore be driven without
 //! any remoting.
 
+mod budget;
 pub mod soft;
+
+pub use budget::{Budget, FLUSH_COST, LOOK_COST, OPERATION_COST, QUANTUM, Usage};
 
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
@@ -135,11 +138,17 @@ pub struct Turn {
     pub now: Instant,
     /// The node of the worker that gives it, where workers belong to nodes.
     pub node: Option<Node>,
+    /// How much it may carry out.
+    pub budget: Budget,
 }
 
 impl From<Instant> for Turn {
     fn from(now: Instant) -> Self {
-        Self { now, node: None }
+        Self {
+            now,
+            node: None,
+            budget: Budget::new(QUANTUM),
+        }
     }
 }
 
@@ -154,6 +163,10 @@ pub struct Progress {
     pub cut: bool,
     /// Queue pairs that had a turn and nothing to do, where it is one of several.
     pub idle: usize,
+    /// How much was carried out.
+    pub used: Usage,
+    /// There was more to do than its budget: a turn with another one goes on.
+    pub more: bool,
 }
 
 impl Progress {
@@ -165,6 +178,8 @@ impl Progress {
             deadline: earlier(self.deadline, other.deadline),
             cut: self.cut || other.cut,
             idle: self.idle.saturating_add(other.idle),
+            used: self.used.and(other.used),
+            more: self.more || other.more,
         }
     }
 }
@@ -199,7 +214,8 @@ pub trait EngineQp: Send + Sync {
     fn modify(&self, mask: u32, attr: &QpAttr) -> Result<(), Errno>;
     /// Present attributes and state.
     fn query(&self) -> QpAttr;
-    /// Carries out some of what is queued. Bounded in time, so that others get their turn.
+    /// Carries out what is queued, within the budget of the turn: others have theirs then. A
+    /// request that waits costs nothing.
     fn progress(&self, turn: Turn) -> Progress;
     /// Whether a turn would find something to do: asked before it gets no more.
     fn is_ready(&self) -> bool;

@@ -8,15 +8,12 @@ use super::target::Target;
 use super::transport::Transport;
 use super::waits::{Receiver, Requesting};
 use crate::counters;
-use crate::engine::{EngineQp, Progress, QpNumber, QpSpec, Turn};
+use crate::engine::{Budget, EngineQp, Progress, QpNumber, QpSpec, Turn};
 use farlane_abi::Errno;
 use farlane_abi::queue::MAX_WQ_ENTRIES;
 use farlane_abi::rdma::QpAttr;
 use farlane_sys::sync::lock;
 use std::sync::{Arc, Mutex, MutexGuard};
-
-/// Requests of each kind that are flushed in one turn.
-const FLUSHES_PER_TURN: u32 = 256;
 
 /// A queue pair.
 ///
@@ -92,17 +89,24 @@ impl SoftQp {
         }
     }
 
-    fn flush(&self) -> Progress {
+    fn flush(&self, mut budget: Budget) -> Progress {
         let qp = self.common();
-        let sends = self.requester().flush(qp, FLUSHES_PER_TURN);
+        let sends = self.requester().flush(qp, budget.flushes(MAX_WQ_ENTRIES));
+        budget.flushed(sends);
         // A send queue that makes no sense ends receiving, too.
         let recvs = match qp.state() {
-            State::Error => self.target.responder().flush(qp, FLUSHES_PER_TURN),
+            State::Error => {
+                let most = budget.flushes(MAX_WQ_ENTRIES);
+                self.target.responder().flush(qp, most)
+            }
             _ => 0,
         };
+        budget.flushed(recvs);
         counters::count(&qp.counters.flushed, u64::from(sends) + u64::from(recvs));
         Progress {
             worked: sends + recvs > 0,
+            used: budget.used(),
+            more: budget.is_over(),
             ..Progress::default()
         }
     }
@@ -162,7 +166,7 @@ impl EngineQp for SoftQp {
                 let is_draining = state == State::Draining;
                 self.requester().run(self.common(), turn, is_draining)
             }
-            State::SendError | State::Error => self.flush(),
+            State::SendError | State::Error => self.flush(turn.budget),
         }
     }
 

@@ -7,7 +7,7 @@ use super::responder::{Nak, Responder};
 use super::target::Target;
 use super::transfer::{Message, Refusal, Transfer};
 use crate::counters;
-use crate::engine::{Progress, Turn};
+use crate::engine::{Budget, Progress, Turn};
 use crate::memory::{Part, Use};
 use crate::request::{Opcode, SendWqe};
 use crate::work_queue::{QueueError, WorkSource};
@@ -24,10 +24,6 @@ use std::mem::discriminant;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Requests that a queue pair carries out in one turn.
-const REQUESTS_PER_TURN: u32 = 32;
-/// Payload bytes that it moves in one turn: a longer message goes on in its next one.
-const BYTES_PER_TURN: u64 = 1 << 20;
 /// `rnr_retry` that means for ever.
 const RNR_FOR_EVER: u8 = 7;
 
@@ -164,32 +160,41 @@ impl Requester {
         }
     }
 
-    /// Carries out what is queued, within the bounds of a turn. While draining no new request is
+    /// Carries out what is queued, within the budget of a turn. While draining no new request is
     /// begun.
     pub fn run(&mut self, qp: &QpCommon, turn: Turn, draining: bool) -> Progress {
         let mut progress = Progress::default();
-        let mut budget = BYTES_PER_TURN;
-        for _ in 0..REQUESTS_PER_TURN {
-            if self.dead || self.paused {
-                break;
-            }
+        let mut budget = turn.budget;
+        while !self.dead && !self.paused {
             if self.active.is_none() {
                 if draining {
                     self.tell_drained(qp);
                     break;
                 }
+                if !budget.has_operation() {
+                    progress.more = self.source.is_ready();
+                    break;
+                }
                 let Some(begun) = self.take(qp) else {
                     break;
                 };
+                budget.begin();
                 progress.worked = true;
                 if !begun {
                     break;
                 }
             }
+            // A message without bytes needs no more of it.
+            let is_left = |active: &Active| active.transfer.is_left();
+            if budget.is_over() && self.active.as_ref().is_some_and(is_left) {
+                progress.more = true;
+                break;
+            }
             match self.step(qp, turn.node, &mut budget) {
                 Step::Done | Step::Dropped => progress.worked = true,
                 Step::More => {
                     progress.worked = true;
+                    progress.more = true;
                     break;
                 }
                 Step::Wait(wait) => {
@@ -212,10 +217,8 @@ impl Requester {
                     break;
                 }
             }
-            if budget == 0 {
-                break;
-            }
         }
+        progress.used = budget.used();
         progress
     }
 
@@ -342,7 +345,7 @@ impl Requester {
     }
 
     /// Moves some of the request at hand, on a worker of `node`.
-    fn step(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut u64) -> Step {
+    fn step(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut Budget) -> Step {
         let Some(peer) = self.peer() else {
             return self.unanswered(qp);
         };

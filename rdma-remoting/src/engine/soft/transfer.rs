@@ -3,6 +3,7 @@
 use super::common::QpCommon;
 use super::gather::{Failed, Source, move_message};
 use super::responder::{Nak, Responder};
+use crate::engine::Budget;
 use crate::memory::{Part, Use};
 use crate::request::{Opcode, SendWqe};
 use farlane_abi::queue::{WC_STATUS_LOC_PROT_ERR, WC_STATUS_REM_ACCESS_ERR, WC_STATUS_REM_OP_ERR};
@@ -35,11 +36,14 @@ impl Transfer {
         Self { done: 0, length }
     }
 
+    /// Whether there are bytes to move.
+    pub fn is_left(&self) -> bool {
+        self.done < u64::from(self.length)
+    }
+
     /// The bytes that it moves within a budget.
-    fn share(&self, budget: &mut u64) -> u64 {
-        let n = (u64::from(self.length) - self.done).min(*budget);
-        *budget -= n;
-        n
+    fn share(&self, budget: &mut Budget) -> u64 {
+        budget.take(u64::from(self.length) - self.done)
     }
 
     /// Takes note of moved bytes. Returns whether all have arrived.
@@ -60,7 +64,7 @@ pub struct Message<'a> {
 
 impl<'a> Message<'a> {
     /// Moves bytes within a budget. Returns whether all have arrived.
-    pub fn go_on(&mut self, transfer: &mut Transfer, budget: &mut u64) -> Result<bool, Refusal> {
+    pub fn go_on(&mut self, transfer: &mut Transfer, budget: &mut Budget) -> Result<bool, Refusal> {
         match self.request.opcode {
             Opcode::Send | Opcode::SendImm => self.send(transfer, budget),
             Opcode::Write | Opcode::WriteImm | Opcode::Read => self.rdma(transfer, budget),
@@ -72,7 +76,7 @@ impl<'a> Message<'a> {
         inline.map_or(Source::Parts(self.parts), Source::Inline)
     }
 
-    fn send(&mut self, transfer: &mut Transfer, budget: &mut u64) -> Result<bool, Refusal> {
+    fn send(&mut self, transfer: &mut Transfer, budget: &mut Budget) -> Result<bool, Refusal> {
         if transfer.done == 0 {
             self.responder.ready_receive(self.peer)?;
             self.responder
@@ -95,7 +99,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    fn rdma(&mut self, transfer: &mut Transfer, budget: &mut u64) -> Result<bool, Refusal> {
+    fn rdma(&mut self, transfer: &mut Transfer, budget: &mut Budget) -> Result<bool, Refusal> {
         let read = self.request.opcode == Opcode::Read;
         if transfer.done == 0 && self.request.opcode.consumes_receive() {
             self.responder.ready_receive(self.peer)?;
