@@ -5,6 +5,7 @@
 //! * [`request`]: bytes of a work request to a typed one, once, at the edge;
 //! * `ring`, [`work_queue`], [`completion_queue`], [`call_ring`]: rings in memory shared with a
 //!   process;
+//! * [`shared_receive_queue`]: receive requests that several queue pairs take;
 //! * [`table`], [`memory`]: handles and memory keys, each owned by one context;
 //! * [`engine`]: what carries work out; [`engine::soft`] is the embedded one;
 //! * [`local`]: the same engine without remoting;
@@ -34,8 +35,10 @@ mod ready;
 pub mod request;
 mod ring;
 mod round;
+mod schedule;
 mod segment;
 pub mod server;
+pub mod shared_receive_queue;
 pub mod table;
 #[cfg(test)]
 mod testing;

@@ -4,7 +4,8 @@
 //! against.
 
 use crate::completion_queue::{CompletionSink, Overrun};
-use crate::work_queue::{QueueError, WorkSource};
+use crate::request::RecvWqe;
+use crate::work_queue::{QueueError, SharedSource, WorkSource};
 use farlane_abi::queue::Completion;
 use farlane_sys::sync::lock;
 use std::collections::VecDeque;
@@ -59,6 +60,15 @@ impl<T: Send> WorkSource<T> for LocalQueue<T> {
     fn discard(&mut self) {
         lock(&self.0).clear();
     }
+}
+
+impl SharedSource for LocalQueue<RecvWqe> {
+    fn queued(&self) -> u32 {
+        u32::try_from(self.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Who posts knows whom to tell.
+    fn want_rings(&self, _wanted: bool) {}
 }
 
 /// A completion queue of at most `entries` completions.

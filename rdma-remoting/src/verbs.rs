@@ -3,7 +3,7 @@
 use crate::completion_queue::{Notify, SharedCompletionQueue};
 use crate::context::Context;
 use crate::counters;
-use crate::engine::QpSpec;
+use crate::engine::{QpSpec, Receives};
 use crate::ledger::{Resource, Share};
 use crate::memory::{Access, MemoryRegion, PdHandle};
 use crate::objects::{BufferObject, CqObject, MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject};
@@ -257,7 +257,7 @@ impl Verbs for CallHost<'_> {
                 address: self.context.address(),
                 memory: Arc::clone(&self.context.memory),
                 sends: Box::new(sends),
-                recvs: Box::new(recvs),
+                recvs: Receives::Own(Box::new(recvs)),
                 send_cq: Arc::clone(&cqs[0].queue) as _,
                 recv_cq: Arc::clone(&cqs[1].queue) as _,
                 signal_all: args.signal_all.get() != 0,

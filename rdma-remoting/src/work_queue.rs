@@ -50,6 +50,15 @@ pub trait WorkSource<W>: Send {
     fn discard(&mut self);
 }
 
+/// A source of receive requests that several queue pairs take.
+pub trait SharedSource: WorkSource<RecvWqe> {
+    /// Requests that can be taken; of a queue that makes no sense one, which is that error.
+    fn queued(&self) -> u32;
+    /// Who posts has to ring from now on, or need not any more. Whoever wants rings looks once more
+    /// after this.
+    fn want_rings(&self, wanted: bool);
+}
+
 const MAX_SEND_STRIDE: usize = {
     let elements = MAX_SGE as usize * size_of::<Sge>();
     let inline = MAX_INLINE_BYTES as usize;

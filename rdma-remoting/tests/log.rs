@@ -4,7 +4,7 @@
 
 use farlane_abi::rdma::{self, *};
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine, PortAddress, QpSpec};
+use farlane_rdma_remoting::engine::{Engine, PortAddress, QpSpec, Receives};
 use farlane_rdma_remoting::local::LocalCompletionQueue;
 use farlane_rdma_remoting::memory::{MemoryTable, PdHandle};
 use farlane_rdma_remoting::work_queue::{QueueError, WorkSource};
@@ -62,7 +62,7 @@ fn give_up(engine: &SoftEngine, tenant: &Arc<LogLimit>, state: u8) {
             },
             memory: Arc::new(MemoryTable::new(1)),
             sends: Box::new(Nonsense),
-            recvs: Box::new(Nonsense),
+            recvs: Receives::Own(Box::new(Nonsense)),
             send_cq: cq.clone(),
             recv_cq: cq,
             signal_all: false,

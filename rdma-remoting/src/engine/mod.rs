@@ -14,6 +14,8 @@ use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
 use crate::memory::{MemoryTable, PdHandle};
 use crate::request::{RecvWqe, SendWqe};
+pub use crate::schedule::Schedule;
+use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::WorkSource;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{DeviceAttr, PortAttr, QpAttr};
@@ -22,18 +24,6 @@ use farlane_sys::log_limit::LogLimit;
 use farlane_zero_copy::topology::Node;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Has a queue pair looked at by whoever gives it turns.
-pub trait Schedule: Send + Sync {
-    /// It has a turn that begins after this. From any thread, also in a turn; waits for nobody.
-    fn schedule(&self);
-}
-
-impl<F: Fn() + Send + Sync> Schedule for F {
-    fn schedule(&self) {
-        self();
-    }
-}
 
 /// A GID in network byte order.
 pub type RawGid = [u8; 16];
@@ -100,6 +90,14 @@ pub enum Destination {
     Lid(u16),
 }
 
+/// Where a queue pair takes receive requests from.
+pub enum Receives {
+    /// Its own queue.
+    Own(Box<dyn WorkSource<RecvWqe>>),
+    /// A queue that others take from, too.
+    Shared(Arc<SharedReceives>),
+}
+
 /// What an engine needs to make a queue pair.
 pub struct QpSpec {
     /// Transport service type, of `enum ibv_qp_type`.
@@ -113,7 +111,7 @@ pub struct QpSpec {
     /// Where send requests come from.
     pub sends: Box<dyn WorkSource<SendWqe>>,
     /// Where receive requests come from.
-    pub recvs: Box<dyn WorkSource<RecvWqe>>,
+    pub recvs: Receives,
     /// Where send completions go.
     pub send_cq: Arc<dyn CompletionSink>,
     /// Where receive completions go.

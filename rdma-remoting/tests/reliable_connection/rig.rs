@@ -3,7 +3,7 @@
 use farlane_abi::queue::WC_STATUS_RETRY_EXC_ERR;
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec};
+use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec, Receives};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
 use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, RecvWqe, SendWqe};
@@ -84,6 +84,20 @@ pub fn end(engine: &SoftEngine, gid: u8, setup: &Setup) -> End {
 }
 
 pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalCompletionQueue>) -> End {
+    let recvs = LocalQueue::default();
+    let receives = Receives::Own(Box::new(recvs.clone()));
+    end_receiving(engine, gid, setup, cq, recvs, receives)
+}
+
+/// The same, which takes receive requests from there; they are posted to `recvs`.
+pub fn end_receiving(
+    engine: &SoftEngine,
+    gid: u8,
+    setup: &Setup,
+    cq: Arc<LocalCompletionQueue>,
+    recvs: LocalQueue<RecvWqe>,
+    receives: Receives,
+) -> End {
     let buffer = Pool::separate_files(BYTES).allocate(BYTES).unwrap();
     let region = Region::from_buffer(&buffer);
     let table = Arc::new(MemoryTable::new(16));
@@ -98,7 +112,7 @@ pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalComple
             owner: None,
         })
         .unwrap();
-    let (sends, recvs) = (LocalQueue::default(), LocalQueue::default());
+    let sends = LocalQueue::default();
     let events = Arc::new(Mutex::new(Vec::new()));
     let scheduled = Arc::<AtomicUsize>::default();
     let qp = engine
@@ -111,7 +125,7 @@ pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalComple
             },
             memory: Arc::clone(&table),
             sends: Box::new(LocalQueue::clone(&sends)),
-            recvs: Box::new(LocalQueue::clone(&recvs)),
+            recvs: receives,
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
             signal_all: false,

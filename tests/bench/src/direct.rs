@@ -4,7 +4,7 @@ use crate::rig::{BUFFER, DEPTH};
 use anyhow::{Context as _, Result, bail};
 use farlane_abi::rdma::{self, QpAttr};
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec};
+use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec, Receives};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
 use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, SendWqe};
@@ -59,7 +59,7 @@ impl End {
             },
             memory,
             sends: Box::new(LocalQueue::clone(&sends)),
-            recvs: Box::new(LocalQueue::default()),
+            recvs: Receives::Own(Box::new(LocalQueue::default())),
             send_cq: Arc::clone(&cq) as _,
             recv_cq: Arc::clone(&cq) as _,
             signal_all: true,

@@ -462,4 +462,10 @@ numbers! { u32:
     EVENT_SQ_DRAINED = 5,
     /// The device is gone or unusable.
     EVENT_DEVICE_FATAL = 8,
+    /// A shared receive queue is unusable.
+    EVENT_SRQ_ERR = 14,
+    /// A shared receive queue has fewer requests than its limit.
+    EVENT_SRQ_LIMIT_REACHED = 15,
+    /// No request of a shared receive queue is with the queue pair any more.
+    EVENT_QP_LAST_WQE_REACHED = 16,
 }

@@ -6,11 +6,11 @@ use super::transport::Transport;
 use super::waits::{Receiver, Requesting};
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
-use crate::engine::{PortAddress, QpNumber};
+use crate::engine::{PortAddress, QpNumber, Schedule};
 use crate::memory::{MemoryTable, PdHandle};
 use farlane_sys::log_limit::LogLimit;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// Lives of requesters and responders that have begun.
 static LIVES: AtomicU64 = AtomicU64::new(0);
@@ -35,7 +35,7 @@ pub struct QpCommon {
     pub pd: PdHandle,
     pub memory: Arc<MemoryTable>,
     /// The peer's requester, while it waits for a receive request of this one.
-    pub receiver: Receiver,
+    pub receiver: Arc<Receiver>,
     /// Its own requester, while it waits for the peer to answer.
     pub requesting: Requesting,
     pub signal_all: bool,
@@ -96,6 +96,11 @@ impl QpCommon {
 
     pub fn state(&self) -> State {
         self.state.get()
+    }
+
+    /// What a shared receive queue has scheduled for it.
+    pub fn waiter(&self) -> Weak<dyn Schedule> {
+        Arc::<Receiver>::downgrade(&self.receiver)
     }
 
     /// Goes to the error state from any state but reset. Returns whether it was not there already.

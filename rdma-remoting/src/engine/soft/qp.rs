@@ -6,7 +6,7 @@ use super::fabric::{Fabric, QpName};
 use super::requester::Requester;
 use super::target::Target;
 use super::transport::Transport;
-use super::waits::{Receiver, Requesting};
+use super::waits::Requesting;
 use crate::counters;
 use crate::engine::{Budget, EngineQp, Progress, QpNumber, QpSpec, Turn};
 use farlane_abi::Errno;
@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 ///
 /// Locks, in order: those of the context's objects and of its [`Ready`](crate::ready::Ready),
 /// `attr`, `requester`, the target's responder (a requester takes its peer's, never a second one),
-/// then the fabric's, what the completion queues lock, the receiver's waiter and the inbox of
-/// whoever is scheduled, of which none is held while another is taken.
+/// then a shared receive queue's, the fabric's, what the completion queues lock, the receiver's
+/// waiter and the inbox of whoever is scheduled, of which none is held while another is taken.
 pub struct SoftQp {
     fabric: Arc<Fabric>,
     target: Arc<Target>,
@@ -45,7 +45,7 @@ impl SoftQp {
                 address: spec.address,
                 pd: spec.pd,
                 memory: spec.memory,
-                receiver: Receiver::default(),
+                receiver: Arc::default(),
                 requesting: Requesting::new(spec.schedule),
                 signal_all: spec.signal_all,
                 send_cq: spec.send_cq,
@@ -181,7 +181,7 @@ impl EngineQp for SoftQp {
                 self.requester().is_ready(self.common(), is_draining)
             }
             State::SendError => self.requester().has_work(),
-            State::Error => self.requester().has_work() || self.target.responder().has_work(),
+            State::Error => self.requester().has_work() || self.target.responder().has_to_flush(),
         }
     }
 
@@ -204,6 +204,7 @@ impl EngineQp for SoftQp {
         self.common().state.set(State::Reset);
         requester.reset();
         responder.reset();
+        responder.leave(common);
         drop((requester, responder));
         self.common().receiver.changed();
         counters::uncount(&self.common().counters.queue_pairs, 1);

@@ -153,7 +153,7 @@ impl Requester {
                     let answered = self.is_answered(qp, &peer, &responder);
                     match wait {
                         Wait::Answer => answered,
-                        Wait::Receiver(_) => !answered || responder.has_work(),
+                        Wait::Receiver(_) => !answered || responder.can_receive(),
                     }
                 })
             }
@@ -385,6 +385,7 @@ impl Requester {
             }
             Err(Refusal::Nak(Nak::NotReady(timer))) => {
                 peer.common.receiver.wait(&qp.requesting);
+                responder.await_receive(&peer.common);
                 Step::Wait(Wait::Receiver(timer))
             }
             Err(Refusal::Nak(Nak::Dropped)) => self.dropped(qp),

@@ -3,17 +3,18 @@
 use super::attributes::State;
 use super::common::{Life, QpCommon};
 use super::fabric::QpName;
-use crate::engine::QpNumber;
-use crate::memory::{Access, Part, Use};
+use crate::engine::{QpNumber, Receives};
+use crate::memory::{Access, Part, PdHandle, Use};
 use crate::request::{MemoryKey, RecvWqe, WqeError};
-use crate::work_queue::{QueueError, WorkSource};
+use crate::work_queue::QueueError;
 use farlane_abi::queue::{
     Completion, WC_FLAG_IMM, WC_OPCODE_RECV, WC_OPCODE_RECV_RDMA_WITH_IMM, WC_STATUS_LOC_LEN_ERR,
     WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_REM_ACCESS_ERR,
     WC_STATUS_REM_INV_REQ_ERR, WC_STATUS_REM_OP_ERR, WC_STATUS_WR_FLUSH_ERR,
 };
 use farlane_abi::rdma::{
-    EVENT_COMM_EST, EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, QpAttr,
+    EVENT_COMM_EST, EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_LAST_WQE_REACHED,
+    EVENT_QP_REQ_ERR, QpAttr,
 };
 use farlane_sys::warn_limited;
 
@@ -31,13 +32,15 @@ pub enum Nak {
 
 /// State of the responder's half. Its lock comes after the requester's of any queue pair.
 pub struct Responder {
-    source: Box<dyn WorkSource<RecvWqe>>,
+    receives: Receives,
     /// The receive request that the message under way fills.
     current: Option<RecvWqe>,
     spare: RecvWqe,
     parts: Vec<Part>,
     /// Its queue makes no sense any more, or its completion queue has overrun.
     dead: bool,
+    /// It was told that no shared receive request is with it any more.
+    told_last: bool,
     life: Life,
     /// Whom it is connected to.
     peer_name: Option<QpName>,
@@ -50,13 +53,14 @@ pub struct Responder {
 }
 
 impl Responder {
-    pub fn new(source: Box<dyn WorkSource<RecvWqe>>) -> Self {
+    pub fn new(receives: Receives) -> Self {
         Self {
-            source,
+            receives,
             current: None,
             spare: RecvWqe::default(),
             parts: Vec::new(),
             dead: false,
+            told_last: false,
             life: Life::begin(),
             peer_name: None,
             heard: None,
@@ -73,10 +77,14 @@ impl Responder {
 
     /// Back to the state of a new queue pair.
     pub fn reset(&mut self) {
-        self.source.discard();
+        match &mut self.receives {
+            Receives::Own(source) => source.discard(),
+            Receives::Shared(_) => {}
+        }
         self.current = None;
         self.parts.clear();
         self.dead = false;
+        self.told_last = false;
         self.peer_name = None;
         self.heard = None;
         self.life = Life::begin();
@@ -114,8 +122,52 @@ impl Responder {
         }
     }
 
-    pub fn has_work(&self) -> bool {
-        !self.dead && (self.current.is_some() || self.source.is_ready())
+    /// Whether there is a receive request for a message.
+    pub fn can_receive(&self) -> bool {
+        !self.dead
+            && (self.current.is_some()
+                || match &self.receives {
+                    Receives::Own(source) => source.is_ready(),
+                    Receives::Shared(shared) => shared.is_ready(),
+                })
+    }
+
+    /// Whether there is something to [flush](Self::flush).
+    pub fn has_to_flush(&self) -> bool {
+        match &self.receives {
+            Receives::Own(_) => self.can_receive(),
+            Receives::Shared(_) => !self.told_last,
+        }
+    }
+
+    /// Its peer waits for a receive request: whoever posts one has to know.
+    pub fn await_receive(&self, qp: &QpCommon) {
+        match &self.receives {
+            // Its own turn finds it.
+            Receives::Own(_) => {}
+            Receives::Shared(shared) => {
+                if qp.receiver.enlist() {
+                    shared.wait(qp.waiter());
+                }
+            }
+        }
+    }
+
+    /// It is destroyed: it waits for nothing any more.
+    pub fn leave(&self, qp: &QpCommon) {
+        if let Receives::Shared(shared) = &self.receives
+            && qp.receiver.is_listed()
+        {
+            shared.forget(&qp.waiter());
+        }
+    }
+
+    /// Protection domain of the memory that its receive requests name.
+    fn receive_pd(&self, qp: &QpCommon) -> PdHandle {
+        match &self.receives {
+            Receives::Own(_) => qp.pd,
+            Receives::Shared(shared) => shared.pd(),
+        }
     }
 
     /// Whether the peer has a right.
@@ -125,7 +177,7 @@ impl Responder {
 
     /// Opens memory for a peer's RDMA write or read.
     pub fn open_remote(
-        &self,
+        &mut self,
         qp: &QpCommon,
         rkey: MemoryKey,
         address: u64,
@@ -152,12 +204,16 @@ impl Responder {
 
     /// Refuses what the peer asks for. That breaks a connection with answers from this side, and
     /// says why to both. Where there is none the message is dropped, and nothing else comes of it
-    /// (IBTA 9.9.3, classes C and D).
-    pub fn refuse(&self, qp: &QpCommon, status: u8, event: u32) -> Nak {
+    /// (IBTA 9.9.3, classes C and D), but that a request which others could have had is complete
+    /// (class E).
+    pub fn refuse(&mut self, qp: &QpCommon, status: u8, event: u32) -> Nak {
         if qp.transport.is_acknowledged() {
             self.break_down(qp, status, event)
         } else {
             log::debug!("{}: a message is dropped, of status {status}", qp.number);
+            if matches!(self.receives, Receives::Shared(_)) {
+                self.fail_receive(qp, status);
+            }
             Nak::Dropped
         }
     }
@@ -180,7 +236,17 @@ impl Responder {
     /// there is none, or the queue is given up.
     fn take(&mut self, qp: &QpCommon) -> Option<Result<(), WqeError>> {
         let mut request = std::mem::take(&mut self.spare);
-        let outcome = match self.source.take(&mut request) {
+        let taken = match &mut self.receives {
+            Receives::Own(source) => {
+                let taken = source.take(&mut request);
+                if matches!(taken, Ok(true) | Err(QueueError::Request(_))) {
+                    source.retire();
+                }
+                taken
+            }
+            Receives::Shared(shared) => shared.take(&mut request),
+        };
+        let outcome = match taken {
             Ok(true) => Ok(()),
             Err(QueueError::Request(e)) => Err(e),
             Ok(false) => {
@@ -193,7 +259,6 @@ impl Responder {
                 return None;
             }
         };
-        self.source.retire();
         self.current = Some(request);
         Some(outcome)
     }
@@ -223,6 +288,7 @@ impl Responder {
     /// once a message.
     pub fn open_receive(&mut self, qp: &QpCommon, length: u64) -> Result<(), Nak> {
         self.parts.clear();
+        let pd = self.receive_pd(qp);
         let Some(request) = &self.current else {
             return Err(self.break_down(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL));
         };
@@ -242,7 +308,7 @@ impl Responder {
             if element.length == 0 {
                 continue;
             }
-            match qp.memory.open_element(qp.pd, element, Use::LocalWrite) {
+            match qp.memory.open_element(pd, element, Use::LocalWrite) {
                 Ok(part) => {
                     left = left.saturating_sub(part.length);
                     self.parts.push(part);
@@ -326,12 +392,25 @@ impl Responder {
     pub fn flush(&mut self, qp: &QpCommon, most: u32) -> u32 {
         let mut count = 0;
         while count < most && !self.dead {
-            if self.current.is_none() && self.take(qp).is_none() {
+            // What is in a shared queue is for others.
+            let is_shared = matches!(self.receives, Receives::Shared(_));
+            if self.current.is_none() && (is_shared || self.take(qp).is_none()) {
                 break;
             }
             self.fail_receive(qp, WC_STATUS_WR_FLUSH_ERR);
             count += 1;
         }
+        self.tell_last(qp);
         count
+    }
+
+    /// Tells that no shared receive request is with it any more, where that is so (IBTA 11.6.3.1,
+    /// Last WQE Reached).
+    fn tell_last(&mut self, qp: &QpCommon) {
+        let is_last = self.dead || self.current.is_none();
+        let is_shared = matches!(self.receives, Receives::Shared(_));
+        if is_shared && is_last && !std::mem::replace(&mut self.told_last, true) {
+            (qp.events)(EVENT_QP_LAST_WQE_REACHED);
+        }
     }
 }

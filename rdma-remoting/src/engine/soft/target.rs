@@ -2,8 +2,7 @@
 
 use super::common::QpCommon;
 use super::responder::Responder;
-use crate::request::RecvWqe;
-use crate::work_queue::WorkSource;
+use crate::engine::Receives;
 use farlane_sys::sync::lock;
 use std::sync::{Mutex, MutexGuard};
 
@@ -23,7 +22,7 @@ impl std::fmt::Debug for Target {
 }
 
 impl Target {
-    pub fn new(common: QpCommon, recvs: Box<dyn WorkSource<RecvWqe>>) -> Self {
+    pub fn new(common: QpCommon, recvs: Receives) -> Self {
         Self {
             common,
             responder: Mutex::new(Responder::new(recvs)),
@@ -36,7 +35,7 @@ impl Target {
 
     /// Whether the peer's requester waits for a receive request, and there is one.
     pub fn has_awaited(&self) -> bool {
-        self.common.receiver.is_awaited() && self.responder().has_work()
+        self.common.receiver.is_awaited() && self.responder().can_receive()
     }
 
     /// Has the peer's requester look, where it waits for a receive request and there is one.

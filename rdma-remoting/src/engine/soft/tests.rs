@@ -2,7 +2,7 @@
 
 use super::fabric::QpName;
 use super::*;
-use crate::engine::{Destination, PortAddress, QpNumber, RawGid};
+use crate::engine::{Destination, PortAddress, QpNumber, RawGid, Receives};
 use crate::local::{LocalCompletionQueue, LocalQueue};
 use crate::memory::{MemoryTable, PdHandle};
 use crate::request::{Opcode, RecvWqe, SendWqe};
@@ -36,7 +36,7 @@ fn end_at(fabric: &Arc<Fabric>, address: PortAddress, number: Option<QpNumber>) 
         address,
         memory: Arc::new(MemoryTable::new(1)),
         sends: Box::new(LocalQueue::clone(&sends)),
-        recvs: Box::new(LocalQueue::clone(&recvs)),
+        recvs: Receives::Own(Box::new(LocalQueue::clone(&recvs))),
         send_cq: cq.clone(),
         recv_cq: cq.clone(),
         signal_all: true,

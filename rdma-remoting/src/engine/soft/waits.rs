@@ -6,7 +6,7 @@
 use crate::engine::Schedule;
 use farlane_sys::sync::lock;
 use farlane_worker::wake;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
 
 /// How a queue pair is scheduled, and whether its requester waits for an answer: of the one queue
@@ -47,6 +47,8 @@ impl Requesting {
 pub struct Receiver {
     awaited: AtomicU32,
     waiter: Mutex<Option<Weak<dyn Schedule>>>,
+    /// It is in the list of a shared receive queue, or on its way from there to being told.
+    listed: AtomicBool,
 }
 
 impl Receiver {
@@ -59,6 +61,16 @@ impl Receiver {
     /// Whether the peer's requester waits.
     pub fn is_awaited(&self) -> bool {
         wake::is_awaited(&self.awaited)
+    }
+
+    /// Whether it has to go into the list of a shared receive queue: it is there once.
+    pub fn enlist(&self) -> bool {
+        !self.listed.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether it may be in such a list.
+    pub fn is_listed(&self) -> bool {
+        self.listed.load(Ordering::Acquire)
     }
 
     /// Has the peer's requester look, where it waits.
@@ -75,6 +87,15 @@ impl Receiver {
     pub fn changed(&self) {
         // Between the change and the look whether somebody waits.
         fence(Ordering::SeqCst);
+        self.pass_on();
+    }
+}
+
+/// A shared receive queue has requests.
+impl Schedule for Receiver {
+    fn schedule(&self) {
+        // Who waits after this is in the list again; who did before is told now.
+        self.listed.swap(false, Ordering::AcqRel);
         self.pass_on();
     }
 }

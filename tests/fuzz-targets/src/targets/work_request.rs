@@ -15,7 +15,7 @@ use farlane_abi::rdma::{
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine as _, EngineQp, PortAddress, QpSpec};
+use farlane_rdma_remoting::engine::{Engine as _, EngineQp, PortAddress, QpSpec, Receives};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
 use farlane_rdma_remoting::request::{MemoryKey, RecvWqe, SendWqe, WorkRequest as _};
 use farlane_rdma_remoting::work_queue::shared_queues;
@@ -140,7 +140,7 @@ impl<'a> End<'a> {
             },
             memory: Arc::clone(&table),
             sends: Box::new(sends),
-            recvs: Box::new(recvs),
+            recvs: Receives::Own(Box::new(recvs)),
             send_cq: Arc::clone(&cq) as _,
             recv_cq: cq,
             signal_all,

@@ -1,0 +1,196 @@
+//! Receive requests that several queue pairs take (IBTA 10.2.9).
+//!
+//! Each message takes the oldest request, whichever queue pair it comes to. Who posts to the queue
+//! rings no queue pair: those whose peers wait for a receive request are in a list, and who posts
+//! while there is one rings the queue itself, which then [passes that on](SharedReceives::pass_on).
+
+use crate::memory::PdHandle;
+use crate::request::RecvWqe;
+use crate::schedule::Schedule;
+use crate::work_queue::{QueueError, SharedSource};
+use farlane_abi::rdma::{EVENT_SRQ_ERR, EVENT_SRQ_LIMIT_REACHED};
+use farlane_abi::width::to_usize;
+use farlane_sys::sync::lock;
+use std::collections::VecDeque;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, Weak};
+
+/// Those that are told of new requests in a turn.
+const TOLD_IN_A_TURN: usize = 64;
+
+/// Told of asynchronous events, `EVENT_SRQ_*` of [`farlane_abi::rdma`].
+pub type Events = Box<dyn Fn(u32) + Send + Sync>;
+
+/// A shared receive queue. Its lock comes after that of any queue pair's responder; nothing is
+/// called under it.
+pub struct SharedReceives {
+    pd: PdHandle,
+    queue: Mutex<Queue>,
+    events: Events,
+}
+
+struct Queue {
+    source: Box<dyn SharedSource>,
+    /// When fewer requests are left than this, that is told once.
+    limit: Option<NonZeroU32>,
+    /// Why nothing can be taken any more.
+    dead: Option<QueueError>,
+    /// Who waits for a request, the longest first.
+    waiting: VecDeque<Weak<dyn Schedule>>,
+}
+
+impl Queue {
+    /// Whether it has come below its limit; from then on it has none.
+    fn passes_limit(&mut self) -> bool {
+        let queued = self.source.queued();
+        self.limit.take_if(|limit| queued < limit.get()).is_some()
+    }
+
+    /// How many can take something now, or learn that nobody can any more.
+    fn ready(&self) -> usize {
+        match self.dead {
+            None => to_usize(self.source.queued().into()),
+            Some(_) => self.waiting.len(),
+        }
+    }
+}
+
+impl fmt::Debug for SharedReceives {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReceives")
+            .field("pd", &self.pd)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SharedReceives {
+    /// A queue of what comes from `source`, whose elements name memory of protection domain `pd`.
+    #[must_use]
+    pub fn new(source: Box<dyn SharedSource>, pd: PdHandle, events: Events) -> Arc<Self> {
+        let queue = Queue {
+            source,
+            limit: None,
+            dead: None,
+            waiting: VecDeque::new(),
+        };
+        Arc::new(Self {
+            pd,
+            queue: Mutex::new(queue),
+            events,
+        })
+    }
+
+    /// Protection domain of the memory that its requests name: that of a queue pair may be another
+    /// one.
+    #[must_use]
+    pub fn pd(&self) -> PdHandle {
+        self.pd
+    }
+
+    /// Takes the oldest request into `into`, and gives its place back; false when there is none.
+    ///
+    /// # Errors
+    /// See [`QueueError`]. A bad request has been taken; any other error is for ever.
+    pub fn take(&self, into: &mut RecvWqe) -> Result<bool, QueueError> {
+        let (taken, event) = {
+            let mut queue = lock(&self.queue);
+            if let Some(error) = queue.dead {
+                return Err(error);
+            }
+            let taken = queue.source.take(into);
+            let event = match &taken {
+                Ok(false) => None,
+                Ok(true) | Err(QueueError::Request(_)) => {
+                    queue.source.retire();
+                    queue.passes_limit().then_some(EVENT_SRQ_LIMIT_REACHED)
+                }
+                Err(error) => {
+                    queue.dead = Some(*error);
+                    Some(EVENT_SRQ_ERR)
+                }
+            };
+            (taken, event)
+        };
+        if let Some(event) = event {
+            (self.events)(event);
+        }
+        taken
+    }
+
+    /// Whether something can be taken, or an error comes of it.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let queue = lock(&self.queue);
+        queue.dead.is_some() || queue.source.is_ready()
+    }
+
+    /// Tells of fewer requests than `limit` from now on, once, also where there are fewer already;
+    /// zero: not any more (IBTA 11.2.3.3, Modify SRQ).
+    pub fn set_limit(&self, limit: u32) {
+        let passes = {
+            let mut queue = lock(&self.queue);
+            queue.limit = NonZeroU32::new(limit);
+            queue.dead.is_none() && queue.passes_limit()
+        };
+        if passes {
+            (self.events)(EVENT_SRQ_LIMIT_REACHED);
+        }
+    }
+
+    /// The limit; zero where there is none, or it was told of.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        lock(&self.queue).limit.map_or(0, NonZeroU32::get)
+    }
+
+    /// Has `who` scheduled when there are requests, once: until then it must not say so again. It
+    /// looks once more after this.
+    pub fn wait(&self, who: Weak<dyn Schedule>) {
+        let mut queue = lock(&self.queue);
+        queue.waiting.push_back(who);
+        queue.source.want_rings(true);
+    }
+
+    /// Who waits no more, and never will again.
+    pub fn forget(&self, who: &Weak<dyn Schedule>) {
+        let mut queue = lock(&self.queue);
+        queue.waiting.retain(|other| !other.ptr_eq(who));
+    }
+
+    /// Has those scheduled that have waited longest, one for each request that can be taken: of
+    /// very many some. Returns whether there was one.
+    pub fn pass_on(&self) -> bool {
+        let told: Vec<_> = {
+            let mut queue = lock(&self.queue);
+            let count = queue.ready().min(queue.waiting.len()).min(TOLD_IN_A_TURN);
+            queue.waiting.drain(..count).collect()
+        };
+        for who in told.iter().filter_map(Weak::upgrade) {
+            who.schedule();
+        }
+        !told.is_empty()
+    }
+
+    /// Whether [`pass_on`](Self::pass_on) would find somebody.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        let queue = lock(&self.queue);
+        !queue.waiting.is_empty() && queue.ready() > 0
+    }
+
+    /// It is looked at from now on: who posts need not ring.
+    pub fn watch(&self) {
+        lock(&self.queue).source.want_rings(false);
+    }
+
+    /// It is looked at no more, unless [somebody waits](Self::is_awaited) for what was posted
+    /// before: who posts rings while somebody waits.
+    pub fn rest(&self) {
+        let queue = lock(&self.queue);
+        queue.source.want_rings(!queue.waiting.is_empty());
+    }
+}
+
+#[cfg(test)]
+mod tests;
