@@ -7,7 +7,7 @@ use crate::ready::{Scheduled, Served};
 use crate::segment::Part;
 use crate::table::Table;
 use farlane_abi::queue::QP_OFF_BACKEND_STATE;
-use farlane_abi::rdma::MAX_QPS;
+use farlane_abi::rdma::{MAX_QPS, VerbsVersion};
 use farlane_worker::wake;
 use farlane_zero_copy::PoolBuffer;
 use std::sync::Arc;
@@ -86,6 +86,8 @@ pub(crate) struct Objects {
     pub cqs: Table<CqObject>,
     pub qps: Table<QpObject>,
     pub buffers: Table<BufferObject>,
+    /// The version that the process has settled, where it has asked.
+    pub version: Option<VerbsVersion>,
     /// As many memory keys as there have been at once.
     pub keys: Share,
     /// Buffers that the process has mapped, each by the handle that it gave.
@@ -99,6 +101,7 @@ impl Objects {
             cqs: Table::new(MAX_CQS),
             qps: Table::new(MAX_QPS),
             buffers: Table::new(MAX_BUFFERS),
+            version: None,
             keys: Share::of_nothing(account, Resource::MemoryKeys),
             mapped: Vec::new(),
         }

@@ -1,10 +1,13 @@
 //! Work requests: bytes in, typed requests out. The only place that reads their layout.
 
 use farlane_abi::queue::{
-    MAX_INLINE_BYTES, MAX_SGE, OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND,
-    OP_SEND_IMM, RecvEntry, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendEntry, Sge,
+    MAX_INLINE_BYTES, MAX_SGE, OP_ATOMIC_WRITE, OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD,
+    OP_LOCAL_INVALIDATE, OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM,
+    OP_SEND_INVALIDATE, RecvEntry, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
+    SEND_TAIL, SendEntry, SendTail, Sge,
 };
-use farlane_abi::width::to_usize;
+use farlane_abi::rdma::VerbsVersion;
+use farlane_abi::width::{halves, to_usize};
 use farlane_abi::zerocopy::FromBytes;
 use farlane_abi::zerocopy::little_endian::U32;
 use thiserror::Error;
@@ -22,13 +25,53 @@ pub enum Opcode {
     WriteImm,
     /// Read from the peer's memory.
     Read,
+    /// Fetch the 8 bytes at the peer, and replace them where they are what is expected.
+    CompareSwap {
+        /// What is expected.
+        compare: u64,
+        /// What they become then.
+        swap: u64,
+    },
+    /// Fetch the 8 bytes at the peer, and add to them.
+    FetchAdd {
+        /// How much is added.
+        add: u64,
+    },
+    /// Invalidate a key of the requester's side.
+    LocalInvalidate(MemoryKey),
+    /// Bind a memory window of the requester's side.
+    Bind(Binding),
+    /// Send to the peer's next receive request, and invalidate a key of the peer's.
+    SendInvalidate(MemoryKey),
+    /// Write 8 bytes to the peer's memory at once.
+    AtomicWrite,
+}
+
+/// What a memory window is bound to (IBTA 10.6.7). Nothing of it is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// The window, by its present key.
+    pub window: MemoryKey,
+    /// The key that it gets.
+    pub key: MemoryKey,
+    /// The region that it is bound to, by its key.
+    pub region: MemoryKey,
+    /// Where it begins, in the region's address range.
+    pub address: u64,
+    /// Its length in bytes.
+    pub length: u64,
+    /// What the peer may do: `ACCESS_*` of [`farlane_abi::rdma`].
+    pub access: u32,
 }
 
 impl Opcode {
     /// Whether it consumes a receive request at the peer.
     #[must_use]
     pub fn consumes_receive(self) -> bool {
-        matches!(self, Self::Send | Self::SendImm | Self::WriteImm)
+        matches!(
+            self,
+            Self::Send | Self::SendImm | Self::WriteImm | Self::SendInvalidate(_)
+        )
     }
 
     /// Whether it carries immediate data.
@@ -208,37 +251,160 @@ pub enum WqeError {
     /// More inline data than the queue was made for, or where there can be none.
     #[error("{0} inline bytes")]
     Inline(usize),
+    /// An operation that takes operands without them, one that takes none with them, or an entry
+    /// without room for them.
+    #[error("Operands of opcode {0}")]
+    Operands(u8),
 }
 
 /// A work request as an entry of its queue has it.
 pub trait WorkRequest {
+    /// How the entries of a queue are read.
+    type Format: Default + Send;
+
     /// Parses an entry, whole: head and payload. The caller's number is valid also when the request
     /// is bad, unless the entry is too short to have one.
     ///
     /// # Errors
     /// See [`WqeError`].
-    fn parse(&mut self, entry: &[u8]) -> Result<(), WqeError>;
+    fn parse_as(&mut self, format: &Self::Format, entry: &[u8]) -> Result<(), WqeError>;
+
+    /// The same of version 1.
+    ///
+    /// # Errors
+    /// See [`WqeError`].
+    fn parse(&mut self, entry: &[u8]) -> Result<(), WqeError> {
+        self.parse_as(&Self::Format::default(), entry)
+    }
+}
+
+/// How the entries of a send queue are read.
+#[derive(Clone, Debug, Default)]
+pub struct SendFormat {
+    /// Which operations and operands they may have.
+    pub version: VerbsVersion,
+}
+
+/// The head of a send entry with its operands: what its opcode is made of.
+struct Head {
+    entry: SendEntry,
+    tail: Option<SendTail>,
+}
+
+impl Head {
+    /// Splits an entry of that version into its head and its payload.
+    fn split(
+        version: VerbsVersion,
+        entry: SendEntry,
+        rest: &[u8],
+    ) -> Result<(Self, &[u8]), WqeError> {
+        let known = SEND_SIGNALED | SEND_SOLICITED | SEND_FENCE | SEND_INLINE;
+        let known = match version {
+            VerbsVersion::V1 => known,
+            VerbsVersion::V2 => known | SEND_TAIL,
+        };
+        if entry.flags & !known != 0 {
+            return Err(WqeError::Flags(entry.flags));
+        }
+        if entry.flags & SEND_TAIL == 0 {
+            return Ok((Self { entry, tail: None }, rest));
+        }
+        let (tail, rest) =
+            SendTail::read_from_prefix(rest).map_err(|_| WqeError::Operands(entry.opcode))?;
+        let tail = Some(tail);
+        Ok((Self { entry, tail }, rest))
+    }
+
+    /// The operands that the opcode must have.
+    fn operands(&self) -> Result<(u64, u64), WqeError> {
+        let tail = self.tail.ok_or(WqeError::Operands(self.entry.opcode))?;
+        Ok((tail.a.get(), tail.b.get()))
+    }
+
+    fn opcode(&self, version: VerbsVersion) -> Result<Opcode, WqeError> {
+        let number = self.entry.opcode;
+        let opcode = match (number, version) {
+            (OP_SEND, _) => Opcode::Send,
+            (OP_SEND_IMM, _) => Opcode::SendImm,
+            (OP_RDMA_WRITE, _) => Opcode::Write,
+            (OP_RDMA_WRITE_IMM, _) => Opcode::WriteImm,
+            (OP_RDMA_READ, _) => Opcode::Read,
+            (_, VerbsVersion::V1) => return Err(WqeError::Opcode(number)),
+            (OP_COMPARE_SWAP, _) => {
+                let (compare, swap) = self.operands()?;
+                return Ok(Opcode::CompareSwap { compare, swap });
+            }
+            (OP_FETCH_ADD, _) => {
+                let (add, _) = self.operands()?;
+                return Ok(Opcode::FetchAdd { add });
+            }
+            (OP_BIND_WINDOW, _) => return self.binding().map(Opcode::Bind),
+            (OP_LOCAL_INVALIDATE, _) => Opcode::LocalInvalidate(self.key()),
+            (OP_SEND_INVALIDATE, _) => Opcode::SendInvalidate(self.key()),
+            (OP_ATOMIC_WRITE, _) => Opcode::AtomicWrite,
+            _ => return Err(WqeError::Opcode(number)),
+        };
+        match self.tail {
+            None => Ok(opcode),
+            Some(_) => Err(WqeError::Operands(number)),
+        }
+    }
+
+    /// The key to invalidate.
+    fn key(&self) -> MemoryKey {
+        MemoryKey(self.entry.imm.get())
+    }
+
+    fn binding(&self) -> Result<Binding, WqeError> {
+        let (length, region_and_access) = self.operands()?;
+        let [region, access] = halves(region_and_access);
+        Ok(Binding {
+            window: self.key(),
+            key: MemoryKey(self.entry.rkey.get()),
+            region: MemoryKey(region),
+            address: self.entry.remote_addr.get(),
+            length,
+            access,
+        })
+    }
+}
+
+impl Opcode {
+    /// Whether its data may lie in the request: it has some, and sends it.
+    fn may_be_inline(self) -> bool {
+        match self {
+            Self::Send
+            | Self::SendImm
+            | Self::SendInvalidate(_)
+            | Self::Write
+            | Self::WriteImm
+            | Self::AtomicWrite => true,
+            Self::Read
+            | Self::CompareSwap { .. }
+            | Self::FetchAdd { .. }
+            | Self::LocalInvalidate(_)
+            | Self::Bind(_) => false,
+        }
+    }
+
+    /// Whether it moves bytes.
+    fn has_data(self) -> bool {
+        !matches!(self, Self::LocalInvalidate(_) | Self::Bind(_))
+    }
 }
 
 impl WorkRequest for SendWqe {
-    fn parse(&mut self, entry: &[u8]) -> Result<(), WqeError> {
+    type Format = SendFormat;
+
+    fn parse_as(&mut self, format: &SendFormat, entry: &[u8]) -> Result<(), WqeError> {
         self.elements.count = 0;
         self.inline_length = None;
-        let (head, payload) =
+        let (head, rest) =
             SendEntry::read_from_prefix(entry).map_err(|_| WqeError::Short(entry.len()))?;
         self.wr_id = head.wr_id.get();
-        self.opcode = match head.opcode {
-            OP_SEND => Opcode::Send,
-            OP_SEND_IMM => Opcode::SendImm,
-            OP_RDMA_WRITE => Opcode::Write,
-            OP_RDMA_WRITE_IMM => Opcode::WriteImm,
-            OP_RDMA_READ => Opcode::Read,
-            other => return Err(WqeError::Opcode(other)),
-        };
-        let known = SEND_SIGNALED | SEND_SOLICITED | SEND_FENCE | SEND_INLINE;
-        if head.flags & !known != 0 {
-            return Err(WqeError::Flags(head.flags));
-        }
+        let (head, payload) = Head::split(format.version, head, rest)?;
+        self.opcode = head.opcode(format.version)?;
+        let Head { entry: head, .. } = head;
         self.signalled = head.flags & SEND_SIGNALED != 0;
         self.solicited = head.flags & SEND_SOLICITED != 0;
         self.fence = head.flags & SEND_FENCE != 0;
@@ -246,10 +412,14 @@ impl WorkRequest for SendWqe {
         self.remote_address = head.remote_addr.get();
         self.rkey = MemoryKey(head.rkey.get());
         if head.flags & SEND_INLINE == 0 {
-            return self.elements.parse(head.num_sge.get().into(), payload);
+            let count = head.num_sge.get().into();
+            if count != 0 && !self.opcode.has_data() {
+                return Err(WqeError::Elements(count));
+            }
+            return self.elements.parse(count, payload);
         }
         let length = to_usize(head.inline_bytes.get().into());
-        if self.opcode == Opcode::Read {
+        if !self.opcode.may_be_inline() {
             return Err(WqeError::Inline(length));
         }
         let bytes = payload.get(..length).ok_or(WqeError::Inline(length))?;
@@ -286,7 +456,9 @@ impl SendWqe {
 }
 
 impl WorkRequest for RecvWqe {
-    fn parse(&mut self, entry: &[u8]) -> Result<(), WqeError> {
+    type Format = ();
+
+    fn parse_as(&mut self, (): &(), entry: &[u8]) -> Result<(), WqeError> {
         self.elements.count = 0;
         let (head, payload) =
             RecvEntry::read_from_prefix(entry).map_err(|_| WqeError::Short(entry.len()))?;
@@ -333,13 +505,133 @@ mod tests {
         assert_eq!(request.wr_id, 77);
     }
 
+    const V2: SendFormat = SendFormat {
+        version: VerbsVersion::V2,
+    };
+
+    #[test]
+    fn operations_of_version_2_are_none_in_version_1() {
+        let mut request = SendWqe::default();
+        for opcode in OP_COMPARE_SWAP..=OP_ATOMIC_WRITE {
+            let head = SendEntry {
+                opcode,
+                ..Default::default()
+            };
+            let refused = Err(WqeError::Opcode(opcode));
+            assert_eq!(request.parse(&entry(head, &[0; 64])), refused);
+        }
+        let head = SendEntry {
+            opcode: OP_SEND,
+            flags: SEND_TAIL,
+            ..Default::default()
+        };
+        let refused = Err(WqeError::Flags(SEND_TAIL));
+        assert_eq!(request.parse(&entry(head, &[0; 64])), refused);
+    }
+
+    #[test]
+    fn operands_are_there_exactly_where_they_belong() {
+        let needs = [OP_COMPARE_SWAP, OP_FETCH_ADD, OP_BIND_WINDOW];
+        let mut request = SendWqe::default();
+        for opcode in OP_RDMA_WRITE..=OP_ATOMIC_WRITE {
+            for flags in [0, SEND_TAIL] {
+                let head = SendEntry {
+                    opcode,
+                    flags,
+                    ..Default::default()
+                };
+                let fits = needs.contains(&opcode) == (flags == SEND_TAIL);
+                let outcome = match fits {
+                    true => Ok(()),
+                    false => Err(WqeError::Operands(opcode)),
+                };
+                assert_eq!(request.parse_as(&V2, &entry(head, &[0; 16])), outcome);
+                // Without room for them there are none.
+                let short = request.parse_as(&V2, &entry(head, &[0; 15]));
+                assert_eq!(short.is_ok(), fits && flags == 0, "{opcode} {flags}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_moves_no_bytes_names_no_memory_and_what_fetches_has_no_data() {
+        let mut request = SendWqe::default();
+        let mut parse = |opcode, flags, num_sge: u16, inline_bytes: u32| {
+            let head = SendEntry {
+                opcode,
+                flags,
+                num_sge: num_sge.into(),
+                inline_bytes: inline_bytes.into(),
+                ..Default::default()
+            };
+            request.parse_as(&V2, &entry(head, &[0; 64]))
+        };
+        for (opcode, flags) in [(OP_LOCAL_INVALIDATE, 0), (OP_BIND_WINDOW, SEND_TAIL)] {
+            assert_eq!(parse(opcode, flags, 1, 0), Err(WqeError::Elements(1)));
+            let inline = parse(opcode, flags | SEND_INLINE, 0, 8);
+            assert_eq!(inline, Err(WqeError::Inline(8)));
+        }
+        for opcode in [OP_COMPARE_SWAP, OP_FETCH_ADD] {
+            let inline = parse(opcode, SEND_TAIL | SEND_INLINE, 0, 8);
+            assert_eq!(inline, Err(WqeError::Inline(8)));
+        }
+    }
+
+    #[test]
+    fn operands_are_those_that_were_written() {
+        let head = SendEntry {
+            flags: SEND_TAIL,
+            imm: 1.into(),
+            rkey: 2.into(),
+            remote_addr: 3.into(),
+            ..Default::default()
+        };
+        let tail = SendTail {
+            a: (7 << 32 | 4).into(),
+            b: (6 << 32 | 5).into(),
+        };
+        let opcode = |opcode| {
+            let mut request = SendWqe::default();
+            let head = SendEntry { opcode, ..head };
+            let parsed = request.parse_as(&V2, &entry(head, tail.as_bytes()));
+            parsed.map(|()| request.opcode)
+        };
+        let (a, b) = (7 << 32 | 4, 6 << 32 | 5);
+        let compare_swap = Opcode::CompareSwap {
+            compare: a,
+            swap: b,
+        };
+        assert_eq!(opcode(OP_COMPARE_SWAP), Ok(compare_swap));
+        assert_eq!(opcode(OP_FETCH_ADD), Ok(Opcode::FetchAdd { add: a }));
+        let binding = Binding {
+            window: MemoryKey(1),
+            key: MemoryKey(2),
+            region: MemoryKey(5),
+            address: 3,
+            length: a,
+            access: 6,
+        };
+        assert_eq!(opcode(OP_BIND_WINDOW), Ok(Opcode::Bind(binding)));
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_a_request_within_limits_or_an_error(
             bytes in prop::collection::vec(any::<u8>(), 0..1400),
+            kind in 0u8..14, flags in 0u8..33,
         ) {
             let mut send = SendWqe::default();
             if send.parse(&bytes).is_ok() {
+                prop_assert!(send.elements.as_slice().len() <= ELEMENTS);
+                prop_assert!(send.inline().is_none_or(|i| i.len() <= INLINE));
+            }
+            let mut bytes = bytes;
+            for (at, byte) in [(8, kind), (9, flags), (10, kind), (11, 0)] {
+                if let Some(to) = bytes.get_mut(at) {
+                    *to = byte;
+                }
+            }
+            if send.parse_as(&V2, &bytes).is_ok() {
                 prop_assert!(send.elements.as_slice().len() <= ELEMENTS);
                 prop_assert!(send.inline().is_none_or(|i| i.len() <= INLINE));
             }

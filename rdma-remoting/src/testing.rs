@@ -10,7 +10,7 @@ use farlane_abi::arena::{
     OFF_CALL_RING, OFF_CALL_SUBMITTED,
 };
 use farlane_abi::ids::{ContextId, RegionId};
-use farlane_abi::rdma::{DeviceAttr, PortAttr};
+use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr};
 use farlane_zero_copy::{Mapping, Region, SharedMemory};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -109,6 +109,10 @@ impl<F: Fn() + Send + Sync> Engine for Hooked<F> {
     fn device(&self) -> DeviceAttr {
         (self.hook)();
         self.engine.device()
+    }
+
+    fn limits(&self) -> DeviceLimits {
+        self.engine.limits()
     }
 
     fn port(&self) -> PortAttr {

@@ -1,39 +1,30 @@
 //! The calls, on the objects of one context.
+//!
+//! Here are those of the device, of its port and of protection domains; the others lie in a file
+//! for each type of object.
 
-use crate::completion_queue::{Notify, SharedCompletionQueue};
+mod buffers;
+mod completion_queues;
+mod memory_regions;
+mod queue_pairs;
+
 use crate::context::Context;
-use crate::counters;
-use crate::engine::{QpSpec, Receives};
 use crate::ledger::{Resource, Share};
-use crate::memory::{Access, MemoryRegion, PdHandle};
-use crate::objects::{BufferObject, CqObject, MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject};
-use crate::ready::Scheduled;
-use crate::request::MemoryKey;
+use crate::objects::{MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject};
 use crate::segment::Part;
-use crate::work_queue::shared_queues;
 use farlane_abi::Errno;
-use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
 use farlane_abi::ids::RegionId;
-use farlane_abi::queue::{CqLayout, QpLayout};
 use farlane_abi::rdma::{
-    AllocBuffer, Buffer, CreateCq, CreateQp, DeviceAttr, EVENT_CQ_ERR, Gid, Handle, MAX_QPS,
-    MR_SOURCE_BUFFER, MR_SOURCE_PIN, ModifyQp, Mr, PortAttr, QP_AV, Qp, QpAttr, QueryGid, RegMr,
-    Verbs, slot_of,
+    AllocBuffer, Buffer, CreateCq, CreateQp, CreateQpEx, DeviceAttr, DeviceLimits, Gid, Handle,
+    MAX_QPS, ModifyQp, Mr, PortAttr, Qp, QpAttr, QueryGid, RegMr, Verbs, VerbsVersion,
+    VersionRange,
 };
 use farlane_abi::zerocopy::little_endian::U32;
-use farlane_zero_copy::{PoolError, Region};
 use std::sync::Arc;
 
 /// Serves the calls of one context.
 pub(crate) struct CallHost<'a> {
     context: &'a Arc<Context>,
-}
-
-/// What lasts as long as a memory region.
-struct MemoryRegionUses {
-    _pd: Arc<Pd>,
-    _buffer: Option<Arc<BufferObject>>,
-    _shares: [Share; 2],
 }
 
 fn region_id(region: U32) -> Result<RegionId, Errno> {
@@ -65,6 +56,20 @@ impl<'a> CallHost<'a> {
 impl Verbs for CallHost<'_> {
     fn nop(&mut self, (): ()) -> Result<(), Errno> {
         Ok(())
+    }
+
+    fn negotiate(&mut self, theirs: VersionRange) -> Result<U32, Errno> {
+        let mut objects = self.context.objects();
+        if objects.version.is_some() {
+            return Err(Errno::EBUSY);
+        }
+        let version = theirs.newest().ok_or(Errno::EOPNOTSUPP)?;
+        objects.version = Some(version);
+        Ok(version.to_wire().into())
+    }
+
+    fn device_limits(&mut self, (): ()) -> Result<DeviceLimits, Errno> {
+        Ok(self.context.engine.limits())
     }
 
     fn query_device(&mut self, (): ()) -> Result<DeviceAttr, Errno> {
@@ -120,232 +125,52 @@ impl Verbs for CallHost<'_> {
     }
 
     fn reg_mr(&mut self, args: RegMr) -> Result<Mr, Errno> {
-        let access = Access::from_wire(args.access.get()).ok_or(Errno::EOPNOTSUPP)?;
-        if access.lacks_local_write() {
-            return Err(Errno::EINVAL);
-        }
-        let (length, iova) = (args.length.get(), args.iova.get());
-        if length == 0 || iova.checked_add(length).is_none() {
-            return Err(Errno::EINVAL);
-        }
-        let mut objects = self.context.objects();
-        let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
-        let (region, buffer) = match args.source.get() {
-            MR_SOURCE_PIN => (self.context.pin(region_id(args.object)?)?, None),
-            MR_SOURCE_BUFFER => {
-                let buffer = objects.buffers.get(args.object.get()).ok_or(Errno::EBADF)?;
-                (Region::from_buffer(&buffer.buffer), Some(buffer.clone()))
-            }
-            _ => return Err(Errno::EINVAL),
-        };
-        let shares = [
-            self.take(Resource::MemoryRegions, 1)?,
-            self.take(Resource::MemoryRegionBytes, length)?,
-        ];
-        // A table of keys keeps the room that it has had: so does its share.
-        if self.context.memory.len() >= objects.keys.amount() {
-            objects.keys.grow(1).ok_or(Errno::ENOMEM)?;
-        }
-        let uses = MemoryRegionUses {
-            _pd: pd,
-            _buffer: buffer,
-            _shares: shares,
-        };
-        let memory = MemoryRegion {
-            pd: PdHandle(args.pd.get()),
-            iova,
-            offset: args.offset.get(),
-            length,
-            access,
-            region,
-            owner: Some(Arc::new(uses)),
-        };
-        memory.check().map_err(|e| {
-            log::debug!("{:?}: registration refused: {e}", self.context);
-            match e {
-                farlane_zero_copy::RegionError::ReadOnly => Errno::EACCES,
-                _ => Errno::EINVAL,
-            }
-        })?;
-        let key = self.context.memory.insert(memory)?;
-        counters::count(&self.context.counters.memory_regions, 1);
-        Ok(Mr {
-            handle: key.into(),
-            lkey: key.into(),
-            rkey: key.into(),
-        })
+        self.register(&args)
     }
 
     fn dereg_mr(&mut self, mr: Handle) -> Result<(), Errno> {
-        self.context
-            .memory
-            .remove(MemoryKey(mr.get()))
-            .ok_or(Errno::EBADF)?;
-        counters::uncount(&self.context.counters.memory_regions, 1);
-        Ok(())
+        self.deregister(mr)
     }
 
     fn create_cq(&mut self, args: CreateCq) -> Result<Handle, Errno> {
-        let event = args.event.get();
-        if event != 0 && !(EVENT_FIRST_CHANNEL..MAX_EVENTS).contains(&event) {
-            return Err(Errno::EINVAL);
-        }
-        if args.entries.get() == 0 {
-            return Err(Errno::EINVAL);
-        }
-        let layout = CqLayout::new(args.entries.get()).ok_or(Errno::EINVAL)?;
-        let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
-        let part = self.part(args.region, args.offset, layout.segment_bytes())?;
-        let notify = (event != 0).then(|| -> Notify {
-            let events = Arc::clone(&self.context.events);
-            let counters = Arc::clone(&self.context.counters);
-            Box::new(move || {
-                counters::count(&counters.events, 1);
-                events.raise(event);
-            })
-        });
-        let mut objects = self.context.objects();
-        let share = self.take(Resource::CompletionQueues, 1)?;
-        let (handle, _) = objects.cqs.insert_with(|handle| {
-            let memory = part.memory.clone();
-            let on_overrun = Box::new(move || asyncs.push(EVENT_CQ_ERR, handle));
-            let queue = SharedCompletionQueue::new(memory, &layout, notify, on_overrun);
-            Ok(CqObject {
-                queue: Arc::new(queue.map_err(|_| Errno::EINVAL)?),
-                _part: part,
-                _share: share,
-            })
-        })?;
-        Ok(handle.into())
+        self.add_cq(&args)
     }
 
     fn destroy_cq(&mut self, cq: Handle) -> Result<(), Errno> {
-        let mut objects = self.context.objects();
-        // A queue pair holds the object of its completion queue.
-        if Arc::strong_count(objects.cqs.get(cq.get()).ok_or(Errno::EBADF)?) > 1 {
-            return Err(Errno::EBUSY);
-        }
-        objects.cqs.remove(cq.get());
-        Ok(())
+        self.remove_cq(cq)
     }
 
     fn create_qp(&mut self, args: CreateQp) -> Result<Qp, Errno> {
-        let layout = QpLayout::new(
-            args.send_wr.get(),
-            args.send_sge.get(),
-            args.inline_bytes.get(),
-            args.recv_wr.get(),
-            args.recv_sge.get(),
-        )
-        .ok_or(Errno::EINVAL)?;
-        let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
-        let part = self.part(args.region, args.offset, layout.segment_bytes())?;
-        let queues = shared_queues(&part.memory, &layout);
-        let (sends, recvs) = queues.map_err(|_| Errno::EINVAL)?;
-        let mut objects = self.context.objects();
-        let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
-        let pd = Arc::clone(pd);
-        let cq = |handle: U32| objects.cqs.get(handle.get()).cloned().ok_or(Errno::EBADF);
-        let cqs = [cq(args.send_cq)?, cq(args.recv_cq)?];
-        let share = self.take(Resource::QueuePairs, 1)?;
-        let (handle, object) = objects.qps.insert_with(|handle| {
-            let slot = slot_of(handle).ok_or(Errno::ENOMEM)?;
-            let scheduled = Scheduled::new(self.context.inbox(), slot);
-            let engine = self.context.engine.create_qp(QpSpec {
-                kind: args.qp_type.get(),
-                pd: PdHandle(args.pd.get()),
-                address: self.context.address(),
-                memory: Arc::clone(&self.context.memory),
-                sends: Box::new(sends),
-                recvs: Receives::Own(Box::new(recvs)),
-                send_cq: Arc::clone(&cqs[0].queue) as _,
-                recv_cq: Arc::clone(&cqs[1].queue) as _,
-                signal_all: args.signal_all.get() != 0,
-                schedule: Arc::clone(&scheduled) as _,
-                events: Box::new(move |kind| asyncs.push(kind, handle)),
-                counters: Arc::clone(&self.context.counters),
-                limit: Arc::clone(&self.context.limit),
-            })?;
-            Ok(QpObject {
-                engine,
-                scheduled,
-                part,
-                _pd: pd,
-                _cqs: cqs,
-                _share: share,
-            })
-        })?;
-        self.context
-            .ready()
-            .insert(object.scheduled.slot(), Arc::clone(&object));
-        Ok(Qp {
-            handle: handle.into(),
-            qp_num: object.engine.number().into(),
-        })
+        self.add_qp(VerbsVersion::V1, &args)
+    }
+
+    fn create_qp_ex(&mut self, args: CreateQpEx) -> Result<Qp, Errno> {
+        let version = self.context.objects().version.unwrap_or_default();
+        // There are no shared receive queues and no domains that they could name.
+        if version < VerbsVersion::V2 || args.srq.get() != 0 || args.xrcd.get() != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        self.add_qp(version, &args.base)
     }
 
     fn modify_qp(&mut self, args: ModifyQp) -> Result<(), Errno> {
-        let qp = self.qp(args.qp)?;
-        let mask = args.mask.get();
-        // As the kernel answers where a security module or a route prohibits it.
-        if mask & QP_AV != 0 && !self.context.may_reach(&args.attr) {
-            return Err(Errno::EACCES);
-        }
-        qp.engine.modify(mask, &args.attr)
+        self.change_qp(&args)
     }
 
     fn query_qp(&mut self, qp: Handle) -> Result<QpAttr, Errno> {
-        Ok(self.qp(qp)?.engine.query())
+        self.describe_qp(qp)
     }
 
     fn destroy_qp(&mut self, qp: Handle) -> Result<(), Errno> {
-        let object = {
-            let mut objects = self.context.objects();
-            let object = objects.qps.remove(qp.get()).ok_or(Errno::EBADF)?;
-            self.context.ready().remove(object.scheduled.slot());
-            object
-        };
-        object.engine.destroy();
-        Ok(())
+        self.remove_qp(qp)
     }
 
     fn alloc_buffer(&mut self, args: AllocBuffer) -> Result<Buffer, Errno> {
-        if args.flags.get() != 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let pool = self.context.pool.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-        let is_separate = pool.window_fd().is_none();
-        let shares = is_separate.then(|| {
-            let mapping = self.take(Resource::Mappings, 1)?;
-            Ok((mapping, self.take(Resource::Descriptors, 1)?))
-        });
-        let shares = shares.transpose()?;
-        let mut buffer = pool.allocate(args.length.get()).map_err(|e| {
-            log::debug!("{:?}: no buffer: {e}", self.context);
-            match e {
-                PoolError::Length(_) => Errno::EINVAL,
-                PoolError::Full { .. } => Errno::ENOSPC,
-                PoolError::Clearing(_) => Errno::EAGAIN,
-                PoolError::Mapping(_) | PoolError::Io(_) => Errno::ENOMEM,
-            }
-        })?;
-        if let Some(shares) = shares {
-            buffer.keep(shares);
-        }
-        let (offset, length) = (buffer.offset(), buffer.length());
-        let mut objects = self.context.objects();
-        let handle = objects.buffers.insert(BufferObject { buffer })?;
-        Ok(Buffer {
-            handle: handle.into(),
-            reserved: 0.into(),
-            offset: offset.into(),
-            length: length.into(),
-        })
+        self.add_buffer(&args)
     }
 
     fn free_buffer(&mut self, buffer: Handle) -> Result<(), Errno> {
-        let removed = self.context.objects().buffers.remove(buffer.get());
-        removed.map(drop).ok_or(Errno::EBADF)
+        self.remove_buffer(buffer)
     }
 }
 

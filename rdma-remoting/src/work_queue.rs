@@ -1,13 +1,12 @@
 //! Work queues in shared memory, the backend's end.
 
-use crate::request::{RecvWqe, SendWqe, WorkRequest, WqeError};
+use crate::request::{RecvWqe, SendFormat, SendWqe, WorkRequest, WqeError};
 use crate::ring::Place;
 use farlane_abi::queue::{
     MAX_INLINE_BYTES, MAX_SGE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED,
-    QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SendEntry, Sge,
+    QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SendEntry, SendTail, Sge,
 };
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
-use std::marker::PhantomData;
 use std::sync::atomic::Ordering;
 use thiserror::Error;
 
@@ -62,14 +61,15 @@ pub trait SharedSource: WorkSource<RecvWqe> {
 const MAX_SEND_STRIDE: usize = {
     let elements = MAX_SGE as usize * size_of::<Sge>();
     let inline = MAX_INLINE_BYTES as usize;
-    size_of::<SendEntry>() + if elements > inline { elements } else { inline }
+    let payload = if elements > inline { elements } else { inline };
+    (size_of::<SendEntry>() + size_of::<SendTail>() + payload).next_multiple_of(32)
 };
 const MAX_RECV_STRIDE: usize = size_of::<RecvEntry>() + MAX_SGE as usize * size_of::<Sge>() + 32;
 
 /// A work queue of a queue pair in shared memory, whose entries have at most `N` bytes.
-#[derive(Debug)]
-pub struct SharedQueue<W, const N: usize> {
-    kind: PhantomData<fn() -> W>,
+pub struct SharedQueue<W: WorkRequest, const N: usize> {
+    /// How its entries are read.
+    format: W::Format,
     memory: SharedMemory,
     place: Place,
     /// Requests taken so far.
@@ -83,10 +83,20 @@ pub type SharedSendQueue = SharedQueue<SendWqe, MAX_SEND_STRIDE>;
 /// The receive queue of a queue pair in shared memory.
 pub type SharedRecvQueue = SharedQueue<RecvWqe, MAX_RECV_STRIDE>;
 
-impl<W, const N: usize> SharedQueue<W, N> {
-    fn new(memory: &SharedMemory, place: Place) -> Self {
+impl<W: WorkRequest, const N: usize> std::fmt::Debug for SharedQueue<W, N> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedQueue")
+            .field("place", &self.place)
+            .field("taken", &self.taken)
+            .field("retired", &self.retired)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<W: WorkRequest, const N: usize> SharedQueue<W, N> {
+    fn new(memory: &SharedMemory, place: Place, format: W::Format) -> Self {
         Self {
-            kind: PhantomData,
+            format,
             memory: memory.clone(),
             place,
             taken: 0,
@@ -129,7 +139,7 @@ impl<W: WorkRequest, const N: usize> WorkSource<W> for SharedQueue<W, N> {
         let at = self.place.entry(self.taken);
         self.memory.read_bytes(at, entry)?;
         self.taken = self.taken.wrapping_add(1);
-        into.parse(entry)?;
+        into.parse_as(&self.format, entry)?;
         Ok(true)
     }
 
@@ -173,8 +183,11 @@ pub fn shared_queues(
         entries: layout.recv_entries,
         stride: layout.recv_stride,
     };
+    let format = SendFormat {
+        version: layout.version,
+    };
     Ok((
-        SharedQueue::new(memory, sends),
-        SharedQueue::new(memory, recvs),
+        SharedQueue::new(memory, sends, format),
+        SharedQueue::new(memory, recvs, ()),
     ))
 }

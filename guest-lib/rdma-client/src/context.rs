@@ -10,7 +10,7 @@ use farlane_abi::Errno;
 use farlane_abi::arena::AsyncEvent;
 use farlane_abi::calls::Caller;
 use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
-use farlane_abi::rdma::QueryGid;
+use farlane_abi::rdma::{DeviceLimits, QueryGid, VerbsVersion, VersionRange};
 use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
 use farlane_transport::Transport;
@@ -24,7 +24,10 @@ pub struct Context {
     info: DeviceInfo,
     calls: CallRing,
     events: AsyncEvents,
+    /// The version that was settled with the backend.
+    version: OnceLock<VerbsVersion>,
     attributes: OnceLock<DeviceAttr>,
+    limits: OnceLock<DeviceLimits>,
     /// Buffers by address, to recognise their memory when it is registered.
     buffers: Mutex<BTreeMap<usize, Weak<BufferMemory>>>,
     /// Event indices that completion channels have.
@@ -35,16 +38,19 @@ pub struct Context {
 }
 
 impl Context {
-    /// Opens a context of `device`.
+    /// Opens a context of `device`, and [settles](Self::negotiate) its version.
     ///
     /// # Errors
     /// `ENOENT` or `EACCES` where the device cannot be opened, `EPROTO` where it speaks another
     /// version, `ENODEV` where it is gone.
     pub fn open(device: &DeviceInfo) -> Result<Arc<Self>, Error> {
-        Self::over(device.clone(), farlane_transport::open(device)?)
+        let context = Self::over(device.clone(), farlane_transport::open(device)?)?;
+        context.negotiate()?;
+        Ok(context)
     }
 
-    /// Opens a context over a transport that nothing else uses.
+    /// Opens a context over a transport that nothing else uses. It has version 1 until it is
+    /// [settled](Self::negotiate).
     ///
     /// # Errors
     /// `ENOENT` or `EACCES` where the device cannot be opened, `EPROTO` where it speaks another
@@ -55,12 +61,53 @@ impl Context {
             info,
             calls: CallRing::new(Arc::clone(&header)),
             events: AsyncEvents::new(Arc::clone(&header))?,
+            version: OnceLock::new(),
             attributes: OnceLock::new(),
+            limits: OnceLock::new(),
             buffers: Mutex::default(),
             channels: Mutex::default(),
             arena: Arena::default(),
             header,
         }))
+    }
+
+    /// Settles the version of calls and queues with the backend: the newest one that both have.
+    /// One that knows nothing of versions has version 1.
+    ///
+    /// # Errors
+    /// `ENODEV` where the device is gone, `EPROTO` where the backend answers with a version that it
+    /// was not asked for.
+    pub fn negotiate(&self) -> Result<VerbsVersion, Error> {
+        if let Some(version) = self.version.get() {
+            return Ok(*version);
+        }
+        let version = match self.verbs().negotiate(&VersionRange::ours()) {
+            Ok(number) => VerbsVersion::from_wire(number.get()).ok_or(Errno::EPROTO)?,
+            Err(error) if error.errno() == Errno::ENODEV => return Err(error),
+            Err(_) => VerbsVersion::V1,
+        };
+        Ok(*self.version.get_or_init(|| version))
+    }
+
+    /// The version that was settled.
+    #[must_use]
+    pub fn version(&self) -> VerbsVersion {
+        self.version.get().copied().unwrap_or_default()
+    }
+
+    /// Limits of what version 1 does not have, asked for once: all zero there.
+    ///
+    /// # Errors
+    /// `ENODEV` where the device is gone.
+    pub fn limits(&self) -> Result<&DeviceLimits, Error> {
+        if let Some(limits) = self.limits.get() {
+            return Ok(limits);
+        }
+        let limits = match self.version() {
+            VerbsVersion::V1 => DeviceLimits::default(),
+            VerbsVersion::V2 => self.verbs().device_limits(&())?,
+        };
+        Ok(self.limits.get_or_init(|| limits))
     }
 
     /// Device that the context is of.

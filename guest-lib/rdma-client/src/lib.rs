@@ -38,6 +38,8 @@ mod qp;
 #[cfg(test)]
 mod queue_tests;
 mod spin;
+#[cfg(test)]
+mod version_tests;
 mod work;
 
 pub use buffer::{Buffer, Placement};
@@ -47,8 +49,10 @@ pub use cq::Cq;
 pub use error::Error;
 pub use farlane_abi as abi;
 pub use farlane_abi::Errno;
-pub use farlane_abi::queue::{Completion, Sge};
-pub use farlane_abi::rdma::{AllocBuffer, DeviceAttr, Gid, PortAttr, QpAttr, VerbsStubs};
+pub use farlane_abi::queue::{Completion, SendTail, Sge};
+pub use farlane_abi::rdma::{
+    AllocBuffer, DeviceAttr, DeviceLimits, Gid, PortAttr, QpAttr, VerbsStubs, VerbsVersion,
+};
 pub use farlane_transport::{Address, DeviceInfo, TransportError, devices};
 pub use mr::Mr;
 pub use pd::Pd;

@@ -236,12 +236,16 @@ impl Rig {
 
     /// A backend that answers every call with zeros, but for handles: each is 1.
     pub(crate) fn agreeable() -> Self {
-        let answer = |number, _: &[u8]| {
-            let mut result = vec![0; result_bytes(number)];
-            if matches!(number, 5 | 7 | 9 | 11 | 15) {
-                result[0] = 1;
-            }
-            Ok(result)
+        Self::new(false, Box::new(|number, _| Ok(agreeable(number))))
+    }
+
+    /// The same of a backend that knows the calls up to this one, and answers the question for a
+    /// version with that number.
+    pub(crate) fn of_version(last_call: u32, version: u32) -> Self {
+        let answer = move |number, _: &[u8]| match number {
+            17 if last_call >= 17 => Ok(version.to_le_bytes().to_vec()),
+            _ if number <= last_call => Ok(agreeable(number)),
+            _ => Err(Errno::ENOSYS),
         };
         Self::new(false, Box::new(answer))
     }
@@ -265,6 +269,15 @@ impl Drop for Rig {
     }
 }
 
+/// Zeros, but for handles: each is 1.
+fn agreeable(number: u32) -> Vec<u8> {
+    let mut result = vec![0; result_bytes(number)];
+    if matches!(number, 5 | 7 | 9 | 11 | 15 | 19) {
+        result[0] = 1;
+    }
+    result
+}
+
 /// Length of a call's result.
 fn result_bytes(number: u32) -> usize {
     use farlane_abi::rdma;
@@ -274,9 +287,10 @@ fn result_bytes(number: u32) -> usize {
         4 => size_of::<rdma::Gid>(),
         5 | 9 => size_of::<rdma::Handle>(),
         7 => size_of::<rdma::Mr>(),
-        11 => size_of::<rdma::Qp>(),
+        11 | 19 => size_of::<rdma::Qp>(),
         13 => size_of::<rdma::QpAttr>(),
         15 => size_of::<rdma::Buffer>(),
+        18 => size_of::<rdma::DeviceLimits>(),
         _ => 0,
     }
 }

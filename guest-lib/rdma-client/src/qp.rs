@@ -8,7 +8,8 @@ use crate::{Context, Cq, Error, Pd, QpAttr};
 use farlane_abi::Errno;
 use farlane_abi::queue::{QP_OFF_RECV_CONSUMED, QP_OFF_SEND_CONSUMED, QpLayout};
 use farlane_abi::rdma::{
-    CreateQp, MAX_QPS, ModifyQp, QP_STATE, QPS_INIT, QPS_RESET, QPS_RTS, QPT_RC, slot_of,
+    CreateQp, CreateQpEx, MAX_QPS, ModifyQp, QP_STATE, QPS_INIT, QPS_RESET, QPS_RTS, QPT_RC,
+    VerbsVersion, slot_of,
 };
 use farlane_sys::sync::lock;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -88,7 +89,10 @@ impl Qp {
     /// memory for them, `ENODEV` where the device is gone.
     pub fn create(pd: &Arc<Pd>, init: &QpInit<'_>) -> Result<Self, Error> {
         let caps = init.caps;
-        let layout = QpLayout::new(
+        let context = pd.context();
+        let version = context.version();
+        let layout = QpLayout::of(
+            version,
             caps.send_wr,
             caps.send_sge,
             caps.inline_bytes,
@@ -96,9 +100,8 @@ impl Qp {
             caps.recv_sge,
         )
         .ok_or(Error::Invalid("queue pair capabilities"))?;
-        let context = pd.context();
         let part = context.take(layout.segment_bytes())?;
-        let qp = context.verbs().create_qp(&CreateQp {
+        let base = CreateQp {
             pd: pd.handle().into(),
             send_cq: init.send_cq.handle().into(),
             recv_cq: init.recv_cq.handle().into(),
@@ -111,7 +114,14 @@ impl Qp {
             recv_wr: caps.recv_wr.into(),
             recv_sge: caps.recv_sge.into(),
             signal_all: u32::from(init.signal_all).into(),
-        })?;
+        };
+        let qp = match version {
+            VerbsVersion::V1 => context.verbs().create_qp(&base),
+            VerbsVersion::V2 => context.verbs().create_qp_ex(&CreateQpEx {
+                base,
+                ..CreateQpEx::default()
+            }),
+        }?;
         let slot = slot_of(qp.handle.get()).filter(|slot| *slot < MAX_QPS);
         let slot = slot.ok_or(Errno::EPROTO)?;
         Ok(Self {

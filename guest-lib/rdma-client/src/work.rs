@@ -4,9 +4,11 @@ use crate::Sge;
 use crate::qp::Qp;
 use farlane_abi::Errno;
 use farlane_abi::queue::{
-    OP_RDMA_READ, QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED,
-    QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, RecvEntry, SEND_INLINE, SendEntry,
+    OP_ATOMIC_WRITE, OP_RDMA_READ, QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED,
+    QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, RecvEntry, SEND_INLINE,
+    SEND_TAIL, SendEntry, SendTail,
 };
+use farlane_abi::rdma::VerbsVersion;
 use farlane_abi::zerocopy::IntoBytes as _;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
@@ -133,13 +135,32 @@ impl<'a> SendQueue<'a> {
     /// Writes a request into the next entry.
     ///
     /// # Errors
-    /// `ENOMEM` when the queue is full, `EINVAL` for an unknown opcode, too many elements or too
-    /// much inline data.
+    /// `ENOMEM` when the queue is full, `EINVAL` for an opcode that the queue's version does not
+    /// have, too many elements or too much inline data.
     #[inline]
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Errno> {
+        self.write(request, None)
+    }
+
+    /// The same of a request that has operands besides.
+    ///
+    /// # Errors
+    /// Those of [`push`](Self::push), and `EINVAL` where the queue's version has no operands.
+    #[inline]
+    pub fn push_with(&mut self, request: &SendRequest<'_>, tail: &SendTail) -> Result<(), Errno> {
+        self.write(request, Some(tail))
+    }
+
+    #[inline]
+    fn write(&mut self, request: &SendRequest<'_>, tail: Option<&SendTail>) -> Result<(), Errno> {
         let qp = self.0.qp;
         let map = qp.map();
-        if request.opcode > OP_RDMA_READ {
+        let last = match qp.layout().version {
+            VerbsVersion::V1 if tail.is_some() => return Err(Errno::EINVAL),
+            VerbsVersion::V1 => OP_RDMA_READ,
+            VerbsVersion::V2 => OP_ATOMIC_WRITE,
+        };
+        if request.opcode > last {
             return Err(Errno::EINVAL);
         }
         let consumed = || map.word(QP_OFF_SEND_CONSUMED).load(Ordering::Acquire);
@@ -149,22 +170,28 @@ impl<'a> SendQueue<'a> {
             .vacant(qp.layout().send_entries, consumed)
             .ok_or(Errno::ENOMEM)?;
         let offset = QP_OFF_ENTRIES + index * qp.layout().send_stride;
-        let payload = offset + size_of::<SendEntry>();
+        let mut payload = offset + size_of::<SendEntry>();
         let mut entry = SendEntry {
             wr_id: request.wr_id.into(),
             opcode: request.opcode,
-            flags: request.flags & !SEND_INLINE,
+            flags: request.flags & !(SEND_INLINE | SEND_TAIL),
             imm: request.imm.into(),
             remote_addr: request.remote_addr.into(),
             rkey: request.rkey.into(),
             ..SendEntry::default()
         };
+        if let Some(tail) = tail {
+            entry.flags |= SEND_TAIL;
+            // SAFETY: the backend does not touch an entry whose index it has not been given, and
+            // the lock keeps our own threads out.
+            unsafe { map.write(payload, tail) };
+            payload += size_of::<SendTail>();
+        }
         match request.payload {
             Payload::Gather(sges) => {
                 let count = within(sges.len(), qp.caps().send_sge)?;
                 entry.num_sge = u16::try_from(count).map_err(|_| Errno::EINVAL)?.into();
-                // SAFETY: the backend does not touch an entry whose index it has not been given,
-                // and the lock keeps our own threads out.
+                // SAFETY: as above.
                 unsafe { map.write_bytes(payload, sges.as_bytes()) };
             }
             Payload::Inline(pieces) => {

@@ -18,7 +18,7 @@ pub use crate::schedule::Schedule;
 use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::WorkSource;
 use farlane_abi::Errno;
-use farlane_abi::rdma::{DeviceAttr, PortAttr, QpAttr};
+use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr, QpAttr};
 use farlane_abi::zerocopy::little_endian::U32;
 use farlane_sys::log_limit::LogLimit;
 use farlane_zero_copy::topology::Node;
@@ -191,6 +191,9 @@ pub(crate) fn earlier<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
 pub trait Engine: Send + Sync {
     /// Attributes of the device. The GUID is the port's and filled in above.
     fn device(&self) -> DeviceAttr;
+    /// Limits of what not every engine has: zero where this one has it not. Those of objects that
+    /// are not the engine's are filled in above.
+    fn limits(&self) -> DeviceLimits;
     /// Attributes of its port.
     fn port(&self) -> PortAttr;
     /// Makes a queue pair in the reset state.

@@ -8,11 +8,12 @@ use crate::testing::{Header, Hooked, Nobody, mapped, memory, open, port, region}
 use crate::{Port, Server};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::ids::ContextId;
-use farlane_abi::rdma::{ACCESS_LOCAL_WRITE, QPT_RC};
+use farlane_abi::rdma::{ACCESS_LOCAL_WRITE, MR_SOURCE_PIN, QPT_RC};
 use farlane_zero_copy::Pool;
 use std::time::Instant;
 
 mod limits;
+mod versions;
 
 /// A server whose ports share so much of everything but bytes of memory regions.
 fn sharing(total: u64) -> Arc<Server> {

@@ -108,7 +108,9 @@ impl End {
             number: 0,
             address: Address::Device("vm".into()),
         };
-        Self::new(Context::over(info, vm.open()?)?, Memory::Vm(Arc::clone(vm)))
+        let context = Context::over(info, vm.open()?)?;
+        context.negotiate()?;
+        Self::new(context, Memory::Vm(Arc::clone(vm)))
     }
 
     /// An end in this process: the backend reaches its memory by system calls.

@@ -4,11 +4,15 @@
 //! written by the process, the consumer words by the backend; both count freely and wrap at 2^32.
 //! An entry may be reused when the consumer word has passed it.
 //!
+//! A **shared receive queue** lies in one segment: [`SrqLayout`]. It is the receive half of a queue
+//! pair: the same words in the same places.
+//!
 //! A **completion queue** lies in one segment: [`CqLayout`]. The producer word is written by the
 //! backend, the consumer word by the process.
 //!
 //! Number of entries is always a power of two, so that an index is the word masked.
 
+use crate::rdma::VerbsVersion;
 use crate::wire::pod;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -61,7 +65,8 @@ pub const MAX_INLINE_BYTES: u32 = 1024;
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 30;
 
 pod! {
-    /// Head of a send work request; scatter/gather elements or inline data follow it.
+    /// Head of a send work request; a [`SendTail`] where the flags say so, then scatter/gather
+    /// elements or inline data follow it.
     pub struct SendEntry {
         /// The caller's number for this request.
         pub wr_id: U64,
@@ -71,14 +76,33 @@ pod! {
         pub flags: u8,
         /// Number of [`Sge`] that follow; zero when inline.
         pub num_sge: U16,
-        /// Immediate data, in the byte order of the caller's choice.
+        /// Immediate data, in the byte order of the caller's choice. Invalidation: the key.
+        /// Binding: the present key of the window.
         pub imm: U32,
-        /// RDMA: address at the peer.
+        /// RDMA and atomics: address at the peer. Binding: where the window begins.
         pub remote_addr: U64,
-        /// RDMA: key of the peer's memory.
+        /// RDMA and atomics: key of the peer's memory. Binding: the window's next key.
         pub rkey: U32,
-        /// Bytes of inline data that follow.
+        /// Bytes of inline data that follow. Atomics of an extended reliable connection: number of
+        /// the shared receive queue.
         pub inline_bytes: U32,
+    }
+
+    /// Operands of a send work request for which its head has no room, where
+    /// [`SEND_TAIL`] is set: exactly where this lists its opcode or transport.
+    ///
+    /// | | `a` | `b` |
+    /// |---|---|---|
+    /// | [`OP_COMPARE_SWAP`] | value to compare with | value to store |
+    /// | [`OP_FETCH_ADD`] | value to add | zero |
+    /// | [`OP_BIND_WINDOW`] | length in bytes | low: key of the region; high: `ACCESS_*` |
+    /// | datagrams | low half: address handle; high half: queue pair number | low half: Q_Key |
+    /// | extended reliable connections | low half: number of the shared receive queue | zero |
+    pub struct SendTail {
+        /// First operand.
+        pub a: U64,
+        /// Second operand.
+        pub b: U64,
     }
 
     /// Head of a receive work request; scatter/gather elements follow it.
@@ -134,6 +158,20 @@ pub const OP_SEND: u8 = 2;
 pub const OP_SEND_IMM: u8 = 3;
 /// RDMA read.
 pub const OP_RDMA_READ: u8 = 4;
+/// Compare and swap of 8 bytes at the peer.
+pub const OP_COMPARE_SWAP: u8 = 5;
+/// Fetch and add of 8 bytes at the peer.
+pub const OP_FETCH_ADD: u8 = 6;
+/// Invalidation of a key of the own side.
+pub const OP_LOCAL_INVALIDATE: u8 = 7;
+/// Binding of a memory window.
+pub const OP_BIND_WINDOW: u8 = 8;
+/// Send with invalidation of a key at the peer.
+pub const OP_SEND_INVALIDATE: u8 = 9;
+/// Write of 8 bytes at the peer at once.
+pub const OP_ATOMIC_WRITE: u8 = 10;
+/// Flush of what was written at the peer.
+pub const OP_FLUSH: u8 = 11;
 
 /// The request completes into the completion queue.
 pub const SEND_SIGNALED: u8 = 1 << 0;
@@ -143,9 +181,15 @@ pub const SEND_SOLICITED: u8 = 1 << 1;
 pub const SEND_FENCE: u8 = 1 << 2;
 /// The data lies in the work request.
 pub const SEND_INLINE: u8 = 1 << 3;
+/// A [`SendTail`] follows the head; from version 2 on.
+pub const SEND_TAIL: u8 = 1 << 4;
 
+/// The first bytes of the message's buffer are a global route header, or room for one.
+pub const WC_FLAG_GRH: u16 = 1 << 0;
 /// Immediate data is valid.
 pub const WC_FLAG_IMM: u16 = 1 << 1;
+/// `imm` is the key that was invalidated.
+pub const WC_FLAG_INVALIDATED: u16 = 1 << 3;
 
 macro_rules! numbers {
     ($ty:ty: $($(#[$doc:meta])* $name:ident = $value:literal,)*) => {
@@ -185,6 +229,16 @@ numbers! { u8:
     WC_OPCODE_RDMA_WRITE = 1,
     /// RDMA read.
     WC_OPCODE_RDMA_READ = 2,
+    /// Compare and swap.
+    WC_OPCODE_COMPARE_SWAP = 3,
+    /// Fetch and add.
+    WC_OPCODE_FETCH_ADD = 4,
+    /// Binding of a memory window.
+    WC_OPCODE_BIND_WINDOW = 5,
+    /// Invalidation of a key of the own side.
+    WC_OPCODE_LOCAL_INVALIDATE = 6,
+    /// Write of 8 bytes at once.
+    WC_OPCODE_ATOMIC_WRITE = 9,
     /// Receive.
     WC_OPCODE_RECV = 128,
     /// Receive consumed by an RDMA write with immediate.
@@ -202,13 +256,48 @@ pub struct QpLayout {
     pub recv_entries: u32,
     /// Bytes from one receive entry to the next.
     pub recv_stride: usize,
+    /// What its send entries may be.
+    pub version: VerbsVersion,
+}
+
+/// Bytes from one receive entry to the next, of at most so many elements.
+fn recv_stride(elements: u32) -> usize {
+    let payload = elements.max(1) as usize * size_of::<Sge>();
+    (size_of::<RecvEntry>() + payload).next_multiple_of(32)
 }
 
 impl QpLayout {
-    /// The layout for the given capabilities, `None` where one is beyond its limit. Counts are
-    /// rounded up to powers of two.
+    /// The layout of version 1 for the given capabilities, `None` where one is beyond its limit.
+    /// Counts are rounded up to powers of two.
     #[must_use]
     pub fn new(
+        send_wr: u32,
+        send_sge: u32,
+        inline_bytes: u32,
+        recv_wr: u32,
+        recv_sge: u32,
+    ) -> Option<Self> {
+        let v1 = VerbsVersion::V1;
+        Self::of(v1, send_wr, send_sge, inline_bytes, recv_wr, recv_sge)
+    }
+
+    /// The same of version 2: a send entry has room for a [`SendTail`] besides.
+    #[must_use]
+    pub fn with_tail(
+        send_wr: u32,
+        send_sge: u32,
+        inline_bytes: u32,
+        recv_wr: u32,
+        recv_sge: u32,
+    ) -> Option<Self> {
+        let v2 = VerbsVersion::V2;
+        Self::of(v2, send_wr, send_sge, inline_bytes, recv_wr, recv_sge)
+    }
+
+    /// The layout of a version.
+    #[must_use]
+    pub fn of(
+        version: VerbsVersion,
         send_wr: u32,
         send_sge: u32,
         inline_bytes: u32,
@@ -224,16 +313,20 @@ impl QpLayout {
             return None;
         }
         let payload = (send_sge.max(1) as usize * size_of::<Sge>()).max(inline_bytes as usize);
+        let tail = match version {
+            VerbsVersion::V1 => 0,
+            VerbsVersion::V2 => size_of::<SendTail>(),
+        };
         Some(Self {
             send_entries: send_wr.max(1).next_power_of_two(),
-            send_stride: (size_of::<SendEntry>() + payload).next_multiple_of(32),
+            send_stride: (size_of::<SendEntry>() + tail + payload).next_multiple_of(32),
             recv_entries: recv_wr.max(1).next_power_of_two(),
-            recv_stride: (size_of::<RecvEntry>() + recv_sge.max(1) as usize * size_of::<Sge>())
-                .next_multiple_of(32),
+            recv_stride: recv_stride(recv_sge),
+            version,
         })
     }
 
-    /// Bytes of payload (elements or inline data) that a send entry has room for.
+    /// Bytes that a send entry has room for behind its head: a tail, and elements or inline data.
     #[must_use]
     pub fn send_payload(&self) -> usize {
         self.send_stride - size_of::<SendEntry>()
@@ -249,6 +342,36 @@ impl QpLayout {
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {
         let end = self.recv_offset() + self.recv_entries as usize * self.recv_stride;
+        (end as u64).next_multiple_of(QUEUE_ALIGN)
+    }
+}
+
+/// Where the parts of a shared receive queue lie in its segment: its words are
+/// [`QP_OFF_RECV_PRODUCED`], [`QP_OFF_RECV_CONSUMED`] and [`QP_OFF_BACKEND_STATE`], and its
+/// [`RecvEntry`]s begin at [`QP_OFF_ENTRIES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqLayout {
+    /// Entries, a power of two.
+    pub entries: u32,
+    /// Bytes from one entry to the next.
+    pub stride: usize,
+}
+
+impl SrqLayout {
+    /// The layout for at least `requests` of `elements` each, `None` where one is beyond its
+    /// limit.
+    #[must_use]
+    pub fn new(requests: u32, elements: u32) -> Option<Self> {
+        (requests <= MAX_WQ_ENTRIES && elements <= MAX_SGE).then(|| Self {
+            entries: requests.max(1).next_power_of_two(),
+            stride: recv_stride(elements),
+        })
+    }
+
+    /// Bytes that it takes of a segment, a multiple of [`QUEUE_ALIGN`].
+    #[must_use]
+    pub fn segment_bytes(&self) -> u64 {
+        let end = QP_OFF_ENTRIES + self.entries as usize * self.stride;
         (end as u64).next_multiple_of(QUEUE_ALIGN)
     }
 }
@@ -274,5 +397,35 @@ impl CqLayout {
     pub fn segment_bytes(&self) -> u64 {
         let end = CQ_OFF_ENTRIES + self.entries as usize * size_of::<Completion>();
         (end as u64).next_multiple_of(QUEUE_ALIGN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_leaves_an_entry_of_one_element_in_one_cache_line() {
+        let layout = QpLayout::with_tail(8, 1, 0, 8, 1).unwrap();
+        assert_eq!(layout.send_stride, 64);
+        assert_eq!(QpLayout::new(8, 1, 0, 8, 1).unwrap().send_stride, 64);
+    }
+
+    #[test]
+    fn a_tail_takes_nothing_of_what_was_asked_for() {
+        for (sge, inline) in [(1, 0), (2, 0), (16, 64), (1, 1024)] {
+            let layout = QpLayout::with_tail(4, sge, inline, 1, 1).unwrap();
+            let wanted = (sge as usize * size_of::<Sge>()).max(inline as usize);
+            assert!(layout.send_payload() >= size_of::<SendTail>() + wanted);
+        }
+    }
+
+    #[test]
+    fn a_shared_receive_queue_has_limits_and_holds_its_entries() {
+        assert_eq!(SrqLayout::new(MAX_WQ_ENTRIES + 1, 1), None);
+        assert_eq!(SrqLayout::new(1, MAX_SGE + 1), None);
+        let layout = SrqLayout::new(100, 3).unwrap();
+        assert_eq!((layout.entries, layout.stride), (128, 64));
+        assert_eq!(layout.segment_bytes(), 0x140 + 128 * 64);
     }
 }

@@ -57,6 +57,45 @@ call_table! {
         15 => fn alloc_buffer(AllocBuffer) -> Buffer;
         /// Frees a buffer. Its memory is given to nobody else before the last mapping is gone.
         16 => fn free_buffer(Handle) -> ();
+        /// Settles the version of the calls and queues that follow: the highest one that both
+        /// sides have. Once a context; one that does not ask has version 1, which is the calls
+        /// above. `EOPNOTSUPP` where there is none, `EBUSY` the second time.
+        17 => fn negotiate(VersionRange) -> U32;
+        /// Limits of what version 1 does not have.
+        18 => fn device_limits(()) -> DeviceLimits;
+        /// Creates a queue pair laid out as [`QpLayout::with_tail`]. `EOPNOTSUPP` in version 1.
+        ///
+        /// [`QpLayout::with_tail`]: crate::queue::QpLayout::with_tail
+        19 => fn create_qp_ex(CreateQpEx) -> Qp;
+    }
+}
+
+/// Version of the verbs: which calls and which forms of queues a context uses. It is not that of
+/// the messages which set a context up ([`crate::config`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum VerbsVersion {
+    /// Calls 1 to 16; send requests of a head and elements or inline data.
+    #[default]
+    V1 = 1,
+    /// Send requests may have a [`SendTail`](crate::queue::SendTail).
+    V2 = 2,
+}
+
+impl VerbsVersion {
+    /// All, the newest first.
+    const ALL: [Self; 2] = [Self::V2, Self::V1];
+
+    /// That of a number; `None` for one that this side does not have.
+    #[must_use]
+    pub fn from_wire(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|v| v.to_wire() == number)
+    }
+
+    /// Its number.
+    #[must_use]
+    pub const fn to_wire(self) -> u32 {
+        self as u32
     }
 }
 
@@ -306,6 +345,67 @@ pod! {
         pub dgid: [u8; 16],
     }
 
+    /// Versions of the verbs that one side has.
+    pub struct VersionRange {
+        /// The lowest.
+        pub min: U32,
+        /// The highest.
+        pub max: U32,
+    }
+
+    /// Limits of the device beyond [`DeviceAttr`], `struct ibv_device_attr` and `struct
+    /// ibv_device_attr_ex` where names are the same. What the device does not have is zero.
+    pub struct DeviceLimits {
+        /// Capability flags, besides those of [`DeviceAttr`].
+        pub device_cap_flags: U64,
+        /// Device memory in bytes.
+        pub max_dm_size: U64,
+        /// Bits of a completion's time that are valid.
+        pub completion_timestamp_mask: U64,
+        /// Frequency of that time in kHz.
+        pub hca_core_clock: U64,
+        /// On-demand paging: `IBV_ODP_SUPPORT*`.
+        pub odp_general_caps: U64,
+        /// On-demand paging of reliable connections: `IBV_ODP_SUPPORT_*` of operations.
+        pub odp_rc_caps: U32,
+        /// The same of unreliable connections.
+        pub odp_uc_caps: U32,
+        /// The same of datagrams.
+        pub odp_ud_caps: U32,
+        /// The same of extended reliable connections.
+        pub odp_xrc_caps: U32,
+        /// `enum ibv_atomic_cap`.
+        pub atomic_cap: U32,
+        /// Shared receive queues.
+        pub max_srq: U32,
+        /// Requests in a shared receive queue.
+        pub max_srq_wr: U32,
+        /// Elements of a request in a shared receive queue.
+        pub max_srq_sge: U32,
+        /// Address handles.
+        pub max_ah: U32,
+        /// Memory windows.
+        pub max_mw: U32,
+        /// Multicast groups.
+        pub max_mcast_grp: U32,
+        /// Queue pairs of a multicast group.
+        pub max_mcast_qp_attach: U32,
+        /// Queue pairs of all multicast groups.
+        pub max_total_mcast_qp_attach: U32,
+        /// Zero.
+        pub reserved: [U32; 17],
+    }
+
+    /// Creation of a queue pair in version 2.
+    pub struct CreateQpEx {
+        /// As in version 1.
+        pub base: CreateQp,
+        /// Shared receive queue that its messages take receive requests from; zero for its own.
+        pub srq: U32,
+        /// Domain of a queue pair that is an XRC target; zero for others.
+        pub xrcd: U32,
+    }
+
     /// Allocation of a buffer in host memory.
     pub struct AllocBuffer {
         /// Bytes wanted.
@@ -326,6 +426,25 @@ pod! {
         pub offset: U64,
         /// Length in bytes, whole pages.
         pub length: U64,
+    }
+}
+
+impl VersionRange {
+    /// What this side has.
+    #[must_use]
+    pub fn ours() -> Self {
+        let [newest, .., oldest] = VerbsVersion::ALL;
+        Self {
+            min: oldest.to_wire().into(),
+            max: newest.to_wire().into(),
+        }
+    }
+
+    /// The newest version of this side that is in it.
+    #[must_use]
+    pub fn newest(&self) -> Option<VerbsVersion> {
+        let is_in = |v: &VerbsVersion| (self.min.get()..=self.max.get()).contains(&v.to_wire());
+        VerbsVersion::ALL.into_iter().find(is_in)
     }
 }
 
@@ -360,6 +479,12 @@ numbers! { u32:
     QPT_RC = 2,
     /// Unreliable connection.
     QPT_UC = 3,
+    /// Unreliable datagram.
+    QPT_UD = 4,
+    /// Initiator of an extended reliable connection.
+    QPT_XRC_SEND = 9,
+    /// Target of an extended reliable connection.
+    QPT_XRC_RECV = 10,
 }
 
 // Values of `enum ibv_qp_state`.
@@ -445,6 +570,15 @@ pub const QP_TO_RTS: u32 =
 pub const UC_TO_RTR: u32 = QP_STATE | QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN;
 /// From RTR to RTS.
 pub const UC_TO_RTS: u32 = QP_STATE | QP_SQ_PSN;
+/// What an unreliable datagram queue pair has to be given to go from Reset to Init.
+pub const UD_TO_INIT: u32 = QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_QKEY;
+/// From Init to RTR.
+pub const UD_TO_RTR: u32 = QP_STATE;
+/// From RTR to RTS.
+pub const UD_TO_RTS: u32 = QP_STATE | QP_SQ_PSN;
+/// What the target of an extended reliable connection has to be given to go from RTR to RTS; to
+/// RTR it takes what a reliable connection does, and the initiator what an unreliable one does.
+pub const XRC_TARGET_TO_RTS: u32 = QP_STATE | QP_TIMEOUT | QP_SQ_PSN;
 
 // Values of `enum ibv_event_type`.
 numbers! { u32:
@@ -468,4 +602,36 @@ numbers! { u32:
     EVENT_SRQ_LIMIT_REACHED = 15,
     /// No request of a shared receive queue is with the queue pair any more.
     EVENT_QP_LAST_WQE_REACHED = 16,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(min: u32, max: u32) -> VersionRange {
+        VersionRange {
+            min: min.into(),
+            max: max.into(),
+        }
+    }
+
+    #[test]
+    fn the_newest_version_of_both_sides_is_taken() {
+        assert_eq!(range(1, 1).newest(), Some(VerbsVersion::V1));
+        assert_eq!(range(1, 2).newest(), Some(VerbsVersion::V2));
+        assert_eq!(range(2, 9).newest(), Some(VerbsVersion::V2));
+        assert_eq!(VersionRange::ours().newest(), Some(VerbsVersion::V2));
+        for (min, max) in [(3, 9), (0, 0), (2, 1), (u32::MAX, 0)] {
+            assert_eq!(range(min, max).newest(), None);
+        }
+    }
+
+    #[test]
+    fn each_version_has_its_number() {
+        for version in VerbsVersion::ALL {
+            assert_eq!(VerbsVersion::from_wire(version.to_wire()), Some(version));
+        }
+        assert_eq!(VerbsVersion::from_wire(0), None);
+        assert_eq!(VerbsVersion::from_wire(3), None);
+    }
 }

@@ -109,6 +109,9 @@ fn apply(new: &mut QpAttr, mask: u32, attr: &QpAttr) -> Result<(), Errno> {
         check(attr.port_num == 1)?;
         new.port_num = attr.port_num;
     }
+    if has(rdma::QP_QKEY) {
+        new.qkey = attr.qkey;
+    }
     if has(rdma::QP_ACCESS_FLAGS) {
         let access = Access::from_wire(attr.qp_access_flags.get()).ok_or(Errno::EOPNOTSUPP)?;
         new.qp_access_flags = access.to_wire().into();
@@ -243,7 +246,7 @@ mod tests {
         #[test]
         fn any_change_is_valid_or_an_error(
             state in 0u8..8, mask: u32, bytes in prop::array::uniform32(any::<u8>()), to in 0u8..9,
-            peer: u32, unreliable: bool,
+            peer: u32, kind in 0usize..5,
         ) {
             let Some(state) = State::from_wire(state) else { return Ok(()); };
             let attr = QpAttr {
@@ -254,7 +257,10 @@ mod tests {
                 ..Default::default()
             };
             let mask = mask & 0x001f_ffff;
-            let transport = [Transport::Reliable, Transport::Unreliable][usize::from(unreliable)];
+            let transport = [
+                Transport::Reliable, Transport::Unreliable, Transport::Datagram,
+                Transport::XrcInitiator, Transport::XrcTarget,
+            ][kind];
             if let Ok((_, new)) = modify(transport, state, &QpAttr::default(), mask, &attr) {
                 prop_assert!(new.timeout < 32 && new.retry_cnt < 8 && new.rnr_retry < 8);
                 prop_assert!(new.min_rnr_timer < 32 && new.dest_qp_num.get() <= 0x00ff_ffff);

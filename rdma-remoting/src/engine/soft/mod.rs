@@ -23,7 +23,7 @@ use farlane_abi::Errno;
 use farlane_abi::queue::{
     MAX_CQ_ENTRIES, MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, MAX_SGE, MAX_WQ_ENTRIES,
 };
-use farlane_abi::rdma::{DeviceAttr, PortAttr};
+use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr};
 use qp::SoftQp;
 use std::sync::Arc;
 use transport::Transport;
@@ -76,6 +76,10 @@ impl Engine for SoftEngine {
         }
     }
 
+    fn limits(&self) -> DeviceLimits {
+        DeviceLimits::default()
+    }
+
     fn port(&self) -> PortAttr {
         PortAttr {
             max_msg_sz: MAX_MESSAGE_BYTES.into(),
@@ -93,7 +97,8 @@ impl Engine for SoftEngine {
     }
 
     fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno> {
-        let transport = Transport::from_wire(spec.kind).ok_or(Errno::EOPNOTSUPP)?;
+        let transport = Transport::from_wire(spec.kind).filter(|kind| kind.is_carried());
+        let transport = transport.ok_or(Errno::EOPNOTSUPP)?;
         let qp = SoftQp::new(spec, transport, &self.fabric, MAX_QUEUE_PAIRS);
         let qp = qp.ok_or(Errno::ENOMEM)?;
         Ok(Arc::new(qp))

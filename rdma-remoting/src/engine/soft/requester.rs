@@ -12,10 +12,11 @@ use crate::memory::{Part, Use};
 use crate::request::{Opcode, SendWqe};
 use crate::work_queue::{QueueError, WorkSource};
 use farlane_abi::queue::{
-    Completion, MAX_MESSAGE_BYTES, WC_OPCODE_RDMA_READ, WC_OPCODE_RDMA_WRITE, WC_OPCODE_SEND,
-    WC_STATUS_LOC_LEN_ERR, WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR,
-    WC_STATUS_RETRY_EXC_ERR, WC_STATUS_RNR_RETRY_EXC_ERR, WC_STATUS_SUCCESS,
-    WC_STATUS_WR_FLUSH_ERR,
+    Completion, MAX_MESSAGE_BYTES, WC_OPCODE_ATOMIC_WRITE, WC_OPCODE_BIND_WINDOW,
+    WC_OPCODE_COMPARE_SWAP, WC_OPCODE_FETCH_ADD, WC_OPCODE_LOCAL_INVALIDATE, WC_OPCODE_RDMA_READ,
+    WC_OPCODE_RDMA_WRITE, WC_OPCODE_SEND, WC_STATUS_LOC_LEN_ERR, WC_STATUS_LOC_PROT_ERR,
+    WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_RETRY_EXC_ERR, WC_STATUS_RNR_RETRY_EXC_ERR,
+    WC_STATUS_SUCCESS, WC_STATUS_WR_FLUSH_ERR,
 };
 use farlane_abi::rdma::{EVENT_QP_FATAL, EVENT_SQ_DRAINED, QpAttr};
 use farlane_sys::warn_limited;
@@ -561,8 +562,13 @@ impl Requester {
 
 fn wc_opcode(opcode: Opcode) -> u8 {
     match opcode {
-        Opcode::Send | Opcode::SendImm => WC_OPCODE_SEND,
+        Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate(_) => WC_OPCODE_SEND,
         Opcode::Write | Opcode::WriteImm => WC_OPCODE_RDMA_WRITE,
         Opcode::Read => WC_OPCODE_RDMA_READ,
+        Opcode::CompareSwap { .. } => WC_OPCODE_COMPARE_SWAP,
+        Opcode::FetchAdd { .. } => WC_OPCODE_FETCH_ADD,
+        Opcode::LocalInvalidate(_) => WC_OPCODE_LOCAL_INVALIDATE,
+        Opcode::Bind(_) => WC_OPCODE_BIND_WINDOW,
+        Opcode::AtomicWrite => WC_OPCODE_ATOMIC_WRITE,
     }
 }

@@ -6,7 +6,9 @@ use super::responder::{Nak, Responder};
 use crate::engine::Budget;
 use crate::memory::{Part, Use};
 use crate::request::{Opcode, SendWqe};
-use farlane_abi::queue::{WC_STATUS_LOC_PROT_ERR, WC_STATUS_REM_ACCESS_ERR, WC_STATUS_REM_OP_ERR};
+use farlane_abi::queue::{
+    WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_REM_ACCESS_ERR, WC_STATUS_REM_OP_ERR,
+};
 use farlane_abi::rdma::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL};
 
 /// Why a step got no further.
@@ -68,6 +70,13 @@ impl<'a> Message<'a> {
         match self.request.opcode {
             Opcode::Send | Opcode::SendImm => self.send(transfer, budget),
             Opcode::Write | Opcode::WriteImm | Opcode::Read => self.rdma(transfer, budget),
+            // No transport carries them.
+            Opcode::CompareSwap { .. }
+            | Opcode::FetchAdd { .. }
+            | Opcode::LocalInvalidate(_)
+            | Opcode::Bind(_)
+            | Opcode::SendInvalidate(_)
+            | Opcode::AtomicWrite => Err(Refusal::Local(WC_STATUS_LOC_QP_OP_ERR)),
         }
     }
 

@@ -11,40 +11,61 @@ pub enum Transport {
     Reliable,
     /// Unreliable connection (UC).
     Unreliable,
+    /// Unreliable datagram (UD).
+    Datagram,
+    /// Initiator of an extended reliable connection (IBTA annex A14): it sends.
+    XrcInitiator,
+    /// Target of an extended reliable connection: it answers.
+    XrcTarget,
 }
 
 impl Transport {
-    /// That of a value of `enum ibv_qp_type`; `None` for one that the engine does not have.
+    /// That of a value of `enum ibv_qp_type`; `None` for one that is not named here.
     pub fn from_wire(value: u32) -> Option<Self> {
         match value {
             rdma::QPT_RC => Some(Self::Reliable),
             rdma::QPT_UC => Some(Self::Unreliable),
+            rdma::QPT_UD => Some(Self::Datagram),
+            rdma::QPT_XRC_SEND => Some(Self::XrcInitiator),
+            rdma::QPT_XRC_RECV => Some(Self::XrcTarget),
             _ => None,
         }
+    }
+
+    /// Whether the engine makes queue pairs of it.
+    pub fn is_carried(self) -> bool {
+        matches!(self, Self::Reliable | Self::Unreliable)
     }
 
     /// Whether the responder answers each message. Where it does not, the requester learns of
     /// nothing that happens there: a request is complete when its message is sent.
     pub fn is_acknowledged(self) -> bool {
         match self {
-            Self::Reliable => true,
-            Self::Unreliable => false,
+            Self::Reliable | Self::XrcInitiator | Self::XrcTarget => true,
+            Self::Unreliable | Self::Datagram => false,
         }
     }
 
     /// Whether its requesters know this operation.
     pub fn carries(self, opcode: Opcode) -> bool {
-        match self {
-            Self::Reliable => true,
-            Self::Unreliable => opcode != Opcode::Read,
+        match opcode {
+            Opcode::Send | Opcode::SendImm => self != Self::XrcTarget,
+            Opcode::Write | Opcode::WriteImm => !matches!(self, Self::Datagram | Self::XrcTarget),
+            Opcode::Read => matches!(self, Self::Reliable | Self::XrcInitiator),
+            Opcode::CompareSwap { .. }
+            | Opcode::FetchAdd { .. }
+            | Opcode::LocalInvalidate(_)
+            | Opcode::Bind(_)
+            | Opcode::SendInvalidate(_)
+            | Opcode::AtomicWrite => false,
         }
     }
 
     /// The state that a send request that completes in error moves the queue pair to.
     pub fn after_send_error(self) -> State {
         match self {
-            Self::Reliable => State::Error,
-            Self::Unreliable => State::SendError,
+            Self::Reliable | Self::XrcInitiator | Self::XrcTarget => State::Error,
+            Self::Unreliable | Self::Datagram => State::SendError,
         }
     }
 
@@ -53,23 +74,18 @@ impl Transport {
     pub fn transition(self, from: State, to: State) -> Option<(u32, u32)> {
         use State::{Draining, Error, Init, ReadyToReceive, ReadyToSend, Reset, SendError};
         let own = Attributes::of(self);
-        let common = rdma::QP_CUR_STATE
-            | rdma::QP_ACCESS_FLAGS
-            | rdma::QP_PATH_MIG_STATE
-            | own.while_receiving;
+        let common =
+            rdma::QP_CUR_STATE | rdma::QP_PATH_MIG_STATE | own.always | own.while_receiving;
         Some(match (from, to) {
             (_, Reset | Error) => (0, 0),
-            (Reset, Init) => (rdma::QP_TO_INIT, 0),
-            (Init, Init) => (0, rdma::QP_TO_INIT),
-            (Init, ReadyToReceive) => (own.to_rtr, rdma::QP_ACCESS_FLAGS | rdma::QP_PKEY_INDEX),
+            (Reset, Init) => (own.to_init, 0),
+            (Init, Init) => (0, own.to_init),
+            (Init, ReadyToReceive) => (own.to_rtr, own.always | rdma::QP_PKEY_INDEX),
             (ReadyToReceive, ReadyToSend) => (own.to_rts, common),
             (ReadyToSend, ReadyToSend) | (Draining, ReadyToSend) => (0, common),
-            (SendError, ReadyToSend) => (0, rdma::QP_CUR_STATE | rdma::QP_ACCESS_FLAGS),
+            (SendError, ReadyToSend) => (0, rdma::QP_CUR_STATE | own.always),
             (ReadyToSend, Draining) => (0, rdma::QP_EN_SQD_ASYNC_NOTIFY),
-            (Draining, Draining) => (
-                0,
-                common | rdma::QP_AV | rdma::QP_PKEY_INDEX | own.while_drained,
-            ),
+            (Draining, Draining) => (0, common | rdma::QP_PKEY_INDEX | own.while_drained),
             _ => return None,
         })
     }
@@ -77,8 +93,11 @@ impl Transport {
 
 /// Attributes by which the transitions of one service type differ from another's.
 struct Attributes {
+    to_init: u32,
     to_rtr: u32,
     to_rts: u32,
+    /// May be changed from Init on.
+    always: u32,
     /// May be changed from RTR on.
     while_receiving: u32,
     /// May be changed besides while the send queue is drained.
@@ -87,24 +106,78 @@ struct Attributes {
 
 impl Attributes {
     fn of(transport: Transport) -> Self {
+        let connection = Self {
+            to_init: rdma::QP_TO_INIT,
+            to_rtr: rdma::UC_TO_RTR,
+            to_rts: rdma::UC_TO_RTS,
+            always: rdma::QP_ACCESS_FLAGS,
+            while_receiving: 0,
+            while_drained: rdma::QP_AV,
+        };
+        let requester =
+            rdma::QP_TIMEOUT | rdma::QP_RETRY_CNT | rdma::QP_RNR_RETRY | rdma::QP_MAX_QP_RD_ATOMIC;
         match transport {
             Transport::Reliable => Self {
                 to_rtr: rdma::QP_TO_RTR,
                 to_rts: rdma::QP_TO_RTS,
                 while_receiving: rdma::QP_MIN_RNR_TIMER,
-                while_drained: rdma::QP_PORT
-                    | rdma::QP_TIMEOUT
-                    | rdma::QP_RETRY_CNT
-                    | rdma::QP_RNR_RETRY
-                    | rdma::QP_MAX_QP_RD_ATOMIC
+                while_drained: rdma::QP_AV
+                    | rdma::QP_PORT
+                    | requester
                     | rdma::QP_MAX_DEST_RD_ATOMIC,
+                ..connection
             },
-            Transport::Unreliable => Self {
-                to_rtr: rdma::UC_TO_RTR,
-                to_rts: rdma::UC_TO_RTS,
-                while_receiving: 0,
+            Transport::Unreliable => connection,
+            Transport::Datagram => Self {
+                to_init: rdma::UD_TO_INIT,
+                to_rtr: rdma::UD_TO_RTR,
+                to_rts: rdma::UD_TO_RTS,
+                always: rdma::QP_QKEY,
                 while_drained: 0,
+                ..connection
+            },
+            Transport::XrcInitiator => Self {
+                to_rts: rdma::QP_TO_RTS,
+                while_drained: rdma::QP_AV | rdma::QP_PORT | requester,
+                ..connection
+            },
+            Transport::XrcTarget => Self {
+                to_rtr: rdma::QP_TO_RTR,
+                to_rts: rdma::XRC_TARGET_TO_RTS,
+                while_receiving: rdma::QP_MIN_RNR_TIMER,
+                while_drained: rdma::QP_AV
+                    | rdma::QP_PORT
+                    | rdma::QP_TIMEOUT
+                    | rdma::QP_MAX_DEST_RD_ATOMIC,
+                ..connection
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_datagram_queue_pair_has_a_key_and_no_peer() {
+        let transition = |from, to| Transport::Datagram.transition(from, to).unwrap();
+        let (to_init, _) = transition(State::Reset, State::Init);
+        assert_ne!(to_init & rdma::QP_QKEY, 0);
+        assert_eq!(to_init & rdma::QP_ACCESS_FLAGS, 0);
+        let (to_rtr, besides) = transition(State::Init, State::ReadyToReceive);
+        assert_eq!((to_rtr | besides) & (rdma::QP_AV | rdma::QP_DEST_QPN), 0);
+        assert_ne!(besides & rdma::QP_QKEY, 0);
+    }
+
+    #[test]
+    fn the_halves_of_an_extended_connection_have_each_their_attributes() {
+        let initiator = |from, to| Transport::XrcInitiator.transition(from, to).unwrap();
+        let target = |from, to| Transport::XrcTarget.transition(from, to).unwrap();
+        let (init, rtr, rts) = (State::Init, State::ReadyToReceive, State::ReadyToSend);
+        assert_eq!(initiator(init, rtr).0, rdma::UC_TO_RTR);
+        assert_eq!(initiator(rtr, rts).0, rdma::QP_TO_RTS);
+        assert_eq!(target(init, rtr).0, rdma::QP_TO_RTR);
+        assert_eq!(target(rtr, rts).0, rdma::XRC_TARGET_TO_RTS);
     }
 }

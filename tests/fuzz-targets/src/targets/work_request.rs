@@ -3,21 +3,21 @@
 
 use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_abi::queue::{
-    CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_PRODUCED, CqLayout, MAX_INLINE_BYTES, MAX_SGE,
+    CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_PRODUCED, CqLayout, MAX_INLINE_BYTES, MAX_SGE, OP_FLUSH,
     QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED,
-    QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SendEntry, Sge,
+    QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SEND_TAIL, SendEntry, SendTail, Sge,
 };
 use farlane_abi::rdma::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QP_STATE, QP_TO_INIT, QP_TO_RTR,
     QP_TO_RTS, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QPT_UC, QpAttr,
-    UC_TO_RTR, UC_TO_RTS,
+    UC_TO_RTR, UC_TO_RTS, VerbsVersion,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine as _, EngineQp, PortAddress, QpSpec, Receives};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
-use farlane_rdma_remoting::request::{MemoryKey, RecvWqe, SendWqe, WorkRequest as _};
+use farlane_rdma_remoting::request::{MemoryKey, RecvWqe, SendFormat, SendWqe, WorkRequest as _};
 use farlane_rdma_remoting::work_queue::shared_queues;
 use farlane_zero_copy::{AddressSpace, Region, SharedMemory};
 use std::cell::LazyCell;
@@ -264,7 +264,11 @@ impl<'a> End<'a> {
     }
 
     fn post_send(&self, peer: &Self, input: &mut Input<'_>) {
-        let (opcode, flags, sges) = (input.u8() % 6, input.u8() % 32, input.u8() % 18);
+        let opcodes = match self.layout.version {
+            VerbsVersion::V1 => 6,
+            VerbsVersion::V2 => OP_FLUSH + 1,
+        };
+        let (opcode, flags, sges) = (input.u8() % opcodes, input.u8() % 32, input.u8() % 18);
         let head = SendEntry {
             wr_id: 1.into(),
             opcode,
@@ -276,6 +280,13 @@ impl<'a> End<'a> {
             inline_bytes: u32::from(input.u8()).into(),
         };
         let mut bytes = head.as_bytes().to_vec();
+        if self.layout.version == VerbsVersion::V2 && flags & SEND_TAIL != 0 {
+            let tail = SendTail {
+                a: Self::address(input).into(),
+                b: u64::from(Self::key(self, input)).into(),
+            };
+            bytes.extend_from_slice(tail.as_bytes());
+        }
         bytes.extend(self.elements(sges, input));
         let layout = self.layout;
         self.post(
@@ -433,7 +444,10 @@ impl Scene<'_> {
 /// The parsers alone, which must find no more in an entry than there is.
 fn parse(entry: &[u8]) {
     let mut send = SendWqe::default();
-    if send.parse(entry).is_ok() {
+    for version in [VerbsVersion::V1, VerbsVersion::V2] {
+        if send.parse_as(&SendFormat { version }, entry).is_err() {
+            continue;
+        }
         let elements = send.elements.as_slice().len();
         assert!(elements <= MAX_SGE as usize);
         assert!(size_of::<SendEntry>() + elements * size_of::<Sge>() <= entry.len());
@@ -458,7 +472,14 @@ pub fn run(data: &[u8]) {
         let mut input = Input::new(data);
         let sizes = input.u8();
         let wide = sizes & 0x80 != 0;
-        let layout = QpLayout::new(
+        let cqes = 1 << (sizes >> 4 & 7).min(6);
+        let flags = input.u8();
+        let version = match flags & 8 {
+            0 => VerbsVersion::V1,
+            _ => VerbsVersion::V2,
+        };
+        let layout = QpLayout::of(
+            version,
             1 << (sizes & 3),
             if wide { 16 } else { 2 },
             if wide { 200 } else { 0 },
@@ -466,9 +487,7 @@ pub fn run(data: &[u8]) {
             if wide { 16 } else { 2 },
         );
         let layout = layout.expect("a small layout");
-        let cqes = 1 << (sizes >> 4 & 7).min(6);
         let engine = SoftEngine::new();
-        let flags = input.u8();
         let end = |index| {
             let is_unreliable = flags >> index & 2 != 0;
             let kind = if is_unreliable { QPT_UC } else { QPT_RC };

@@ -1,0 +1,119 @@
+//! Which version a context has with backends of several, and what its queues then look like.
+
+use crate::loopback::{Rig, read};
+use crate::{
+    Cq, DeviceLimits, Errno, Payload, Pd, Qp, QpAttr, QpCaps, QpInit, SendRequest, SendTail, Sge,
+    VerbsVersion,
+};
+use farlane_abi::queue::{
+    OP_FETCH_ADD, OP_RDMA_WRITE, OP_SEND, QP_OFF_ENTRIES, SEND_TAIL, SendEntry,
+};
+use farlane_abi::rdma::{QP_STATE, QPS_INIT, QPS_RTS};
+
+const CAPS: QpCaps = QpCaps {
+    send_wr: 4,
+    send_sge: 1,
+    inline_bytes: 0,
+    recv_wr: 1,
+    recv_sge: 1,
+};
+
+/// A queue pair that is ready to send, as far as the process knows.
+fn ready(rig: &Rig) -> Qp {
+    let pd = Pd::allocate(&rig.context).unwrap();
+    let cq = Cq::create(&rig.context, 5, None).unwrap();
+    let qp = Qp::create(&pd, &QpInit::reliable(&cq, CAPS)).unwrap();
+    for qp_state in [QPS_INIT, QPS_RTS] {
+        let attributes = QpAttr {
+            qp_state,
+            ..QpAttr::default()
+        };
+        qp.modify(&attributes, QP_STATE).unwrap();
+    }
+    qp
+}
+
+fn request(opcode: u8, payload: Payload<'_>) -> SendRequest<'_> {
+    SendRequest {
+        wr_id: 42,
+        opcode,
+        flags: SEND_TAIL,
+        imm: 0,
+        remote_addr: 0,
+        rkey: 0,
+        payload,
+    }
+}
+
+#[test]
+fn with_a_backend_that_knows_no_versions_all_is_as_it_was() {
+    let rig = Rig::of_version(16, 0);
+    assert_eq!(rig.context.negotiate().unwrap(), VerbsVersion::V1);
+    assert_eq!(rig.context.limits().unwrap(), &DeviceLimits::default());
+    let qp = ready(&rig);
+    let tail = SendTail::default();
+    let add = request(OP_FETCH_ADD, Payload::Gather(&[]));
+    assert_eq!(qp.post_send(&add), Err(Errno::EINVAL));
+    let send = request(OP_SEND, Payload::Gather(&[]));
+    let refused = qp.send_queue().unwrap().push_with(&send, &tail);
+    assert_eq!(refused, Err(Errno::EINVAL));
+    // The flag is not the program's to set.
+    qp.post_send(&send).unwrap();
+    let entry: SendEntry = read(qp.map(), QP_OFF_ENTRIES);
+    assert_eq!((entry.opcode, entry.flags), (OP_SEND, 0));
+}
+
+#[test]
+fn operands_lie_between_the_head_and_the_elements() {
+    let rig = Rig::of_version(19, 2);
+    assert_eq!(rig.context.negotiate().unwrap(), VerbsVersion::V2);
+    let qp = ready(&rig);
+    let sge = Sge {
+        addr: 0x1000.into(),
+        length: 8.into(),
+        lkey: 5.into(),
+    };
+    let tail = SendTail {
+        a: 7.into(),
+        b: 8.into(),
+    };
+    let mut queue = qp.send_queue().unwrap();
+    let list = [sge];
+    let add = request(OP_FETCH_ADD, Payload::Gather(&list));
+    queue.push_with(&add, &tail).unwrap();
+    let write = request(OP_RDMA_WRITE, Payload::Gather(&list));
+    queue.push(&write).unwrap();
+    drop(queue);
+    let entry: SendEntry = read(qp.map(), QP_OFF_ENTRIES);
+    assert_eq!((entry.opcode, entry.flags), (OP_FETCH_ADD, SEND_TAIL));
+    let at = QP_OFF_ENTRIES + size_of::<SendEntry>();
+    assert_eq!(read::<SendTail>(qp.map(), at), tail);
+    let elements = at + size_of::<SendTail>();
+    assert_eq!(read::<Sge>(qp.map(), elements), sge);
+    // One without operands lies as in version 1.
+    let second = QP_OFF_ENTRIES + qp.layout().send_stride;
+    let entry: SendEntry = read(qp.map(), second);
+    assert_eq!((entry.opcode, entry.flags), (OP_RDMA_WRITE, 0));
+    let elements = second + size_of::<SendEntry>();
+    assert_eq!(read::<Sge>(qp.map(), elements), sge);
+}
+
+#[test]
+fn a_version_that_nobody_asked_for_is_refused() {
+    for version in [0, 3, u32::MAX] {
+        let rig = Rig::of_version(19, version);
+        let error = rig.context.negotiate().unwrap_err();
+        assert_eq!(error.errno(), Errno::EPROTO);
+    }
+    let rig = Rig::of_version(19, 1);
+    assert_eq!(rig.context.negotiate().unwrap(), VerbsVersion::V1);
+}
+
+#[test]
+fn a_device_that_is_gone_has_no_version() {
+    let mut rig = Rig::of_version(19, 2);
+    rig.take_over();
+    rig.transport.die();
+    let error = rig.context.negotiate().unwrap_err();
+    assert_eq!(error.errno(), Errno::ENODEV);
+}

@@ -1,0 +1,58 @@
+//! Completion queues.
+
+use super::CallHost;
+use crate::completion_queue::{Notify, SharedCompletionQueue};
+use crate::counters;
+use crate::ledger::Resource;
+use crate::objects::CqObject;
+use farlane_abi::Errno;
+use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
+use farlane_abi::queue::CqLayout;
+use farlane_abi::rdma::{CreateCq, EVENT_CQ_ERR, Handle};
+use std::sync::Arc;
+
+impl CallHost<'_> {
+    pub(super) fn add_cq(&self, args: &CreateCq) -> Result<Handle, Errno> {
+        let event = args.event.get();
+        if event != 0 && !(EVENT_FIRST_CHANNEL..MAX_EVENTS).contains(&event) {
+            return Err(Errno::EINVAL);
+        }
+        if args.entries.get() == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let layout = CqLayout::new(args.entries.get()).ok_or(Errno::EINVAL)?;
+        let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
+        let part = self.part(args.region, args.offset, layout.segment_bytes())?;
+        let notify = (event != 0).then(|| -> Notify {
+            let events = Arc::clone(&self.context.events);
+            let counters = Arc::clone(&self.context.counters);
+            Box::new(move || {
+                counters::count(&counters.events, 1);
+                events.raise(event);
+            })
+        });
+        let mut objects = self.context.objects();
+        let share = self.take(Resource::CompletionQueues, 1)?;
+        let (handle, _) = objects.cqs.insert_with(|handle| {
+            let memory = part.memory.clone();
+            let on_overrun = Box::new(move || asyncs.push(EVENT_CQ_ERR, handle));
+            let queue = SharedCompletionQueue::new(memory, &layout, notify, on_overrun);
+            Ok(CqObject {
+                queue: Arc::new(queue.map_err(|_| Errno::EINVAL)?),
+                _part: part,
+                _share: share,
+            })
+        })?;
+        Ok(handle.into())
+    }
+
+    pub(super) fn remove_cq(&self, cq: Handle) -> Result<(), Errno> {
+        let mut objects = self.context.objects();
+        // A queue pair holds the object of its completion queue.
+        if Arc::strong_count(objects.cqs.get(cq.get()).ok_or(Errno::EBADF)?) > 1 {
+            return Err(Errno::EBUSY);
+        }
+        objects.cqs.remove(cq.get());
+        Ok(())
+    }
+}

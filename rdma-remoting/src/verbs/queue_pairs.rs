@@ -1,0 +1,97 @@
+//! Queue pairs.
+
+use super::CallHost;
+use crate::engine::{QpSpec, Receives};
+use crate::ledger::Resource;
+use crate::memory::PdHandle;
+use crate::objects::QpObject;
+use crate::ready::Scheduled;
+use crate::work_queue::shared_queues;
+use farlane_abi::Errno;
+use farlane_abi::queue::QpLayout;
+use farlane_abi::rdma::{CreateQp, Handle, ModifyQp, QP_AV, Qp, QpAttr, VerbsVersion, slot_of};
+use farlane_abi::zerocopy::little_endian::U32;
+use std::sync::Arc;
+
+impl CallHost<'_> {
+    pub(super) fn add_qp(&self, version: VerbsVersion, args: &CreateQp) -> Result<Qp, Errno> {
+        let layout = QpLayout::of(
+            version,
+            args.send_wr.get(),
+            args.send_sge.get(),
+            args.inline_bytes.get(),
+            args.recv_wr.get(),
+            args.recv_sge.get(),
+        )
+        .ok_or(Errno::EINVAL)?;
+        let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
+        let part = self.part(args.region, args.offset, layout.segment_bytes())?;
+        let queues = shared_queues(&part.memory, &layout);
+        let (sends, recvs) = queues.map_err(|_| Errno::EINVAL)?;
+        let mut objects = self.context.objects();
+        let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
+        let pd = Arc::clone(pd);
+        let cq = |handle: U32| objects.cqs.get(handle.get()).cloned().ok_or(Errno::EBADF);
+        let cqs = [cq(args.send_cq)?, cq(args.recv_cq)?];
+        let share = self.take(Resource::QueuePairs, 1)?;
+        let (handle, object) = objects.qps.insert_with(|handle| {
+            let slot = slot_of(handle).ok_or(Errno::ENOMEM)?;
+            let scheduled = Scheduled::new(self.context.inbox(), slot);
+            let engine = self.context.engine.create_qp(QpSpec {
+                kind: args.qp_type.get(),
+                pd: PdHandle(args.pd.get()),
+                address: self.context.address(),
+                memory: Arc::clone(&self.context.memory),
+                sends: Box::new(sends),
+                recvs: Receives::Own(Box::new(recvs)),
+                send_cq: Arc::clone(&cqs[0].queue) as _,
+                recv_cq: Arc::clone(&cqs[1].queue) as _,
+                signal_all: args.signal_all.get() != 0,
+                schedule: Arc::clone(&scheduled) as _,
+                events: Box::new(move |kind| asyncs.push(kind, handle)),
+                counters: Arc::clone(&self.context.counters),
+                limit: Arc::clone(&self.context.limit),
+            })?;
+            Ok(QpObject {
+                engine,
+                scheduled,
+                part,
+                _pd: pd,
+                _cqs: cqs,
+                _share: share,
+            })
+        })?;
+        self.context
+            .ready()
+            .insert(object.scheduled.slot(), Arc::clone(&object));
+        Ok(Qp {
+            handle: handle.into(),
+            qp_num: object.engine.number().into(),
+        })
+    }
+
+    pub(super) fn change_qp(&self, args: &ModifyQp) -> Result<(), Errno> {
+        let qp = self.qp(args.qp)?;
+        let mask = args.mask.get();
+        // As the kernel answers where a security module or a route prohibits it.
+        if mask & QP_AV != 0 && !self.context.may_reach(&args.attr) {
+            return Err(Errno::EACCES);
+        }
+        qp.engine.modify(mask, &args.attr)
+    }
+
+    pub(super) fn describe_qp(&self, qp: Handle) -> Result<QpAttr, Errno> {
+        Ok(self.qp(qp)?.engine.query())
+    }
+
+    pub(super) fn remove_qp(&self, qp: Handle) -> Result<(), Errno> {
+        let object = {
+            let mut objects = self.context.objects();
+            let object = objects.qps.remove(qp.get()).ok_or(Errno::EBADF)?;
+            self.context.ready().remove(object.scheduled.slot());
+            object
+        };
+        object.engine.destroy();
+        Ok(())
+    }
+}
