@@ -37,6 +37,7 @@ mod pd;
 mod qp;
 #[cfg(test)]
 mod queue_tests;
+mod send_list;
 mod spin;
 #[cfg(test)]
 mod version_tests;
@@ -57,4 +58,5 @@ pub use farlane_transport::{Address, DeviceInfo, TransportError, devices};
 pub use mr::Mr;
 pub use pd::Pd;
 pub use qp::{Qp, QpCaps, QpInit};
+pub use send_list::SendList;
 pub use work::{Payload, RecvQueue, RecvRequest, SendQueue, SendRequest};

@@ -4,7 +4,7 @@ use crate::arena::Part;
 use crate::loopback::{Rig, read};
 use crate::{
     Channel, Completion, Cq, Errno, Mr, Payload, Pd, Qp, QpAttr, QpCaps, QpInit, RecvRequest,
-    SendRequest, Sge,
+    SendList, SendRequest, Sge,
 };
 use farlane_abi::arena::{
     AsyncEvent, BACKEND_SLEEPING, OFF_ASYNC_PRODUCED, OFF_ASYNC_RING, OFF_BACKEND_STATE, OFF_RUNG,
@@ -121,6 +121,90 @@ fn inline_pieces_are_joined_in_the_request() {
     assert_eq!(entry.flags, abi::SEND_SIGNALED | abi::SEND_INLINE);
     let data: [u8; 7] = read(map, abi::QP_OFF_ENTRIES + size_of::<abi::SendEntry>());
     assert_eq!(&data, b"abcdefg");
+}
+
+#[test]
+fn a_list_is_posted_whole() {
+    let (queues, _) = queues(false);
+    let map = queues.qp.map();
+    let produced = || map.word(abi::QP_OFF_SEND_PRODUCED).load(Ordering::Acquire);
+    let sge = Sge {
+        addr: 0x1000.into(),
+        length: 64.into(),
+        lkey: 5.into(),
+    };
+    let mut list = SendList::default();
+    list.add(write(1, Payload::Gather(&[])));
+    list.gather(&[sge]);
+    list.add(write(2, Payload::Gather(&[])));
+    let said = b"abcdefg".to_vec();
+    list.inline([&said[..3], &said[3..]]);
+    drop(said);
+    list.add(write(3, Payload::Gather(&[])));
+    assert_eq!(produced(), 0);
+    list.post(&queues.qp).unwrap();
+    assert_eq!(produced(), 3);
+    let stride = queues.qp.layout().send_stride;
+    let entry =
+        |index: usize| -> abi::SendEntry { read(map, abi::QP_OFF_ENTRIES + index * stride) };
+    let entries = [entry(0), entry(1), entry(2)];
+    assert_eq!(entries.map(|entry| entry.wr_id.get()), [1, 2, 3]);
+    assert_eq!(entries.map(|entry| entry.num_sge.get()), [1, 0, 0]);
+    assert_eq!(entries.map(|entry| entry.inline_bytes.get()), [0, 7, 0]);
+    let payload = |index: usize| abi::QP_OFF_ENTRIES + index * stride + size_of::<abi::SendEntry>();
+    assert_eq!(read::<Sge>(map, payload(0)), sge);
+    assert_eq!(&read::<[u8; 7]>(map, payload(1)), b"abcdefg");
+    // It is empty then, and can be filled again.
+    list.post(&queues.qp).unwrap();
+    assert_eq!(produced(), 3);
+    list.add(write(4, Payload::Gather(&[])));
+    list.post(&queues.qp).unwrap();
+    assert_eq!((produced(), entry(3).wr_id.get()), (4, 4));
+}
+
+#[test]
+fn of_a_list_with_an_error_nothing_is_posted() {
+    let (queues, _) = queues(false);
+    let map = queues.qp.map();
+    let produced = || map.word(abi::QP_OFF_SEND_PRODUCED).load(Ordering::Acquire);
+    let mut list = SendList::default();
+    let mut post = |fill: &dyn Fn(&mut SendList)| {
+        list.add(write(1, Payload::Gather(&[])));
+        fill(&mut list);
+        let result = list.post(&queues.qp);
+        (result, produced())
+    };
+    assert_eq!(
+        post(&|list| list.gather(&[Sge::default(); 3])),
+        (Err(Errno::EINVAL), 0)
+    );
+    assert_eq!(
+        post(&|list| list.inline([&[0; 60][..], &[0; 41]])),
+        (Err(Errno::EINVAL), 0)
+    );
+    let much = vec![0; 1 << 20];
+    assert_eq!(
+        post(&|list| list.inline([&much[..]])),
+        (Err(Errno::EINVAL), 0)
+    );
+    let first_of_two = |list: &mut SendList| {
+        list.refuse(Errno::EOPNOTSUPP);
+        list.refuse(Errno::EINVAL);
+    };
+    assert_eq!(post(&first_of_two), (Err(Errno::EOPNOTSUPP), 0));
+    // The queue has room for four.
+    let five = |list: &mut SendList| (0..4).for_each(|_| list.add(write(2, Payload::Gather(&[]))));
+    assert_eq!(post(&five), (Err(Errno::ENOMEM), 0));
+    let mut empty = SendList::default();
+    empty.gather(&[]);
+    assert_eq!(empty.post(&queues.qp), Err(Errno::EINVAL));
+    // Nothing of it is left behind.
+    queues
+        .qp
+        .post_send(&write(9, Payload::Gather(&[])))
+        .unwrap();
+    let entry: abi::SendEntry = read(map, abi::QP_OFF_ENTRIES);
+    assert_eq!((produced(), entry.wr_id.get()), (1, 9));
 }
 
 #[test]

@@ -217,6 +217,11 @@ impl<'a> SendQueue<'a> {
 
     /// Publishes what was pushed.
     pub fn ring(self) {}
+
+    /// Publishes nothing of what was pushed: it was not.
+    pub fn take_back(mut self) {
+        self.0.producer.produced = self.0.published;
+    }
 }
 
 /// The receive queue of a queue pair, locked. What was pushed is published, and the backend woken

@@ -1,6 +1,7 @@
 //! Contexts: an open device.
 
 use crate::errno::set;
+use crate::import::Importable;
 use crate::object::{Address, Object};
 use crate::sys::*;
 use farlane_rdma_client::Context;
@@ -8,6 +9,7 @@ use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::mem::offset_of;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 /// What the objects of a context share. It outlives the C structure for as long as one of them
@@ -20,9 +22,19 @@ pub struct ContextState {
     pub queue_pairs: Mutex<BTreeMap<u32, Address<ibv_qp>>>,
     /// The program's completion queues by handle, for asynchronous events.
     pub completion_queues: Mutex<BTreeMap<u32, Address<ibv_cq>>>,
+    /// How other C structures come to the same context and its objects.
+    pub(crate) importable: Importable,
 }
 
-pub(crate) type ContextObject = Object<verbs_context, Arc<ContextState>>;
+/// What is behind the C structure of a context.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) shared: Arc<ContextState>,
+    /// The command file that the context was imported by: it is the context's then.
+    pub(crate) _imported_by: Option<OwnedFd>,
+}
+
+pub(crate) type ContextObject = Object<verbs_context, Opened>;
 
 /// The `verbs_context` that a context lies in.
 fn shell(context: *mut ibv_context) -> *mut verbs_context {
@@ -33,8 +45,8 @@ fn shell(context: *mut ibv_context) -> *mut verbs_context {
 
 /// What the objects of a context share.
 pub(crate) unsafe fn shared<'a>(context: *mut ibv_context) -> &'a Arc<ContextState> {
-    // SAFETY: by the caller's contract `context` is one that `open::open` made.
-    unsafe { ContextObject::of(shell(context)) }
+    // SAFETY: by the caller's contract `context` is one that `open::publish` made.
+    &unsafe { ContextObject::of(shell(context)) }.shared
 }
 
 /// `ibv_close_device`. What still exists in the context stays usable until it is destroyed.

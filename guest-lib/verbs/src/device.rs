@@ -102,6 +102,11 @@ pub unsafe fn free_list(list: *mut *mut ibv_device) {
     unsafe { libc::free(list.cast()) };
 }
 
+/// The C structure of a device.
+pub(crate) fn listed(info: DeviceInfo) -> *mut ibv_device {
+    find_or_make(&mut lock(&DEVICES), info).0.cast()
+}
+
 /// Where a listed device is.
 pub(crate) unsafe fn info<'a>(device: *mut ibv_device) -> &'a DeviceInfo {
     // SAFETY: by the caller's contract this is a listed device, which is never freed.

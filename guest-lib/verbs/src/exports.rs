@@ -6,8 +6,8 @@
 
 use crate::sys::*;
 use crate::{
-    attributes, channel, completion, context, device, event, memory, open, queue_pair, rates,
-    strings, tables,
+    attributes, channel, completion, context, device, event, import, memory, open, queue_pair,
+    rates, strings, tables,
 };
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -60,6 +60,20 @@ exports! {
     fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context = open::device;
     /// Closes a device.
     fn ibv_close_device(context: *mut ibv_context) -> c_int = context::close;
+}
+
+// Several structures of one context.
+exports! {
+    /// Takes over a context.
+    fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context = import::device;
+    /// Takes over a protection domain.
+    fn ibv_import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd = import::pd;
+    /// Gives back a protection domain.
+    fn ibv_unimport_pd(pd: *mut ibv_pd) = import::unimport_pd;
+    /// Takes over a registration.
+    fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr = import::mr;
+    /// Gives back a registration.
+    fn ibv_unimport_mr(mr: *mut ibv_mr) = import::unimport_mr;
 }
 
 // Attributes.
@@ -133,6 +147,8 @@ exports! {
     /// Creates a queue pair.
     fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp
         = queue_pair::create;
+    /// The extended structure of a queue pair that was made with it.
+    fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex = queue_pair::extended;
     /// Changes a queue pair.
     fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int
         = queue_pair::modify;

@@ -3,8 +3,10 @@
 //! * [`sys`], [`layout`]: the C structures, and proof that they are laid out as C has them;
 //! * [`object`]: a C structure that a program sees with Rust state behind it;
 //! * [`device`], [`context`], [`attributes`], [`tables`], [`memory`], [`channel`],
-//!   [`completion`], [`queue_pair`], [`event`], [`open`]: the control path, one module an object;
-//! * [`post`], [`poll_ex`]: the data path, which programs reach through `ibv_context.ops`;
+//!   [`completion`], [`queue_pair`], [`event`], [`open`], [`import`]: the control path, one module
+//!   an object;
+//! * [`post`], [`post_ex`], [`poll_ex`]: the data path, which programs reach through pointers in
+//!   `ibv_context.ops`, queue pairs and completion queues;
 //! * [`qp_attr`], [`strings`], [`rates`], [`errno`]: conversions;
 //! * `exports`, `private`, `unsupported`: the C names of all this, and of what there is not.
 //!
@@ -27,12 +29,14 @@ pub mod device;
 pub mod errno;
 pub mod event;
 mod exports;
+pub mod import;
 pub mod layout;
 pub mod memory;
 pub mod object;
 pub mod open;
 pub mod poll_ex;
 pub mod post;
+pub mod post_ex;
 mod private;
 pub mod qp_attr;
 pub mod queue_pair;

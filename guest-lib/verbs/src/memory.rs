@@ -1,7 +1,7 @@
 //! Protection domains and memory registrations.
 
 use crate::context::{ContextState, shared};
-use crate::errno::{EOPNOTSUPP, answer, fail_null};
+use crate::errno::{EINVAL, EOPNOTSUPP, answer, fail, fail_null};
 use crate::object::Object;
 use crate::sys::*;
 use farlane_abi::rdma::{
@@ -16,31 +16,53 @@ use std::sync::Arc;
 const RIGHTS: u32 =
     ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
 
+/// Whose an object of the backend is, of which there may be several C structures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// It was made for this structure, and is destroyed through it.
+    Own,
+    /// It was made for another one: see [`crate::import`].
+    Imported,
+}
+
 /// A protection domain, and the context that it is of.
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) shared: Arc<ContextState>,
     pub(crate) pd: Arc<Pd>,
+    pub(crate) hold: Hold,
 }
 
-type PdObject = Object<ibv_pd, Domain>;
-type MrObject = Object<ibv_mr, Mr>;
+/// A registration.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    pub(crate) mr: Arc<Mr>,
+    pub(crate) shared: Arc<ContextState>,
+    pub(crate) hold: Hold,
+}
+
+pub(crate) type PdObject = Object<ibv_pd, Domain>;
+pub(crate) type MrObject = Object<ibv_mr, Registration>;
 
 /// `ibv_alloc_pd`.
 pub unsafe fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: by the caller's contract.
     let shared = unsafe { shared(context) };
     match Pd::allocate(&shared.context) {
-        Ok(pd) => PdObject::publish(
-            ibv_pd {
-                context,
-                handle: pd.handle(),
-            },
-            Domain {
-                shared: Arc::clone(shared),
-                pd,
-            },
-        ),
+        Ok(pd) => {
+            shared.importable.add_domain(&pd);
+            PdObject::publish(
+                ibv_pd {
+                    context,
+                    handle: pd.handle(),
+                },
+                Domain {
+                    shared: Arc::clone(shared),
+                    pd,
+                    hold: Hold::Own,
+                },
+            )
+        }
         Err(error) => fail_null(error.errno().raw_os_error()),
     }
 }
@@ -51,11 +73,16 @@ pub(crate) unsafe fn domain<'a>(pd: *mut ibv_pd) -> &'a Domain {
     unsafe { PdObject::of(pd) }
 }
 
-/// `ibv_dealloc_pd`.
+/// `ibv_dealloc_pd`; `EINVAL` of one that was imported, which `ibv_unimport_pd` is for.
 pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: by the caller's contract.
-    let result = unsafe { domain(pd) }.pd.destroy();
+    let domain = unsafe { domain(pd) };
+    if domain.hold == Hold::Imported {
+        return fail(EINVAL);
+    }
+    let result = domain.pd.destroy();
     if result.is_ok() {
+        domain.shared.importable.forget_domain(&domain.pd);
         // SAFETY: it is gone, and by the caller's contract nobody uses it any more.
         unsafe { PdObject::retire(pd) };
     }
@@ -81,19 +108,27 @@ pub unsafe fn reg_mr_iova2(
     // and holds no Rust reference to it.
     let registered = unsafe { Mr::register(&domain.pd, addr.addr(), length, iova, access) };
     match registered {
-        Ok(mr) => MrObject::publish(
-            ibv_mr {
-                // SAFETY: by the caller's contract `pd` is valid.
-                context: unsafe { (*pd).context },
-                pd,
-                addr,
-                length,
-                handle: mr.handle(),
-                lkey: mr.lkey(),
-                rkey: mr.rkey(),
-            },
-            mr,
-        ),
+        Ok(mr) => {
+            let mr = Arc::new(mr);
+            domain.shared.importable.add_registration(&mr);
+            MrObject::publish(
+                ibv_mr {
+                    // SAFETY: by the caller's contract `pd` is valid.
+                    context: unsafe { (*pd).context },
+                    pd,
+                    addr,
+                    length,
+                    handle: mr.handle(),
+                    lkey: mr.lkey(),
+                    rkey: mr.rkey(),
+                },
+                Registration {
+                    mr,
+                    shared: Arc::clone(&domain.shared),
+                    hold: Hold::Own,
+                },
+            )
+        }
         Err(error) => fail_null(error.errno().raw_os_error()),
     }
 }
@@ -121,11 +156,19 @@ pub unsafe fn reg_mr(
     unsafe { reg_mr_iova(pd, addr, length, addr.addr() as u64, access) }
 }
 
-/// `ibv_dereg_mr`.
+/// `ibv_dereg_mr`; `EINVAL` of one that was imported, which `ibv_unimport_mr` is for.
 pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: by the caller's contract `mr` is one that `reg_mr_iova2` made.
-    let result = unsafe { MrObject::of(mr) }.destroy();
+    // SAFETY: by the caller's contract `mr` is one that `reg_mr_iova2` made, or was imported.
+    let registration = unsafe { MrObject::of(mr) };
+    if registration.hold == Hold::Imported {
+        return fail(EINVAL);
+    }
+    let Registration {
+        mr: gone, shared, ..
+    } = registration;
+    let result = gone.destroy();
     if result.is_ok() {
+        shared.importable.forget_registration(gone);
         // SAFETY: it is gone, and by the caller's contract nobody uses it any more.
         unsafe { MrObject::retire(mr) };
     }

@@ -1,13 +1,14 @@
 //! `ibv_open_device`: a context with the operations that programs call through it.
 
-use crate::context::{ContextObject, ContextState};
+use crate::context::{ContextObject, ContextState, Opened};
 use crate::errno::fail_null;
+use crate::import::{self, Importable};
 use crate::object::Plain as _;
 use crate::sys::*;
 use crate::{attributes, completion, device, poll_ex, post, queue_pair};
 use farlane_rdma_client::Context;
 use std::ffi::c_void;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::{Arc, Mutex};
 
 /// `abi_compat` of a context that is the last member of a `verbs_context`.
@@ -21,6 +22,31 @@ pub unsafe fn device(device: *mut ibv_device) -> *mut ibv_context {
         Ok(context) => context,
         Err(error) => return fail_null(error.errno().raw_os_error()),
     };
+    let importable = match Importable::new() {
+        Ok(importable) => importable,
+        Err(errno) => return fail_null(errno.raw_os_error()),
+    };
+    let command_file = importable.command_file().as_raw_fd();
+    let shared = Arc::new(ContextState {
+        context,
+        queue_pairs: Mutex::default(),
+        completion_queues: Mutex::default(),
+        importable,
+    });
+    import::announce(&shared);
+    let opened = Opened {
+        shared,
+        _imported_by: None,
+    };
+    publish(device, opened, command_file)
+}
+
+/// Makes the C structure of a context.
+pub(crate) fn publish(
+    device: *mut ibv_device,
+    opened: Opened,
+    command_file: RawFd,
+) -> *mut ibv_context {
     let mut verbs = verbs_context::zeroed();
     verbs.sz = size_of::<verbs_context>();
     verbs.query_port = Some(attributes::query_port);
@@ -29,9 +55,9 @@ pub unsafe fn device(device: *mut ibv_device) -> *mut ibv_context {
     verbs.create_qp_ex = Some(queue_pair::create_ex);
     verbs.context.device = device;
     verbs.context.abi_compat = EXTENDED;
-    // There is no command file: this is not the kernel's RDMA.
-    verbs.context.cmd_fd = -1;
-    verbs.context.async_fd = context.async_fd().as_raw_fd();
+    // This is not the kernel's RDMA: the file is good for nothing but `ibv_import_device`.
+    verbs.context.cmd_fd = command_file;
+    verbs.context.async_fd = opened.shared.context.async_fd().as_raw_fd();
     verbs.context.num_comp_vectors = 1;
     let ops = &mut verbs.context.ops;
     ops._compat_query_device = Some(attributes::query_device_op);
@@ -40,12 +66,7 @@ pub unsafe fn device(device: *mut ibv_device) -> *mut ibv_context {
     ops.req_notify_cq = Some(completion::request_notification);
     ops.post_send = Some(post::send);
     ops.post_recv = Some(post::recv);
-    let shared = Arc::new(ContextState {
-        context,
-        queue_pairs: Mutex::default(),
-        completion_queues: Mutex::default(),
-    });
-    let shell = ContextObject::publish(verbs, shared);
+    let shell = ContextObject::publish(verbs, opened);
     // SAFETY: `shell` points to a `verbs_context`, whose last member this is.
     unsafe { &raw mut (*shell).context }
 }

@@ -30,7 +30,7 @@ const _: () = assert!(
 
 /// The elements of a request.
 #[inline]
-unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge], Errno> {
+pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge], Errno> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
         Ok(count) if count <= ELEMENTS => {
@@ -57,7 +57,7 @@ fn opcode(opcode: ibv_wr_opcode) -> Result<u8, Errno> {
 
 /// The flags on the wire.
 #[inline]
-fn flags(flags: u32) -> Result<u8, Errno> {
+pub(crate) fn flags(flags: u32) -> Result<u8, Errno> {
     if flags & !SEND_FLAGS != 0 {
         return Err(Errno::EINVAL);
     }

@@ -6,6 +6,7 @@ use crate::context::{ContextState, forget};
 use crate::errno::{EOPNOTSUPP, answer, fail_null, pointer};
 use crate::memory;
 use crate::object::{Address, Object, Plain};
+use crate::post_ex::{self, Operations, Posting};
 use crate::qp_attr;
 use crate::sys::*;
 use farlane_abi::Errno;
@@ -21,17 +22,20 @@ pub(crate) struct State {
     pub(crate) qp: Qp,
     /// Asynchronous events.
     pub(crate) async_events: Acknowledgements,
+    /// The extended interface's requests, where the program has asked for that interface.
+    pub(crate) posting: Option<Posting>,
     signal_all: bool,
     shared: Arc<ContextState>,
 }
 
-type QpObject = Object<ibv_qp, State>;
+/// Every queue pair has the extended structure: the plain one is its beginning.
+type QpObject = Object<ibv_qp_ex, State>;
 
 /// The state behind a C structure.
 #[inline]
 pub(crate) unsafe fn state<'a>(qp: *mut ibv_qp) -> &'a State {
     // SAFETY: by the caller's contract `qp` is one that `create` made.
-    unsafe { QpObject::of(qp) }
+    unsafe { QpObject::of(qp.cast()) }
 }
 
 /// Sizes in C's form.
@@ -48,10 +52,15 @@ fn capabilities(caps: &QpCaps) -> ibv_qp_cap {
 /// `ibv_create_qp`. The sizes that the queue pair got are written back.
 pub unsafe fn create(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: by the caller's contract.
-    pointer(unsafe { make(pd, &mut *init) })
+    pointer(unsafe { make(pd, &mut *init, None) })
 }
 
-unsafe fn make(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, Errno> {
+/// Makes a queue pair, with the extended interface for these operations where there are any.
+unsafe fn make(
+    pd: *mut ibv_pd,
+    init: &mut ibv_qp_init_attr,
+    operations: Option<Operations>,
+) -> Result<*mut ibv_qp, Errno> {
     let is_connected = matches!(init.qp_type, IBV_QPT_RC | IBV_QPT_UC);
     if !is_connected || !init.srq.is_null() {
         return Err(Errno::EOPNOTSUPP);
@@ -87,7 +96,11 @@ unsafe fn make(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_
     .map_err(|error| error.errno())?;
     init.cap = capabilities(qp.caps());
 
-    let mut shell = ibv_qp::zeroed();
+    let mut extended = ibv_qp_ex::zeroed();
+    if operations.is_some() {
+        post_ex::fill(&mut extended);
+    }
+    let shell = &mut extended.qp_base;
     // SAFETY: by the caller's contract `pd` is valid.
     shell.context = unsafe { (*pd).context };
     shell.qp_context = init.qp_context;
@@ -99,33 +112,60 @@ unsafe fn make(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_
     shell.state = IBV_QPS_RESET;
     shell.qp_type = init.qp_type;
     let handle = qp.handle();
-    let made = QpObject::publish(
-        shell,
+    let made: *mut ibv_qp = QpObject::publish(
+        extended,
         State {
             qp,
             async_events: Acknowledgements::default(),
+            posting: operations.map(Posting::new),
             signal_all,
             shared: Arc::clone(&domain.shared),
         },
-    );
+    )
+    .cast();
     lock(&domain.shared.queue_pairs).insert(handle, Address(made));
     Ok(made)
 }
 
-/// `ibv_create_qp_ex`, for what `ibv_create_qp` can do too.
+/// `ibv_create_qp_ex`: as `ibv_create_qp`, and with the interface of `ibv_wr_start`.
 pub unsafe extern "C" fn create_ex(
     _context: *mut ibv_context,
     init: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
-    // SAFETY: by the caller's contract.
-    let (mask, create_flags, pd) = unsafe { ((*init).comp_mask, (*init).create_flags, (*init).pd) };
-    let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS;
+    // SAFETY: by the caller's contract; of fields that the mask does not name nothing is believed.
+    let (mask, create_flags, pd, send_ops, qp_type) = unsafe {
+        (
+            (*init).comp_mask,
+            (*init).create_flags,
+            (*init).pd,
+            (*init).send_ops_flags,
+            (*init).qp_type,
+        )
+    };
+    let known =
+        IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     let plain = mask & IBV_QP_INIT_ATTR_CREATE_FLAGS == 0 || create_flags == 0;
     if mask & !known != 0 || mask & IBV_QP_INIT_ATTR_PD == 0 || !plain {
         return fail_null(EOPNOTSUPP);
     }
-    // SAFETY: by the caller's contract; the plain structure is the beginning of the extended one.
-    unsafe { create(pd, init.cast()) }
+    let operations = match mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS {
+        0 => Ok(None),
+        _ => Operations::new(send_ops, qp_type).map(Some),
+    };
+    pointer(operations.and_then(|operations| {
+        // SAFETY: by the caller's contract; the plain structure is the beginning of the extended
+        // one.
+        unsafe { make(pd, &mut *init.cast(), operations) }
+    }))
+}
+
+/// `ibv_qp_to_qp_ex`: NULL for a queue pair that was not made for it.
+pub unsafe fn extended(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    // SAFETY: by the caller's contract.
+    match unsafe { state(qp) }.posting {
+        Some(_) => qp.cast(),
+        None => std::ptr::null_mut(),
+    }
 }
 
 /// Notes a state where programs look for it.
@@ -190,6 +230,6 @@ pub unsafe fn destroy(qp: *mut ibv_qp) -> c_int {
     forget(&state.shared.queue_pairs, state.qp.handle(), qp);
     state.async_events.wait();
     // SAFETY: it is in no table any more, and by the caller's contract nobody uses it.
-    unsafe { QpObject::retire(qp) };
+    unsafe { QpObject::retire(qp.cast()) };
     0
 }

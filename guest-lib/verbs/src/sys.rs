@@ -101,6 +101,22 @@ enumerations! {
     ibv_qp_init_attr_mask: c_uint {
         IBV_QP_INIT_ATTR_PD = 1,
         IBV_QP_INIT_ATTR_CREATE_FLAGS = 4,
+        IBV_QP_INIT_ATTR_SEND_OPS_FLAGS = 64,
+    }
+    ibv_qp_create_send_ops_flags: u64 {
+        IBV_QP_EX_WITH_RDMA_WRITE = 1,
+        IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM = 2,
+        IBV_QP_EX_WITH_SEND = 4,
+        IBV_QP_EX_WITH_SEND_WITH_IMM = 8,
+        IBV_QP_EX_WITH_RDMA_READ = 16,
+        IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP = 32,
+        IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD = 64,
+        IBV_QP_EX_WITH_LOCAL_INV = 128,
+        IBV_QP_EX_WITH_BIND_MW = 256,
+        IBV_QP_EX_WITH_SEND_WITH_INV = 512,
+        IBV_QP_EX_WITH_TSO = 1024,
+        IBV_QP_EX_WITH_FLUSH = 2048,
+        IBV_QP_EX_WITH_ATOMIC_WRITE = 4096,
     }
     ibv_qp_attr_mask: c_uint { IBV_QP_STATE = 1, }
     ibv_qp_state: c_uint { IBV_QPS_RESET = 0, }
@@ -487,6 +503,94 @@ layouts! { struct:
         mutex: pthread_mutex_t,
         cond: pthread_cond_t,
         events_completed: u32,
+    }
+    ibv_data_buf {
+        addr: *mut c_void,
+        length: usize,
+    }
+    ibv_qp_ex {
+        qp_base: ibv_qp,
+        comp_mask: u64,
+        wr_id: u64,
+        wr_flags: c_uint,
+        wr_atomic_cmp_swp: Option<
+            unsafe extern "C" fn(
+                qp: *mut ibv_qp_ex,
+                rkey: u32,
+                remote_addr: u64,
+                compare: u64,
+                swap: u64,
+            ),
+        >,
+        wr_atomic_fetch_add: Option<
+            unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64),
+        >,
+        wr_bind_mw: Option<
+            unsafe extern "C" fn(
+                qp: *mut ibv_qp_ex,
+                mw: *mut ibv_mw,
+                rkey: u32,
+                bind_info: *const ibv_mw_bind_info,
+            ),
+        >,
+        wr_local_inv: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
+        wr_rdma_read: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64)>,
+        wr_rdma_write:
+            Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64)>,
+        wr_rdma_write_imm: Option<
+            unsafe extern "C" fn(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm_data: u32),
+        >,
+        wr_send: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
+        wr_send_imm: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, imm_data: u32)>,
+        wr_send_inv: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, invalidate_rkey: u32)>,
+        wr_send_tso: Option<
+            unsafe extern "C" fn(qp: *mut ibv_qp_ex, hdr: *mut c_void, hdr_sz: u16, mss: u16),
+        >,
+        wr_set_ud_addr: Option<
+            unsafe extern "C" fn(
+                qp: *mut ibv_qp_ex,
+                ah: *mut ibv_ah,
+                remote_qpn: u32,
+                remote_qkey: u32,
+            ),
+        >,
+        wr_set_xrc_srqn: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, remote_srqn: u32)>,
+        wr_set_inline_data:
+            Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize)>,
+        wr_set_inline_data_list: Option<
+            unsafe extern "C" fn(
+                qp: *mut ibv_qp_ex,
+                num_buf: usize,
+                buf_list: *const ibv_data_buf,
+            ),
+        >,
+        wr_set_sge:
+            Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32)>,
+        wr_set_sge_list: Option<
+            unsafe extern "C" fn(qp: *mut ibv_qp_ex, num_sge: usize, sg_list: *const ibv_sge),
+        >,
+        wr_start: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
+        wr_complete: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex) -> c_int>,
+        wr_abort: Option<unsafe extern "C" fn(qp: *mut ibv_qp_ex)>,
+        wr_atomic_write: Option<
+            unsafe extern "C" fn(
+                qp: *mut ibv_qp_ex,
+                rkey: u32,
+                remote_addr: u64,
+                atomic_wr: *const c_void,
+            ),
+        >,
+        // Of later releases than 44; programs of older ones do not know that it is there.
+        wr_flush: Option<
+            unsafe extern "C" fn(
+                qp: *mut ibv_qp_ex,
+                rkey: u32,
+                remote_addr: u64,
+                len: usize,
+                kind: u8,
+                level: u8,
+            ),
+        >,
     }
     ibv_comp_channel {
         context: *mut ibv_context,

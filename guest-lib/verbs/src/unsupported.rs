@@ -67,8 +67,6 @@ pure_exports! {
 
 // Queue pairs.
 pure_exports! {
-    /// The queue pair as an extended one: programs then post with `ibv_post_send`.
-    fn ibv_qp_to_qp_ex(_qp: *mut ibv_qp) -> *mut c_void = std::ptr::null_mut();
     /// Enhanced connection establishment.
     fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut c_void) -> c_int = fail(UNSUPPORTED);
     /// Enhanced connection establishment.
@@ -80,17 +78,6 @@ pure_exports! {
 
 // Objects of another process.
 pure_exports! {
-    /// Takes over a context.
-    fn ibv_import_device(_cmd_fd: c_int) -> *mut ibv_context = fail_null(UNSUPPORTED);
-    /// Takes over a protection domain.
-    fn ibv_import_pd(_context: *mut ibv_context, _handle: u32) -> *mut ibv_pd
-        = fail_null(UNSUPPORTED);
-    /// Gives back a protection domain.
-    fn ibv_unimport_pd(_pd: *mut ibv_pd) -> () = ();
-    /// Takes over a registration.
-    fn ibv_import_mr(_pd: *mut ibv_pd, _handle: u32) -> *mut ibv_mr = fail_null(UNSUPPORTED);
-    /// Gives back a registration.
-    fn ibv_unimport_mr(_mr: *mut ibv_mr) -> () = ();
     /// Takes over device memory.
     fn ibv_import_dm(_context: *mut ibv_context, _handle: u32) -> *mut c_void
         = fail_null(UNSUPPORTED);

@@ -1,0 +1,244 @@
+//! Several C structures of one context: `ibv_import_device` and what follows.
+//!
+//! A context's `cmd_fd` names it within its process: it is an empty file, of which a copy
+//! (`dup(2)`) is the same file. Imported structures are of the same context at the backend, so
+//! protection domains and registrations have the same handles in both. A file of another process
+//! names nothing here: `EOPNOTSUPP`.
+
+use crate::context::{ContextState, Opened, shared};
+use crate::device;
+use crate::errno::{EINVAL, EOPNOTSUPP, fail_null};
+use crate::memory::{Domain, Hold, MrObject, PdObject, Registration, domain};
+use crate::open;
+use crate::sys::*;
+use farlane_rdma_client::{Mr, Pd};
+use farlane_sys::sync::lock;
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::sync::{Arc, Mutex, Weak};
+
+/// The contexts of this process by their command files, while they are there.
+static CONTEXTS: Mutex<BTreeMap<FileId, Weak<ContextState>>> = Mutex::new(BTreeMap::new());
+
+/// Which file a descriptor is of: device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct FileId(u64, u64);
+
+impl FileId {
+    fn of(file: impl AsFd) -> rustix::io::Result<Self> {
+        let stat = rustix::fs::fstat(file)?;
+        Ok(Self(stat.st_dev, stat.st_ino))
+    }
+}
+
+/// Objects by handle, for as long as they are there.
+type Handles<T> = Mutex<BTreeMap<u32, Weak<T>>>;
+
+/// How further C structures come to a context and its objects.
+#[derive(Debug)]
+pub(crate) struct Importable {
+    command_file: OwnedFd,
+    id: FileId,
+    domains: Handles<Pd>,
+    registrations: Handles<Mr>,
+}
+
+impl Importable {
+    pub(crate) fn new() -> rustix::io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let command_file = rustix::fs::memfd_create("farlane-context", flags)?;
+        // It says which context, and holds nothing.
+        rustix::fs::fcntl_add_seals(
+            &command_file,
+            SealFlags::GROW | SealFlags::SHRINK | SealFlags::WRITE | SealFlags::SEAL,
+        )?;
+        Ok(Self {
+            id: FileId::of(&command_file)?,
+            command_file,
+            domains: Mutex::default(),
+            registrations: Mutex::default(),
+        })
+    }
+
+    /// The context's `cmd_fd`.
+    pub(crate) fn command_file(&self) -> BorrowedFd<'_> {
+        self.command_file.as_fd()
+    }
+
+    pub(crate) fn add_domain(&self, pd: &Arc<Pd>) {
+        lock(&self.domains).insert(pd.handle(), Arc::downgrade(pd));
+    }
+
+    pub(crate) fn forget_domain(&self, pd: &Arc<Pd>) {
+        forget(&self.domains, pd.handle(), pd);
+    }
+
+    pub(crate) fn add_registration(&self, mr: &Arc<Mr>) {
+        lock(&self.registrations).insert(mr.handle(), Arc::downgrade(mr));
+    }
+
+    pub(crate) fn forget_registration(&self, mr: &Arc<Mr>) {
+        forget(&self.registrations, mr.handle(), mr);
+    }
+}
+
+impl Drop for Importable {
+    fn drop(&mut self) {
+        lock(&CONTEXTS).remove(&self.id);
+    }
+}
+
+/// Takes an object out, unless the backend has given its handle to a successor already.
+fn forget<T>(handles: &Handles<T>, handle: u32, of: &Arc<T>) {
+    let mut handles = lock(handles);
+    if handles
+        .get(&handle)
+        .is_some_and(|listed| listed.as_ptr() == Arc::as_ptr(of))
+    {
+        handles.remove(&handle);
+    }
+}
+
+/// The object of a handle; `EINVAL` of none.
+fn find<T>(handles: &Handles<T>, handle: u32) -> Result<Arc<T>, c_int> {
+    let handles = lock(handles);
+    let found = handles.get(&handle).and_then(Weak::upgrade);
+    found.ok_or(EINVAL)
+}
+
+/// A context can be imported from now on.
+pub(crate) fn announce(context: &Arc<ContextState>) {
+    lock(&CONTEXTS).insert(context.importable.id, Arc::downgrade(context));
+}
+
+/// `ibv_import_device`: `cmd_fd` is the new structure's then, and closed with it.
+pub unsafe fn device(cmd_fd: c_int) -> *mut ibv_context {
+    if cmd_fd < 0 {
+        return fail_null(libc::EBADF);
+    }
+    // SAFETY: a number that is no descriptor is an error of the call that it is used in.
+    let id = match FileId::of(unsafe { BorrowedFd::borrow_raw(cmd_fd) }) {
+        Ok(id) => id,
+        Err(error) => return fail_null(error.raw_os_error()),
+    };
+    let found = lock(&CONTEXTS).get(&id).and_then(Weak::upgrade);
+    let Some(shared) = found else {
+        return fail_null(EOPNOTSUPP);
+    };
+    let device = device::listed(shared.context.device().clone());
+    let opened = Opened {
+        shared,
+        // SAFETY: the file is one of ours, and by the caller's contract the descriptor is given
+        // away with this call.
+        _imported_by: Some(unsafe { OwnedFd::from_raw_fd(cmd_fd) }),
+    };
+    open::publish(device, opened, cmd_fd)
+}
+
+/// `ibv_import_pd`.
+pub unsafe fn pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    // SAFETY: by the caller's contract.
+    let shared = unsafe { shared(context) };
+    match find(&shared.importable.domains, handle) {
+        Ok(pd) => PdObject::publish(
+            ibv_pd { context, handle },
+            Domain {
+                shared: Arc::clone(shared),
+                pd,
+                hold: Hold::Imported,
+            },
+        ),
+        Err(errno) => fail_null(errno),
+    }
+}
+
+/// `ibv_unimport_pd`: the domain itself stays. One that was not imported stays as it is.
+pub unsafe fn unimport_pd(pd: *mut ibv_pd) {
+    // SAFETY: by the caller's contract, and nobody uses it any more.
+    unsafe {
+        if domain(pd).hold == Hold::Imported {
+            PdObject::retire(pd);
+        }
+    }
+}
+
+/// `ibv_import_mr`, into the same protection domain; the address of its memory is NULL, as the
+/// manual page says.
+pub unsafe fn mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    // SAFETY: by the caller's contract.
+    let (domain, context) = unsafe { (domain(pd), (*pd).context) };
+    match find(&domain.shared.importable.registrations, handle) {
+        Ok(mr) if Arc::ptr_eq(mr.pd(), &domain.pd) => MrObject::publish(
+            ibv_mr {
+                context,
+                pd,
+                addr: std::ptr::null_mut(),
+                length: mr.length(),
+                handle,
+                lkey: mr.lkey(),
+                rkey: mr.rkey(),
+            },
+            Registration {
+                mr,
+                shared: Arc::clone(&domain.shared),
+                hold: Hold::Imported,
+            },
+        ),
+        Ok(_) => fail_null(EINVAL),
+        Err(errno) => fail_null(errno),
+    }
+}
+
+/// `ibv_unimport_mr`: the registration itself stays. One that was not imported stays as it is.
+pub unsafe fn unimport_mr(mr: *mut ibv_mr) {
+    // SAFETY: by the caller's contract, and nobody uses it any more.
+    unsafe {
+        if MrObject::of(mr).hold == Hold::Imported {
+            MrObject::retire(mr);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd as _;
+
+    #[test]
+    fn a_command_file_is_known_by_each_of_its_descriptors() {
+        let [first, second] = [Importable::new().unwrap(), Importable::new().unwrap()];
+        let copy = rustix::io::dup(&first.command_file).unwrap();
+        assert_eq!(FileId::of(&copy).unwrap(), first.id);
+        assert_ne!(first.id, second.id);
+        // Nobody keeps data in it.
+        assert!(rustix::io::write(&copy, b"x").is_err());
+        assert!(rustix::fs::ftruncate(&copy, 4096).is_err());
+    }
+
+    #[test]
+    fn a_file_that_is_no_context_is_not_taken() {
+        let errno = || std::io::Error::last_os_error().raw_os_error();
+        // SAFETY: none of these is a context's, so no descriptor is given away.
+        unsafe {
+            assert!(device(-1).is_null());
+            assert_eq!(errno(), Some(libc::EBADF));
+            let stranger = Importable::new().unwrap();
+            assert!(device(stranger.command_file.as_raw_fd()).is_null());
+            assert_eq!(errno(), Some(EOPNOTSUPP));
+        }
+    }
+
+    #[test]
+    fn a_successor_of_a_handle_is_not_forgotten() {
+        let handles = Handles::default();
+        let [first, second] = [Arc::new(1), Arc::new(2)];
+        lock(&handles).insert(7, Arc::downgrade(&first));
+        lock(&handles).insert(7, Arc::downgrade(&second));
+        forget(&handles, 7, &first);
+        assert_eq!(find(&handles, 7), Ok(Arc::clone(&second)));
+        forget(&handles, 7, &second);
+        assert_eq!(find(&handles, 7), Err(EINVAL));
+    }
+}

@@ -1,0 +1,357 @@
+//! The extended interface for posting: `ibv_wr_start`, what follows it, and `ibv_wr_complete`.
+//!
+//! Between the two the requests are kept in a list, and with them the first error: the functions
+//! in between have none to return (`ibv_wr_post(3)`).
+
+use crate::errno::{EINVAL, answer, fail};
+use crate::post::{elements, flags};
+use crate::queue_pair;
+use crate::sys::*;
+use farlane_abi::Errno;
+use farlane_abi::queue::{OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM};
+use farlane_rdma_client::{Payload, SendList, SendRequest, Sge};
+use farlane_sys::sync::lock;
+use std::ffi::{c_int, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+/// `IBV_QP_EX_WITH_*`: what a queue pair's program posts by this interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Operations(u64);
+
+/// Those of unreliable connections.
+const UNRELIABLE: u64 = IBV_QP_EX_WITH_RDMA_WRITE
+    | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | IBV_QP_EX_WITH_SEND
+    | IBV_QP_EX_WITH_SEND_WITH_IMM;
+
+impl Operations {
+    /// Those that a program asks for; `EOPNOTSUPP` where a queue pair of the type cannot have one
+    /// of them.
+    pub(crate) fn new(asked: u64, qp_type: ibv_qp_type) -> Result<Self, Errno> {
+        let possible = match qp_type {
+            IBV_QPT_RC => UNRELIABLE | IBV_QP_EX_WITH_RDMA_READ,
+            IBV_QPT_UC => UNRELIABLE,
+            _ => 0,
+        };
+        if asked & !possible != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        Ok(Self(asked))
+    }
+
+    fn has(self, operation: u64) -> bool {
+        self.0 & operation != 0
+    }
+}
+
+/// What is behind the extended interface of a queue pair.
+#[derive(Debug)]
+pub(crate) struct Posting {
+    operations: Operations,
+    /// One thread is between start and completion; others wait in `ibv_wr_start`.
+    busy: AtomicBool,
+    /// Its requests.
+    list: Mutex<SendList>,
+}
+
+impl Posting {
+    pub(crate) fn new(operations: Operations) -> Self {
+        Self {
+            operations,
+            busy: AtomicBool::new(false),
+            list: Mutex::default(),
+        }
+    }
+
+    /// Adds a request to the list, of one of the queue pair's operations.
+    fn add(&self, operation: u64, head: Result<SendRequest<'static>, Errno>) {
+        let mut list = lock(&self.list);
+        match head {
+            Ok(head) if self.operations.has(operation) => list.add(head),
+            Ok(_) => list.refuse(Errno::EOPNOTSUPP),
+            Err(error) => list.refuse(error),
+        }
+    }
+
+    fn end(&self) {
+        self.busy.store(false, Ordering::Release);
+    }
+}
+
+/// Completes the C structure of a queue pair.
+pub(crate) fn fill(shell: &mut ibv_qp_ex) {
+    shell.wr_atomic_cmp_swp = Some(atomic_cmp_swp);
+    shell.wr_atomic_fetch_add = Some(atomic_fetch_add);
+    shell.wr_bind_mw = Some(bind_mw);
+    shell.wr_local_inv = Some(local_inv);
+    shell.wr_rdma_read = Some(rdma_read);
+    shell.wr_rdma_write = Some(rdma_write);
+    shell.wr_rdma_write_imm = Some(rdma_write_imm);
+    shell.wr_send = Some(send);
+    shell.wr_send_imm = Some(send_imm);
+    shell.wr_send_inv = Some(send_inv);
+    shell.wr_send_tso = Some(send_tso);
+    shell.wr_set_ud_addr = Some(set_ud_addr);
+    shell.wr_set_xrc_srqn = Some(set_xrc_srqn);
+    shell.wr_set_inline_data = Some(set_inline_data);
+    shell.wr_set_inline_data_list = Some(set_inline_data_list);
+    shell.wr_set_sge = Some(set_sge);
+    shell.wr_set_sge_list = Some(set_sge_list);
+    shell.wr_start = Some(start);
+    shell.wr_complete = Some(complete);
+    shell.wr_abort = Some(abort);
+    shell.wr_atomic_write = Some(atomic_write);
+    shell.wr_flush = Some(flush);
+}
+
+/// What is behind a queue pair that [`fill`] was called for; nothing of any other.
+unsafe fn posting<'a>(qp: *mut ibv_qp_ex) -> Option<&'a Posting> {
+    // SAFETY: by the caller's contract.
+    unsafe { queue_pair::state(qp.cast()) }.posting.as_ref()
+}
+
+/// `ibv_wr_start`. It does not fail: what the queue pair's state does not allow is said by
+/// `ibv_wr_complete`.
+unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
+    // SAFETY: by the caller's contract.
+    let Some(posting) = (unsafe { posting(qp) }) else {
+        return;
+    };
+    while posting.busy.swap(true, Ordering::Acquire) {
+        thread::yield_now();
+    }
+    lock(&posting.list).clear();
+}
+
+/// `ibv_wr_complete`: posts all requests since the start, or none.
+unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: by the caller's contract.
+    let state = unsafe { queue_pair::state(qp.cast()) };
+    let Some(posting) = &state.posting else {
+        return fail(EINVAL);
+    };
+    let result = lock(&posting.list).post(&state.qp);
+    posting.end();
+    answer(result)
+}
+
+/// `ibv_wr_abort`: posts none of them.
+unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: by the caller's contract.
+    if let Some(posting) = unsafe { posting(qp) } {
+        lock(&posting.list).clear();
+        posting.end();
+    }
+}
+
+/// The fields that all requests of an opcode have, from the program's structure.
+unsafe fn head(qp: *mut ibv_qp_ex, opcode: u8) -> Result<SendRequest<'static>, Errno> {
+    // SAFETY: the two fields belong to the thread between start and completion.
+    let (wr_id, wr_flags) = unsafe { ((*qp).wr_id, (*qp).wr_flags) };
+    Ok(SendRequest {
+        wr_id,
+        opcode,
+        flags: flags(wr_flags)?,
+        imm: 0,
+        remote_addr: 0,
+        rkey: 0,
+        payload: Payload::Gather(&[]),
+    })
+}
+
+/// Adds a request to the list of the program's structure, with fields of its own.
+unsafe fn add(
+    qp: *mut ibv_qp_ex,
+    operation: u64,
+    opcode: u8,
+    own: impl FnOnce(&mut SendRequest<'static>),
+) {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        if let Some(posting) = posting(qp) {
+            let mut head = head(qp, opcode);
+            if let Ok(head) = &mut head {
+                own(head);
+            }
+            posting.add(operation, head);
+        }
+    }
+}
+
+/// The list fails: there is no such operation for any queue pair.
+unsafe fn refuse(qp: *mut ibv_qp_ex) {
+    // SAFETY: by the caller's contract.
+    if let Some(posting) = unsafe { posting(qp) } {
+        lock(&posting.list).refuse(Errno::EOPNOTSUPP);
+    }
+}
+
+/// Functions that begin a request.
+macro_rules! requests {
+    ($(fn $name:ident($($arg:ident: $ty:ty),*) = $operation:ident, $opcode:ident
+        $({ $($field:ident: $value:expr),* })?;)*) => {
+        $(
+            unsafe extern "C" fn $name(qp: *mut ibv_qp_ex, $($arg: $ty),*) {
+                // SAFETY: by the caller's contract.
+                unsafe {
+                    add(qp, $operation, $opcode, |_request| {
+                        $($(_request.$field = $value;)*)?
+                    });
+                }
+            }
+        )*
+    };
+}
+
+requests! {
+    fn rdma_read(rkey: u32, remote_addr: u64) = IBV_QP_EX_WITH_RDMA_READ, OP_RDMA_READ
+        { rkey: rkey, remote_addr: remote_addr };
+    fn rdma_write(rkey: u32, remote_addr: u64) = IBV_QP_EX_WITH_RDMA_WRITE, OP_RDMA_WRITE
+        { rkey: rkey, remote_addr: remote_addr };
+    fn rdma_write_imm(rkey: u32, remote_addr: u64, imm_data: u32)
+        = IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, OP_RDMA_WRITE_IMM
+        { rkey: rkey, remote_addr: remote_addr, imm: imm_data };
+    fn send() = IBV_QP_EX_WITH_SEND, OP_SEND;
+    fn send_imm(imm_data: u32) = IBV_QP_EX_WITH_SEND_WITH_IMM, OP_SEND_IMM { imm: imm_data };
+}
+
+/// Functions of operations that no queue pair has.
+macro_rules! refused {
+    ($(fn $name:ident($($ty:ty),*);)*) => {
+        $(
+            unsafe extern "C" fn $name(qp: *mut ibv_qp_ex, $(_: $ty),*) {
+                // SAFETY: by the caller's contract.
+                unsafe { refuse(qp) };
+            }
+        )*
+    };
+}
+
+refused! {
+    fn atomic_cmp_swp(u32, u64, u64, u64);
+    fn atomic_fetch_add(u32, u64, u64);
+    fn atomic_write(u32, u64, *const c_void);
+    fn bind_mw(*mut ibv_mw, u32, *const ibv_mw_bind_info);
+    fn flush(u32, u64, usize, u8, u8);
+    fn local_inv(u32);
+    fn send_inv(u32);
+    fn send_tso(*mut c_void, u16, u16);
+    fn set_ud_addr(*mut ibv_ah, u32, u32);
+    fn set_xrc_srqn(u32);
+}
+
+/// `ibv_wr_set_sge`.
+unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    // SAFETY: by the caller's contract.
+    if let Some(posting) = unsafe { posting(qp) } {
+        lock(&posting.list).gather(&[Sge {
+            addr: addr.into(),
+            length: length.into(),
+            lkey: lkey.into(),
+        }]);
+    }
+}
+
+/// `ibv_wr_set_sge_list`.
+unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
+    // SAFETY: by the caller's contract.
+    let Some(posting) = (unsafe { posting(qp) }) else {
+        return;
+    };
+    let count = c_int::try_from(count).map_err(|_| Errno::EINVAL);
+    // SAFETY: by the caller's contract the list has as many elements.
+    let elements = count.and_then(|count| unsafe { elements(list, count) });
+    let mut to = lock(&posting.list);
+    match elements {
+        Ok(elements) => to.gather(elements),
+        Err(error) => to.refuse(error),
+    }
+}
+
+/// The bytes at an address of the program's; `EINVAL` of some at none.
+unsafe fn bytes<'a>(address: *const c_void, length: usize) -> Result<&'a [u8], Errno> {
+    match (length, address.is_null()) {
+        (0, _) => Ok(&[]),
+        (_, true) => Err(Errno::EINVAL),
+        // SAFETY: by the caller's contract.
+        _ => Ok(unsafe { std::slice::from_raw_parts(address.cast(), length) }),
+    }
+}
+
+/// `ibv_wr_set_inline_data`: the data is read now.
+unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
+    // SAFETY: by the caller's contract.
+    unsafe { inline(qp, bytes(addr, length).map(|piece| [piece])) };
+}
+
+unsafe fn inline<'a>(
+    qp: *mut ibv_qp_ex,
+    pieces: Result<impl IntoIterator<Item = &'a [u8]>, Errno>,
+) {
+    // SAFETY: by the caller's contract.
+    if let Some(posting) = unsafe { posting(qp) } {
+        let mut list = lock(&posting.list);
+        match pieces {
+            Ok(pieces) => list.inline(pieces),
+            Err(error) => list.refuse(error),
+        }
+    }
+}
+
+/// `ibv_wr_set_inline_data_list`.
+unsafe extern "C" fn set_inline_data_list(
+    qp: *mut ibv_qp_ex,
+    count: usize,
+    list: *const ibv_data_buf,
+) {
+    let list = match count {
+        0 => &[],
+        // SAFETY: by the caller's contract.
+        _ => unsafe { std::slice::from_raw_parts(list, count) },
+    };
+    let pieces = list.iter().map(|piece| {
+        // SAFETY: by the caller's contract.
+        unsafe { bytes(piece.addr, piece.length) }
+    });
+    let pieces: Result<Vec<_>, _> = pieces.collect();
+    // SAFETY: by the caller's contract.
+    unsafe { inline(qp, pieces) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_pair_has_no_operation_that_its_type_cannot_have() {
+        let new = Operations::new;
+        let read = IBV_QP_EX_WITH_RDMA_READ;
+        assert!(new(read, IBV_QPT_RC).unwrap().has(read));
+        assert!(!new(0, IBV_QPT_RC).unwrap().has(read));
+        assert_eq!(new(read, IBV_QPT_UC), Err(Errno::EOPNOTSUPP));
+        for never in [IBV_QP_EX_WITH_TSO, IBV_QP_EX_WITH_FLUSH, 1 << 10, 1 << 63] {
+            assert_eq!(new(never, IBV_QPT_RC), Err(Errno::EOPNOTSUPP));
+        }
+    }
+
+    #[test]
+    fn a_request_of_an_operation_that_was_not_asked_for_fails_its_list() {
+        let posting = Posting::new(Operations::new(IBV_QP_EX_WITH_SEND, IBV_QPT_RC).unwrap());
+        let head = SendRequest {
+            wr_id: 1,
+            opcode: OP_SEND,
+            flags: 0,
+            imm: 0,
+            remote_addr: 0,
+            rkey: 0,
+            payload: Payload::Gather(&[]),
+        };
+        posting.add(IBV_QP_EX_WITH_SEND, Ok(head));
+        assert_eq!(lock(&posting.list).error(), None);
+        posting.add(IBV_QP_EX_WITH_RDMA_WRITE, Ok(head));
+        posting.add(IBV_QP_EX_WITH_SEND, Err(Errno::EINVAL));
+        assert_eq!(lock(&posting.list).error(), Some(Errno::EOPNOTSUPP));
+    }
+}
