@@ -5,6 +5,7 @@ use crate::channel;
 use crate::context::{ContextState, forget, shared};
 use crate::errno::{EINVAL, answer, fail, pointer, set};
 use crate::object::{Address, Object, Plain};
+use crate::parent_domain::Use;
 use crate::sys::*;
 use farlane_abi::Errno;
 use farlane_abi::width::{at_most, to_u64};
@@ -33,6 +34,7 @@ pub(crate) struct State {
     /// The extended interface's place in the queue.
     pub(crate) cursor: Cursor,
     shared: Arc<ContextState>,
+    _domain: Option<Use>,
 }
 
 /// Every queue has the extended structure: the plain one is its beginning.
@@ -45,13 +47,14 @@ pub(crate) unsafe fn state<'a>(cq: *mut ibv_cq) -> &'a State {
     unsafe { CqObject::of(cq.cast()) }
 }
 
-/// Makes a queue; `fill` completes its C structure.
+/// Makes a queue, in a parent domain where there is one; `fill` completes its C structure.
 pub(crate) unsafe fn make(
     context: *mut ibv_context,
     entries: u32,
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
     comp_vector: u32,
+    domain: Option<Use>,
     fill: impl FnOnce(&mut ibv_cq_ex),
 ) -> Result<*mut ibv_cq_ex, Errno> {
     // SAFETY: by the caller's contract; NULL means no channel.
@@ -85,6 +88,7 @@ pub(crate) unsafe fn make(
             async_events: Acknowledgements::default(),
             cursor: Cursor::default(),
             shared: Arc::clone(shared),
+            _domain: domain,
         },
     );
     lock(&shared.completion_queues).insert(cq.handle(), Address(made.cast()));
@@ -106,7 +110,7 @@ pub unsafe fn create(
         return crate::errno::fail_null(EINVAL);
     };
     // SAFETY: by the caller's contract.
-    let made = unsafe { make(context, entries, cq_context, channel, vector, |_| ()) };
+    let made = unsafe { make(context, entries, cq_context, channel, vector, None, |_| ()) };
     pointer(made.map(|made| made.cast()))
 }
 

@@ -10,6 +10,7 @@ use crate::device;
 use crate::errno::{EINVAL, EOPNOTSUPP, fail_null};
 use crate::memory::{Domain, Hold, MrObject, PdObject, Registration, domain};
 use crate::open;
+use crate::parent_domain::Uses;
 use crate::sys::*;
 use farlane_rdma_client::{Mr, Pd};
 use farlane_sys::sync::lock;
@@ -148,6 +149,8 @@ pub unsafe fn pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
                 shared: Arc::clone(shared),
                 pd,
                 hold: Hold::Imported,
+                uses: Uses::default(),
+                parent: None,
             },
         ),
         Err(errno) => fail_null(errno),
@@ -184,6 +187,7 @@ pub unsafe fn mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
                 mr,
                 shared: Arc::clone(&domain.shared),
                 hold: Hold::Imported,
+                _domain: domain.enter(),
             },
         ),
         Ok(_) => fail_null(EINVAL),

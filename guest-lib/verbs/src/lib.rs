@@ -3,8 +3,8 @@
 //! * [`sys`], [`layout`]: the C structures, and proof that they are laid out as C has them;
 //! * [`object`]: a C structure that a program sees with Rust state behind it;
 //! * [`device`], [`context`], [`attributes`], [`tables`], [`memory`], [`channel`],
-//!   [`completion`], [`queue_pair`], [`event`], [`open`], [`import`]: the control path, one module
-//!   an object;
+//!   [`completion`], [`queue_pair`], [`event`], [`open`], [`import`], [`parent_domain`]: the
+//!   control path, one module an object;
 //! * [`post`], [`post_ex`], [`poll_ex`]: the data path, which programs reach through pointers in
 //!   `ibv_context.ops`, queue pairs and completion queues;
 //! * [`qp_attr`], [`strings`], [`rates`], [`errno`]: conversions;
@@ -34,6 +34,7 @@ pub mod layout;
 pub mod memory;
 pub mod object;
 pub mod open;
+pub mod parent_domain;
 pub mod poll_ex;
 pub mod post;
 pub mod post_ex;

@@ -1,8 +1,9 @@
 //! Protection domains and memory registrations.
 
 use crate::context::{ContextState, shared};
-use crate::errno::{EINVAL, EOPNOTSUPP, answer, fail, fail_null};
+use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, answer, fail, fail_null};
 use crate::object::Object;
+use crate::parent_domain::{Use, Uses};
 use crate::sys::*;
 use farlane_abi::rdma::{
     ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
@@ -31,6 +32,25 @@ pub(crate) struct Domain {
     pub(crate) shared: Arc<ContextState>,
     pub(crate) pd: Arc<Pd>,
     pub(crate) hold: Hold,
+    /// By what is in it of which the backend does not know that: parent domains, and of a parent
+    /// domain its own objects.
+    pub(crate) uses: Uses,
+    /// A parent domain is one of its protection domain's C structures, and keeps it.
+    pub(crate) parent: Option<Parent>,
+}
+
+/// What a parent domain keeps.
+#[derive(Debug)]
+pub(crate) struct Parent {
+    pub(crate) _domain: Use,
+    pub(crate) _thread: Option<Use>,
+}
+
+impl Domain {
+    /// The domain has one more object; of a plain one the backend counts them.
+    pub(crate) fn enter(&self) -> Option<Use> {
+        self.parent.as_ref().map(|_| self.uses.add())
+    }
 }
 
 /// A registration.
@@ -39,6 +59,7 @@ pub(crate) struct Registration {
     pub(crate) mr: Arc<Mr>,
     pub(crate) shared: Arc<ContextState>,
     pub(crate) hold: Hold,
+    pub(crate) _domain: Option<Use>,
 }
 
 pub(crate) type PdObject = Object<ibv_pd, Domain>;
@@ -60,6 +81,8 @@ pub unsafe fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
                     shared: Arc::clone(shared),
                     pd,
                     hold: Hold::Own,
+                    uses: Uses::default(),
+                    parent: None,
                 },
             )
         }
@@ -73,16 +96,25 @@ pub(crate) unsafe fn domain<'a>(pd: *mut ibv_pd) -> &'a Domain {
     unsafe { PdObject::of(pd) }
 }
 
-/// `ibv_dealloc_pd`; `EINVAL` of one that was imported, which `ibv_unimport_pd` is for.
+/// `ibv_dealloc_pd`, also of a parent domain; `EBUSY` while something is in it, `EINVAL` of one
+/// that was imported, which `ibv_unimport_pd` is for.
 pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: by the caller's contract.
     let domain = unsafe { domain(pd) };
     if domain.hold == Hold::Imported {
         return fail(EINVAL);
     }
-    let result = domain.pd.destroy();
+    if domain.uses.any() {
+        return fail(EBUSY);
+    }
+    let result = match domain.parent {
+        Some(_) => Ok(()),
+        None => domain.pd.destroy(),
+    };
     if result.is_ok() {
-        domain.shared.importable.forget_domain(&domain.pd);
+        if domain.parent.is_none() {
+            domain.shared.importable.forget_domain(&domain.pd);
+        }
         // SAFETY: it is gone, and by the caller's contract nobody uses it any more.
         unsafe { PdObject::retire(pd) };
     }
@@ -126,6 +158,7 @@ pub unsafe fn reg_mr_iova2(
                     mr,
                     shared: Arc::clone(&domain.shared),
                     hold: Hold::Own,
+                    _domain: domain.enter(),
                 },
             )
         }

@@ -3,31 +3,46 @@
 //! Fields beyond the standard ones (time stamps, VLAN, flow tags, tag matching) are refused.
 
 use crate::completion::{self, Cursor, make, work_completion};
-use crate::errno::{ENOENT, EOPNOTSUPP, fail, fail_null, pointer};
+use crate::errno::{EINVAL, ENOENT, EOPNOTSUPP, fail, fail_null, pointer};
+use crate::memory::domain;
 use crate::sys::*;
 use farlane_sys::sync::lock;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
 use std::thread;
 
-/// Creation flags that change nothing here: a queue may have one user or many.
-const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
+/// Creation flags that change nothing here: a queue may have one user or many, and a program that
+/// wants overruns ignored is one that does not let them happen.
+const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
 
-/// `ibv_create_cq_ex`.
+/// `ibv_create_cq_ex`; `EINVAL` where the domain that it names is no parent domain.
 pub unsafe extern "C" fn create(
     context: *mut ibv_context,
     init: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
     // SAFETY: by the caller's contract.
     let init = unsafe { &*init };
-    let flags = match init.comp_mask {
+    if init.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
+        return fail_null(EOPNOTSUPP);
+    }
+    let flags = match init.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS {
         0 => 0,
-        IBV_CQ_INIT_ATTR_MASK_FLAGS => init.flags,
-        _ => return fail_null(EOPNOTSUPP),
+        _ => init.flags,
     };
     if flags & !FLAGS != 0 || init.wc_flags & !u64::from(IBV_WC_STANDARD_FLAGS) != 0 {
         return fail_null(EOPNOTSUPP);
     }
+    let domain = if init.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD == 0 {
+        None
+    } else if init.parent_domain.is_null() {
+        return fail_null(EINVAL);
+    } else {
+        // SAFETY: by the caller's contract.
+        match unsafe { domain(init.parent_domain) }.enter() {
+            Some(parent) => Some(parent),
+            None => return fail_null(EINVAL),
+        }
+    };
     // SAFETY: by the caller's contract.
     pointer(unsafe {
         make(
@@ -36,6 +51,7 @@ pub unsafe extern "C" fn create(
             init.cq_context,
             init.channel,
             init.comp_vector,
+            domain,
             fill,
         )
     })

@@ -6,6 +6,7 @@ use crate::context::{ContextState, forget};
 use crate::errno::{EOPNOTSUPP, answer, fail_null, pointer};
 use crate::memory;
 use crate::object::{Address, Object, Plain};
+use crate::parent_domain::Use;
 use crate::post_ex::{self, Operations, Posting};
 use crate::qp_attr;
 use crate::sys::*;
@@ -26,6 +27,7 @@ pub(crate) struct State {
     pub(crate) posting: Option<Posting>,
     signal_all: bool,
     shared: Arc<ContextState>,
+    _domain: Option<Use>,
 }
 
 /// Every queue pair has the extended structure: the plain one is its beginning.
@@ -120,6 +122,7 @@ unsafe fn make(
             posting: operations.map(Posting::new),
             signal_all,
             shared: Arc::clone(&domain.shared),
+            _domain: domain.enter(),
         },
     )
     .cast();

@@ -137,8 +137,18 @@ enumerations! {
         IBV_SEND_INLINE = 8,
         IBV_SEND_IP_CSUM = 16,
     }
-    ibv_cq_init_attr_mask: c_uint { IBV_CQ_INIT_ATTR_MASK_FLAGS = 1, }
-    ibv_create_cq_attr_flags: c_uint { IBV_CREATE_CQ_ATTR_SINGLE_THREADED = 1, }
+    ibv_cq_init_attr_mask: c_uint {
+        IBV_CQ_INIT_ATTR_MASK_FLAGS = 1,
+        IBV_CQ_INIT_ATTR_MASK_PD = 2,
+    }
+    ibv_create_cq_attr_flags: c_uint {
+        IBV_CREATE_CQ_ATTR_SINGLE_THREADED = 1,
+        IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN = 2,
+    }
+    ibv_parent_domain_init_attr_mask: c_uint {
+        IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS = 1,
+        IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT = 2,
+    }
 }
 
 layouts! { union:
@@ -733,6 +743,20 @@ layouts! { struct:
         flags: u32,
         parent_domain: *mut ibv_pd,
     }
+    ibv_td_init_attr {
+        comp_mask: u32,
+    }
+    ibv_td {
+        context: *mut ibv_context,
+    }
+    ibv_parent_domain_init_attr {
+        pd: *mut ibv_pd,
+        td: *mut ibv_td,
+        comp_mask: u32,
+        alloc: Unset,
+        free: Unset,
+        pd_context: *mut c_void,
+    }
     verbs_context {
         query_port: Option<
             unsafe extern "C" fn(
@@ -755,9 +779,19 @@ layouts! { struct:
         destroy_flow_action: Unset,
         create_flow_action_esp: Unset,
         modify_qp_rate_limit: Unset,
-        alloc_parent_domain: Unset,
-        dealloc_td: Unset,
-        alloc_td: Unset,
+        alloc_parent_domain: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                attr: *mut ibv_parent_domain_init_attr,
+            ) -> *mut ibv_pd,
+        >,
+        dealloc_td: Option<unsafe extern "C" fn(td: *mut ibv_td) -> c_int>,
+        alloc_td: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                init_attr: *mut ibv_td_init_attr,
+            ) -> *mut ibv_td,
+        >,
         modify_cq: Unset,
         post_srq_ops: Unset,
         destroy_rwq_ind_table: Unset,

@@ -97,7 +97,7 @@ pub const SKIPS: &[Skip] = &[
     },
     Skip {
         reason: "Create QP type 4 is not supported",
-        at_most: 4,
+        at_most: 5,
         because: "no unreliable datagrams",
     },
     Skip {
@@ -112,13 +112,8 @@ pub const SKIPS: &[Skip] = &[
     },
     Skip {
         reason: "Create SRQ is not supported",
-        at_most: 1,
+        at_most: 2,
         because: "no shared receive queues",
-    },
-    Skip {
-        reason: "Parent Domain is not supported on this device",
-        at_most: 5,
-        because: "no parent domains",
     },
     Skip {
         reason: "Rereg MR is not supported",
