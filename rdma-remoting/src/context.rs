@@ -37,7 +37,7 @@ enum Attached {
         _shares: [Share; 2],
     },
     /// Memory of the program.
-    Pin { memory: Region, _share: Share },
+    Pin { memory: Region, _shares: [Share; 3] },
 }
 
 pub(crate) struct Header {
@@ -243,15 +243,20 @@ impl Context {
     /// Makes memory of the program known as pin `region`.
     ///
     /// # Errors
-    /// `EEXIST` for an id in use, `ENOMEM` where it has more extents than the tenant's share.
+    /// `EEXIST` for an id in use, `ENOMEM` where it has more extents, or mappings and files of its
+    /// own, than the tenant's share.
     pub fn attach_pin(&self, region: RegionId, memory: Region) -> Result<(), Errno> {
-        let extents = to_u64(memory.extents());
+        let (extents, own) = (to_u64(memory.extents()), to_u64(memory.own_files()));
+        let take = |of, amount| self.account.take(of, amount).ok_or(Errno::ENOMEM);
         let mut regions = self.regions();
         Self::check_new(&regions, region)?;
-        let share = self.account.take(Resource::Extents, extents);
         let pin = Attached::Pin {
             memory,
-            _share: share.ok_or(Errno::ENOMEM)?,
+            _shares: [
+                take(Resource::Extents, extents)?,
+                take(Resource::Mappings, own)?,
+                take(Resource::Descriptors, own)?,
+            ],
         };
         regions.insert(region, pin);
         Ok(())

@@ -12,6 +12,10 @@ farlane_worker::counters! {
     flushed: "Requests of either kind that were flushed.",
     bytes_out: "Payload bytes written to a peer by sends and RDMA writes.",
     bytes_in: "Payload bytes read from a peer by RDMA reads.",
+    bytes_by_system_call: "Payload bytes copied once, by system calls: between memory of a host \
+        process that is not mapped here and memory that is.",
+    bytes_copied_twice: "Payload bytes copied twice, through a buffer: between host processes \
+        neither of whose memory is mapped here.",
     events: "Completion events raised.",
     sleeps: "Times a worker went to sleep.",
     contexts: "Contexts open now.",

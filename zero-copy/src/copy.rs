@@ -38,6 +38,17 @@ enum SideError {
     Destination(std::io::Error),
 }
 
+/// How bytes were copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyWay {
+    /// Once, between memory that is mapped here.
+    Mapped,
+    /// Once, by system calls: one side is a process's memory.
+    SystemCall,
+    /// Twice, through a buffer: both sides are processes' memory.
+    Buffer,
+}
+
 thread_local! {
     static BOUNCE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
@@ -47,7 +58,8 @@ thread_local! {
 ///
 /// Memory that is mapped here is copied once; between mapped memory and a process it is one
 /// system call for each run; between two processes the bytes pass through a buffer in the cache.
-/// The last byte of the destination becomes visible last, so that a program may poll on it.
+/// The last byte of the destination becomes visible last, so that a program may poll on it. Returns
+/// which of these ways it took.
 ///
 /// # Errors
 /// Which side, and why: bounds, rights, a revocation, or memory that a process does not have. Part
@@ -58,7 +70,7 @@ pub fn copy(
     source: &Region,
     source_offset: u64,
     length: u64,
-) -> Result<(), CopyError> {
+) -> Result<CopyWay, CopyError> {
     let from = source
         .access(source_offset, length, false)
         .map_err(CopyError::Source)?;
@@ -66,22 +78,27 @@ pub fn copy(
         .access(destination_offset, length, true)
         .map_err(CopyError::Destination)?;
     if length == 0 {
-        return Ok(());
+        return Ok(CopyWay::Mapped);
     }
     let total = to_usize(length);
-    match (to.runs(), from.runs()) {
-        (Runs::Mapped(to), Runs::Mapped(from)) => copy_mapped(to, from, total),
+    Ok(match (to.runs(), from.runs()) {
+        (Runs::Mapped(to), Runs::Mapped(from)) => {
+            copy_mapped(to, from, total);
+            CopyWay::Mapped
+        }
         (Runs::Process(process, address), Runs::Mapped(from)) => {
             move_runs(process, address, from, total, true).map_err(SideError::Destination)?;
+            CopyWay::SystemCall
         }
         (Runs::Mapped(to), Runs::Process(process, address)) => {
             move_runs(process, address, to, total, false).map_err(SideError::Source)?;
+            CopyWay::SystemCall
         }
         (Runs::Process(to, to_address), Runs::Process(from, from_address)) => {
             bounce(to, to_address, from, from_address, total)?;
+            CopyWay::Buffer
         }
-    }
-    Ok(())
+    })
 }
 
 /// Copies `bytes` to `destination` at `offset`.

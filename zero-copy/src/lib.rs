@@ -34,7 +34,7 @@ mod view;
 
 pub use address_space::{AddressSpace, Placed};
 pub use atomic::AtomicOp;
-pub use copy::{CopyError, copy, copy_from_slice, copy_to_slice};
+pub use copy::{CopyError, CopyWay, copy, copy_from_slice, copy_to_slice};
 pub use mapping::{Mapping, MappingError, punch_hole};
 pub use pool::{Pool, PoolBuffer, PoolError};
 pub use process::{Process, peer_user};

@@ -3,6 +3,7 @@
 //! A fault in a mapping waits for whoever serves its file: in a file of FUSE, or of a server that
 //! is gone, for ever, and with it the thread that has touched it.
 
+use farlane_abi::PAGE_BYTES;
 use farlane_abi::width::halves;
 use rustix::fs::{AtFlags, FileType, OFlags, SealFlags, Stat, StatxFlags, fstat, fstatfs, statx};
 
@@ -132,6 +133,13 @@ pub fn check_ram(file: BorrowedFd<'_>, range: (u64, u64)) -> Result<(), MemoryFi
 /// Bytes of a file.
 pub(crate) fn size_of(stat: &Stat) -> Result<u64, MemoryFileError> {
     Ok(u64::try_from(stat.st_size).map_err(|_| Errno::OVERFLOW)?)
+}
+
+/// Bytes of the pages that a file of memory consists of: those of hugetlbfs are huge.
+pub(crate) fn page_bytes(file: BorrowedFd<'_>) -> Result<u64, MemoryFileError> {
+    // Of hugetlbfs the block is the page; of tmpfs it may be the largest page that it tries for.
+    let block = u64::try_from(fstat(file)?.st_blksize).map_err(|_| Errno::OVERFLOW)?;
+    Ok(block.max(PAGE_BYTES))
 }
 
 /// Whether a file lies on a disk of this host: nobody else is asked for that.

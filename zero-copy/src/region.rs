@@ -162,16 +162,48 @@ impl Region {
         if !memory_file::check(fd.as_fd(), (0, length), writable, Source::Peer)? {
             return Err(RegionError::Shrinks { length });
         }
-        let mapping = Mapping::new(fd.as_fd(), 0, length, writable)?;
+        Self::map_file(fd, 0, length, writable)
+    }
+
+    /// `length` bytes at `offset` of a file of memory that another process has mapped, too. What it
+    /// takes away of the file is zeroes here, see [`fault`](crate::fault).
+    ///
+    /// # Errors
+    /// No bytes, see [`RegionError::File`]; what `mmap` says.
+    pub fn from_file(
+        fd: OwnedFd,
+        offset: u64,
+        length: u64,
+        writable: bool,
+    ) -> Result<Self, RegionError> {
+        if length == 0 {
+            return Err(RegionError::Empty);
+        }
+        memory_file::check(fd.as_fd(), (offset, length), writable, Source::Peer)?;
+        Self::map_file(fd, offset, length, writable)
+    }
+
+    /// Maps bytes of a file that was checked to have them.
+    fn map_file(
+        fd: OwnedFd,
+        offset: u64,
+        length: u64,
+        writable: bool,
+    ) -> Result<Self, RegionError> {
+        // Whole pages of the file's: huge ones are neither mapped nor unmapped in parts.
+        let page = memory_file::page_bytes(fd.as_fd())?;
+        let skip = offset % page;
+        let pages = (skip + length).div_ceil(page).saturating_mul(page);
+        let mapping = Mapping::new(fd.as_fd(), offset - skip, pages, writable)?;
         Ok(Self::new(
             Memory::Mapped(vec![Piece {
                 start: 0,
                 length,
                 guest: None,
-                offset: 0,
+                offset: to_usize(skip),
                 mapping: Arc::new(mapping),
                 file: Arc::new(fd),
-                file_offset: 0,
+                file_offset: offset,
             }]),
             length,
             writable,

@@ -184,6 +184,44 @@ fn a_file_that_could_shrink_is_refused() {
 }
 
 #[test]
+fn bytes_of_a_file_are_a_region_wherever_they_lie_in_it() {
+    let fd = memfd(3 * PAGE);
+    let same = || fd.try_clone().unwrap();
+    for (offset, length) in [
+        (0, 3 * PAGE + 1),
+        (3 * PAGE, 1),
+        (u64::MAX, 2),
+        (1 << 40, PAGE),
+    ] {
+        assert!(matches!(
+            Region::from_file(same(), offset, length, true),
+            Err(RegionError::File(_))
+        ));
+    }
+    assert!(matches!(
+        Region::from_file(same(), 8, 0, true),
+        Err(RegionError::Empty)
+    ));
+    let region = Region::from_file(same(), PAGE + 100, PAGE, true).unwrap();
+    assert_eq!(
+        (region.len(), region.extents(), region.own_files()),
+        (PAGE, 1, 1)
+    );
+    copy_from_slice(&region, PAGE - 3, b"abc").unwrap();
+    assert!(copy_from_slice(&region, PAGE - 2, b"abc").is_err());
+    let mut bytes = [0; 4];
+    rustix::io::pread(&fd, &mut bytes, 2 * PAGE + 97).unwrap();
+    assert_eq!(&bytes, b"abc\0");
+    // The same bytes at another offset, once: nothing is between them.
+    let whole = Region::from_file(fd, 0, 3 * PAGE, false).unwrap();
+    let way = copy(&region, 0, &whole, 2 * PAGE + 97, 3).unwrap();
+    assert_eq!(way, CopyWay::Mapped);
+    copy_to_slice(&whole, PAGE + 100, &mut bytes[..3]).unwrap();
+    assert_eq!(&bytes, b"abc\0");
+    assert!(copy(&whole, 0, &region, 0, 1).is_err());
+}
+
+#[test]
 fn a_process_is_reached_where_it_has_memory_and_nowhere_else() {
     let process = Process::current().unwrap();
     let mut mine = vec![7u8; 300_000];

@@ -370,6 +370,28 @@ fn a_hostile_process_is_refused_and_leaves_nothing_behind() {
                 of(Errno::EINVAL)
             );
         }
+        // Memory that is a file's, which is none, or shorter, or a VM's way to name it.
+        let shared = Request {
+            op: OP_ATTACH.into(),
+            kind: KIND_SHARED.into(),
+            flags: FLAG_WRITABLE.into(),
+            region: 9.into(),
+            address: 0x7fff.into(),
+            length: 1.into(),
+            ..Request::default()
+        };
+        assert_eq!(say(&socket, shared.as_bytes(), &[soft.as_fd()]), Some(0));
+        let beyond = Request {
+            region: 10.into(),
+            length: 2.into(),
+            ..shared
+        };
+        for (request, fd) in [(&beyond, &soft), (&shared, &null), (&shared, &one)] {
+            assert_eq!(
+                say(&socket, request.as_bytes(), &[fd.as_fd()]),
+                of(Errno::EINVAL)
+            );
+        }
         // Events that are none.
         let bind = Request {
             op: OP_BIND_EVENT.into(),

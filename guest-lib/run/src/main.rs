@@ -23,12 +23,18 @@ const FAILED: u8 = 125;
 #[command(
     name = "farlane-run",
     version,
-    override_usage = "farlane-run [--socket PATH] [--io] PROG [ARGS]..."
+    override_usage = "farlane-run [--socket PATH] [--share-memory] [--io] PROG [ARGS]..."
 )]
 struct Arguments {
     /// Use the backend that listens at this UNIX socket, instead of only the devices of this VM.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+
+    /// On the host, let the backend map private memory of the program while it is registered, so
+    /// that a transfer between two processes copies it once: whole pages, 64 KiB or more. A child
+    /// of the program shares them meanwhile. In a VM memory is mapped anyway.
+    #[arg(long)]
+    share_memory: bool,
 
     /// Serve its reads and writes of files with buffers in device memory, too.
     #[arg(long)]
@@ -100,6 +106,9 @@ fn run(arguments: &Arguments) -> Result<std::convert::Infallible, Failure> {
             .into());
         }
         command.env("FARLANE_SOCKET", socket);
+    }
+    if arguments.share_memory {
+        command.env("FARLANE_SHARE_MEMORY", "1");
     }
     if arguments.io {
         command.env(library::PRELOAD_VARIABLE, library::preload()?);

@@ -19,10 +19,12 @@ mod error;
 mod fork;
 pub mod guard;
 mod map;
+mod maps;
 mod packet;
 mod quiet;
 mod region;
 mod region_ids;
+mod shared_memory;
 pub mod socket;
 mod watch;
 
@@ -36,6 +38,7 @@ pub use fork::Origin;
 pub use map::Map;
 pub use quiet::{spawn_quiet, with_signals_blocked};
 pub use region::{Mapping, Pin, Segment};
+pub use shared_memory::SHARE_VARIABLE;
 
 /// What a transport knows about its device without asking the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

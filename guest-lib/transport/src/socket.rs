@@ -2,6 +2,7 @@
 
 use crate::packet::exchange;
 use crate::region_ids::RegionIds;
+use crate::shared_memory::{Lease, SHARE_VARIABLE, sealed_memory, shared_memory};
 use crate::watch::{Fate, Watcher, signal};
 use crate::{Map, Origin, PinKind, Transport, TransportError, TransportInfo};
 use farlane_abi::PAGE_BYTES;
@@ -9,13 +10,11 @@ use farlane_abi::config::{ABI_VERSION, FEATURE_WINDOW};
 use farlane_abi::control::{self, Reply, Request};
 use farlane_sys::sync::lock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, fstat, ftruncate,
-    memfd_create,
-};
+use rustix::fs::{fcntl_getfl, fcntl_setfl, fstat};
 use rustix::io::Errno as Os;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{PTracer, Pid, set_ptracer};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -31,6 +30,10 @@ pub struct SocketTransport {
     exchanging: Mutex<()>,
     doorbell: OwnedFd,
     regions: Mutex<RegionIds>,
+    /// What keeps the memory of pins shared, by the region's id.
+    leases: Mutex<HashMap<u32, Lease>>,
+    /// Whether private memory may become shared.
+    may_move: bool,
     fate: Arc<Fate>,
     origin: Origin,
 }
@@ -87,6 +90,8 @@ impl SocketTransport {
             exchanging: Mutex::new(()),
             doorbell,
             regions: Mutex::new(RegionIds::default()),
+            leases: Mutex::default(),
+            may_move: std::env::var_os(SHARE_VARIABLE).is_some_and(|value| value == "1"),
             fate,
             origin: Origin::here(),
         })
@@ -149,7 +154,8 @@ impl Transport for SocketTransport {
 
     fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), TransportError> {
         let length = (length as u64).next_multiple_of(PAGE_BYTES);
-        let memory = sealed_memory(length)?;
+        let memory = sealed_memory(c"farlane-segment", length)
+            .map_err(|source| TransportError::os("memfd_create", source))?;
         let map = Arc::new(Map::shared(memory.as_fd(), 0, to_usize(length)?)?);
         let request = Request {
             kind: control::KIND_SEGMENT.into(),
@@ -176,14 +182,30 @@ impl Transport for SocketTransport {
             return Err(TransportError::Refused { what, errno });
         }
         let flags = if writable { control::FLAG_WRITABLE } else { 0 };
-        let request = Request {
+        let pin = Request {
             kind: control::KIND_PIN.into(),
             flags: flags.into(),
             address: (address as u64).into(),
             length: (length as u64).into(),
             ..Request::default()
         };
-        self.attach(what, &request, &[])
+        // SAFETY: mapped, as promised; who lets memory move does not write it now.
+        let shared = unsafe { shared_memory(address, length, writable, self.may_move) };
+        if let Some(shared) = shared {
+            let request = Request {
+                kind: control::KIND_SHARED.into(),
+                address: shared.offset.into(),
+                ..pin
+            };
+            // What the backend cannot map is memory of this process as ever.
+            if let Ok(region) = self.attach(what, &request, &[shared.file.as_fd()]) {
+                if let Some(lease) = shared.into_lease() {
+                    lock(&self.leases).insert(region, lease);
+                }
+                return Ok(region);
+            }
+        }
+        self.attach(what, &pin, &[])
     }
 
     fn detach(&self, region: u32) -> Result<(), TransportError> {
@@ -192,7 +214,10 @@ impl Transport for SocketTransport {
             region: region.into(),
             ..Request::default()
         };
-        self.request("Detaching a region", &request, &[])?;
+        let detached = self.request("Detaching a region", &request, &[]);
+        let lease = lock(&self.leases).remove(&region);
+        drop(lease);
+        detached?;
         let mut ids = lock(&self.regions);
         ids.give(region);
         Ok(())
@@ -296,19 +321,6 @@ fn let_backend_reach_memory(process: u64) {
     if let Some(process) = i32::try_from(process).ok().and_then(Pid::from_raw) {
         let _ = set_ptracer(PTracer::ProcessID(process));
     }
-}
-
-/// Memory that neither side can shrink under the other's feet.
-fn sealed_memory(length: u64) -> Result<OwnedFd, TransportError> {
-    let memory = memfd_create(
-        "farlane-segment",
-        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-    )
-    .map_err(|source| TransportError::os("memfd_create", source))?;
-    ftruncate(&memory, length).map_err(|source| TransportError::os("ftruncate", source))?;
-    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    fcntl_add_seals(&memory, seals).map_err(|source| TransportError::os("fcntl", source))?;
-    Ok(memory)
 }
 
 fn to_usize(length: u64) -> Result<usize, TransportError> {

@@ -118,6 +118,35 @@ impl Run<'_> {
             || Ok(rate(Times::take(TRANSFERS, || ha.write(hb, TRANSFER))?)),
             || Ok(rate(child.write(ha.buffer, TRANSFER)?)),
         )?;
+        // Host processes with memory that the backend has mapped, on both sides and on one.
+        let shared = [
+            End::sharing(&self.daemon.host())?,
+            End::sharing(&self.daemon.host())?,
+        ];
+        connect(&shared[0], &shared[1])?;
+        let half = [
+            End::on_host(&self.daemon.host())?,
+            End::sharing(&self.daemon.host())?,
+        ];
+        connect(&half[0], &half[1])?;
+        let between_shared = versus(
+            Bar::AtLeast(0.85),
+            || {
+                Ok(rate(Times::take(TRANSFERS, || {
+                    shared[0].write(&shared[1], TRANSFER)
+                })?))
+            },
+            || Ok(rate(child.write(ha.buffer, TRANSFER)?)),
+        )?;
+        let to_shared = versus(
+            Bar::AtLeast(0.85),
+            || {
+                Ok(rate(Times::take(TRANSFERS, || {
+                    half[0].write(&half[1], TRANSFER)
+                })?))
+            },
+            || Ok(rate(child.write(ha.buffer, TRANSFER)?)),
+        )?;
         for (what, reference, found) in [
             ("1 MiB write, memory mapped / memcpy", "memcpy", mapped),
             (
@@ -129,6 +158,16 @@ impl Run<'_> {
                 "1 MiB write, host socket to host socket / process_vm_writev",
                 "process_vm_writev",
                 between,
+            ),
+            (
+                "1 MiB write, host socket to host socket, one's memory shared / process_vm_writev",
+                "process_vm_writev",
+                to_shared,
+            ),
+            (
+                "1 MiB write, host socket to host socket, both memories shared / process_vm_writev",
+                "process_vm_writev",
+                between_shared,
             ),
         ] {
             self.report.compared(what, "GiB/s", reference, &found);

@@ -132,6 +132,8 @@ pub struct Host {
     socket: PathBuf,
     logs: PathBuf,
     started: AtomicU32,
+    /// Whether programs share the memory that they register.
+    share_memory: bool,
 }
 
 impl Host {
@@ -143,16 +145,29 @@ impl Host {
             socket: socket.into(),
             logs: logs.into(),
             started: AtomicU32::new(0),
+            share_memory: false,
+        }
+    }
+
+    /// The same, whose programs run with `farlane-run --share-memory`.
+    pub fn sharing_memory(self) -> Self {
+        Self {
+            share_memory: true,
+            ..self
         }
     }
 }
 
 impl Place for Host {
     fn spawn(&self, line: &str) -> Result<Box<dyn Running + '_>> {
+        let line = &match self.share_memory {
+            true => line.replacen("farlane-run", "farlane-run --share-memory", 1),
+            false => line.to_owned(),
+        };
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let program = line
             .split_whitespace()
-            .find(|word| *word != "farlane-run")
+            .find(|word| !matches!(*word, "farlane-run" | "--share-memory"))
             .and_then(|word| Path::new(word).file_name()?.to_str())
             .unwrap_or("program");
         let output = self.logs.join(format!("host-{number}-{program}.log"));

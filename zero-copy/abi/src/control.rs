@@ -19,7 +19,7 @@ pub const OP_OPEN: u32 = 1;
 /// `EAGAIN` says that I/O under way still does, and that the driver is to ask again.
 pub const OP_CLOSE: u32 = 2;
 /// Makes `length` bytes known as region `region` of the context, see [`Request`]. On the host
-/// socket a segment comes with its memfd.
+/// socket a segment comes with its memfd, and [`KIND_SHARED`] with its file.
 pub const OP_ATTACH: u32 = 3;
 /// Further extents of a region whose `ATTACH` did not hold them all.
 pub const OP_ATTACH_MORE: u32 = 4;
@@ -47,6 +47,11 @@ pub const KIND_PIN: u32 = 2;
 /// `ATTACH`: memory of a device, such as a BAR, that the process has mapped. Only backends with
 /// [`crate::config::FEATURE_TUNNEL`] take it.
 pub const KIND_DEVICE: u32 = 3;
+/// `ATTACH`, host socket only: memory of the process that is a shared mapping of a file of memory
+/// (a memfd, a file of tmpfs or hugetlbfs). The file comes with it; `address` is the offset of the
+/// first byte in the file. The backend maps it too, instead of reaching it by system calls as a
+/// pin.
+pub const KIND_SHARED: u32 = 4;
 
 /// `ATTACH`: the backend may write the memory.
 pub const FLAG_WRITABLE: u32 = 1 << 0;
@@ -90,8 +95,8 @@ wire! {
         pub flags: U32,
         /// Number of extents that follow in this request.
         pub extents: U32,
-        /// `ATTACH` of a pin: the user address of the first byte. `WINDOW_MAP`: offset in the
-        /// window.
+        /// `ATTACH` of a pin: the user address of the first byte, of [`KIND_SHARED`]: its offset
+        /// in the file. `WINDOW_MAP`: offset in the window.
         pub address: U64,
         /// Length in bytes.
         pub length: U64,

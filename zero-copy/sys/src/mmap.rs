@@ -1,7 +1,8 @@
 //! Memory mappings that unmap themselves.
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
+use rustix::mm::{madvise, mmap, mmap_anonymous, mremap_fixed, munmap};
 use std::os::fd::AsFd;
 use std::ptr::{NonNull, null_mut};
 
@@ -105,6 +106,26 @@ impl Mmap {
             )
         }
         .map(drop)
+    }
+
+    /// Moves it to `address`, where it takes the place of what was mapped there, and stays.
+    ///
+    /// # Errors
+    /// What `mremap` says; it is unmapped then, and what was at `address` may be, too.
+    ///
+    /// # Safety
+    /// `length` bytes at `address` are the caller's, to be replaced.
+    pub unsafe fn move_to(self, address: usize) -> Result<(), Errno> {
+        let mapping = std::mem::ManuallyDrop::new(self);
+        let (base, length) = (mapping.base.as_ptr().cast(), mapping.length);
+        let to = std::ptr::with_exposed_provenance_mut(address);
+        // SAFETY: ours, whole, and nobody has pointers into it any more; the target is the
+        // caller's.
+        let moved = unsafe { mremap_fixed(base, length, length, MremapFlags::MAYMOVE, to) };
+        if moved.is_err() {
+            drop(std::mem::ManuallyDrop::into_inner(mapping));
+        }
+        moved.map(drop)
     }
 
     /// Keeps it from children of this process, which have nothing at its addresses then. Whoever

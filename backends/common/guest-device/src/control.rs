@@ -473,6 +473,8 @@ impl Control {
                 runs: extents,
                 writable,
             },
+            // Refused where it is parsed: a VM sends no file.
+            Kind::Shared { .. } => return Err(Errno::EINVAL),
         })
     }
 

@@ -6,10 +6,10 @@
 
 pub use crate::contexts::WindowRange;
 use farlane_abi::control::{
-    Extent, FLAG_PHONY, FLAG_WRITABLE, KIND_DEVICE, KIND_PIN, KIND_SEGMENT, MAX_EVENTS,
-    MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES, MAX_SEGMENT_BYTES, OP_ATTACH, OP_ATTACH_MORE,
-    OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN, OP_PING, OP_UNBIND_EVENT, OP_WINDOW_MAP,
-    OP_WINDOW_UNMAP, Request,
+    Extent, FLAG_PHONY, FLAG_WRITABLE, KIND_DEVICE, KIND_PIN, KIND_SEGMENT, KIND_SHARED,
+    MAX_EVENTS, MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES, MAX_SEGMENT_BYTES, OP_ATTACH,
+    OP_ATTACH_MORE, OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN, OP_PING, OP_UNBIND_EVENT,
+    OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
 };
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::zerocopy::FromBytes as _;
@@ -39,6 +39,11 @@ pub enum Kind {
         /// Whether the backend may write it.
         writable: bool,
     },
+    /// Memory of a process of this host that is a mapping of the file that comes with it.
+    Shared {
+        /// Whether the backend may write it.
+        writable: bool,
+    },
 }
 
 impl Kind {
@@ -56,7 +61,7 @@ pub struct NewRegion {
     pub region: RegionId,
     /// What it is for.
     pub kind: Kind,
-    /// User address of the first byte.
+    /// User address of the first byte, of [`Kind::Shared`] its offset in the file.
     pub address: u64,
     /// Length in bytes, within its kind's limit.
     pub length: u64,
@@ -113,7 +118,7 @@ pub enum HostRequest {
     },
     /// Closes it.
     Close,
-    /// Makes memory known. A segment comes with its memfd.
+    /// Makes memory known. A segment comes with its memfd, shared memory with its file.
     Attach(NewRegion),
     /// Takes a region away.
     Detach {
@@ -145,7 +150,10 @@ impl HostRequest {
         match self {
             Self::Open { .. } => 2,
             Self::BindEvent { .. } => 1,
-            Self::Attach(new) if new.kind == Kind::Segment => 1,
+            Self::Attach(new) => match new.kind {
+                Kind::Segment | Kind::Shared { .. } => 1,
+                Kind::Pin { .. } | Kind::Phony | Kind::Device { .. } => 0,
+            },
             _ => 0,
         }
     }
@@ -174,6 +182,10 @@ pub fn parse(bytes: &[u8]) -> Result<ControlRequest, Errno> {
         OP_PING => return Ok(ControlRequest::Ping),
         OP_ATTACH => {
             let new = parse_new(&request)?;
+            // No file comes from a VM.
+            if matches!(new.kind, Kind::Shared { .. }) {
+                return Err(Errno::EINVAL);
+            }
             check_extents(&extents, new.length)?;
             ContextRequest::Attach { new, extents }
         }
@@ -273,6 +285,7 @@ fn parse_new(request: &Request) -> Result<NewRegion, Errno> {
         (KIND_PIN, false) => (Kind::Pin { writable }, MAX_REGION_BYTES),
         (KIND_PIN, true) => (Kind::Phony, MAX_REGION_BYTES),
         (KIND_DEVICE, false) => (Kind::Device { writable }, MAX_REGION_BYTES),
+        (KIND_SHARED, false) => (Kind::Shared { writable }, MAX_REGION_BYTES),
         _ => return Err(Errno::EINVAL),
     };
     let length = request.length.get();
@@ -446,6 +459,14 @@ mod tests {
             ..open
         };
         assert_eq!(parse_host(vm_only.as_bytes()), Err(Errno::EOPNOTSUPP));
+        let shared = Request {
+            op: OP_ATTACH.into(),
+            kind: KIND_SHARED.into(),
+            length: 1.into(),
+            ..open
+        };
+        assert_eq!(parse(shared.as_bytes()), Err(Errno::EINVAL));
+        assert_eq!(parse_host(shared.as_bytes()).unwrap().descriptors(), 1);
         let event = Request {
             region: MAX_EVENTS.into(),
             ..host_only
@@ -489,6 +510,7 @@ mod tests {
                     let most = match new.kind {
                         Kind::Segment => MAX_SEGMENT_BYTES,
                         Kind::Pin { .. } | Kind::Phony | Kind::Device { .. } => MAX_REGION_BYTES,
+                        Kind::Shared { .. } => panic!("a VM has sent no file"),
                     };
                     prop_assert!(new.region.get() < MAX_REGIONS);
                     prop_assert!((1..=most).contains(&new.length));

@@ -277,24 +277,29 @@ impl Open {
         host: &HostState,
         process: &Arc<Process>,
         new: &NewRegion,
-        memfd: Option<OwnedFd>,
+        file: Option<OwnedFd>,
     ) -> Result<(), Errno> {
         if self.regions >= MAX_REGIONS {
             return Err(Errno::ENOSPC);
         }
         match new.kind {
             Kind::Segment => {
-                let memfd = memfd.ok_or(Errno::EPROTO)?;
-                let memory = Region::from_memfd(memfd, new.length, true);
+                let file = file.ok_or(Errno::EPROTO)?;
+                let memory = Region::from_memfd(file, new.length, true);
                 let memory = memory.map_err(|e| region_errno(&e))?;
-                if let Some(nodes) = &host.nodes {
-                    nodes.locate(&memory);
-                }
+                host.locate(&memory);
                 self.context.attach_segment(new.region, memory)?;
             }
             Kind::Pin { writable } => {
                 let memory = Region::from_process(process, new.address, new.length, writable);
                 let memory = memory.map_err(|e| region_errno(&e))?;
+                self.context.attach_pin(new.region, memory)?;
+            }
+            Kind::Shared { writable } => {
+                let file = file.ok_or(Errno::EPROTO)?;
+                let memory = Region::from_file(file, new.address, new.length, writable);
+                let memory = memory.map_err(|e| region_errno(&e))?;
+                host.locate(&memory);
                 self.context.attach_pin(new.region, memory)?;
             }
             Kind::Phony | Kind::Device { .. } => return Err(Errno::EOPNOTSUPP),

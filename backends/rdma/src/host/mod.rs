@@ -18,7 +18,7 @@ use farlane_daemon::warn_limited;
 use farlane_guest_device::control::RequestCounters;
 use farlane_rdma_remoting::{Port, Resource, Server};
 use farlane_sys::closing::Closing;
-use farlane_zero_copy::Process;
+use farlane_zero_copy::{Process, Region};
 use rustix::event::epoll;
 use rustix::net::SocketFlags;
 use std::collections::{BTreeMap, VecDeque};
@@ -86,6 +86,13 @@ pub(crate) struct HostState {
 }
 
 impl HostState {
+    /// Finds out on which node mapped memory lies, where that is asked for.
+    fn locate(&self, memory: &Region) {
+        if let Some(nodes) = &self.nodes {
+            nodes.locate(memory);
+        }
+    }
+
     /// Whether so much of a sender's waits to be closed that nothing more of its is taken.
     fn is_full(&self, sender: Sender) -> bool {
         let most = match sender {

@@ -1,8 +1,9 @@
 //! Moving a message between two lists of memory parts.
 
+use crate::counters::{Counters, count};
 use crate::memory::Part;
 use farlane_abi::width::to_usize;
-use farlane_zero_copy::{CopyError, RegionError, copy, copy_from_slice};
+use farlane_zero_copy::{CopyError, CopyWay, RegionError, copy, copy_from_slice};
 
 /// Where a message comes from.
 #[derive(Clone, Copy, Debug)]
@@ -67,8 +68,10 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Moves `length` bytes of a message from its byte `offset` on.
+/// Moves `length` bytes of a message from its byte `offset` on, and counts those that were not
+/// copied between mapped memory.
 pub fn move_message(
+    counters: &Counters,
     destination: &[Part],
     source: Source<'_>,
     offset: u64,
@@ -97,7 +100,11 @@ pub fn move_message(
                     (to.peek(left), from.peek(left))
             {
                 let run = to_run.min(from_run);
-                copy(&to_part.region, to_at, &from_part.region, from_at, run)?;
+                match copy(&to_part.region, to_at, &from_part.region, from_at, run)? {
+                    CopyWay::Mapped => {}
+                    CopyWay::SystemCall => count(&counters.bytes_by_system_call, run),
+                    CopyWay::Buffer => count(&counters.bytes_copied_twice, run),
+                }
                 to.advance(run);
                 from.advance(run);
                 left -= run;
@@ -161,7 +168,7 @@ mod tests {
             let mut offset = 0;
             while offset < length {
                 let n = chunk.min(length - offset);
-                move_message(&to, source, offset, n).unwrap();
+                move_message(&Counters::default(), &to, source, offset, n).unwrap();
                 offset += n;
             }
             let n = usize::try_from(length).unwrap();

@@ -92,7 +92,9 @@ impl<'a> Message<'a> {
                 .open_receive(self.peer, transfer.length.into())?;
         }
         let n = transfer.share(budget);
-        match move_message(self.responder.parts(), self.source(), transfer.done, n) {
+        let counters = &self.peer.counters;
+        let parts = self.responder.parts();
+        match move_message(counters, parts, self.source(), transfer.done, n) {
             Ok(()) => Ok(transfer.advance(n)),
             Err(Failed::Source(e)) => {
                 log::debug!("Send: local memory: {e}");
@@ -132,9 +134,16 @@ impl<'a> Message<'a> {
             wanted,
         )?;
         let remote = std::slice::from_ref(&remote);
+        let counters = &self.peer.counters;
         let moved = match read {
-            true => move_message(self.parts, Source::Parts(remote), transfer.done, n),
-            false => move_message(remote, self.source(), transfer.done, n),
+            true => move_message(
+                counters,
+                self.parts,
+                Source::Parts(remote),
+                transfer.done,
+                n,
+            ),
+            false => move_message(counters, remote, self.source(), transfer.done, n),
         };
         match (moved, read) {
             (Ok(()), _) => Ok(transfer.advance(n)),

@@ -1,12 +1,15 @@
 //! The same programs between two processes of this machine, over the daemon's host socket: RDMA for
 //! containers.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use farlane_kit::packages;
 use farlane_kit::report::Report;
+use std::path::Path;
 
 use super::rdma_perftest::perftests;
 use super::rdma_pingpong::{device_info, ping_pongs};
+use crate::farlane::Farlane;
+use crate::metrics::Metrics;
 use crate::place::{Host, Over};
 use crate::run::Run;
 use crate::tools::{Ends, Program};
@@ -83,8 +86,42 @@ pub fn on_host(
     perftests(run, ends, perftest, report)?;
     if !perftest.is_empty() {
         qperf(&host, report)?;
+        sharing(run, farlane, &socket, report)?;
     }
     backend.stop()
+}
+
+/// Transfers between processes that share what they register: the daemon copies all of it between
+/// mapped memory. Beside each, how often the bytes of one that does not share are copied.
+fn sharing(run: &Run<'_>, farlane: &Farlane, socket: &Path, report: &mut Report) -> Result<()> {
+    let host = || Host::new(farlane.programs(), socket, run.logs());
+    let (private, sharing) = (host(), host().sharing_memory());
+    for (name, server, client, counts) in [
+        ("private to private", &private, &private, [false, true]),
+        ("private to shared", &sharing, &private, [true, false]),
+        ("shared to shared", &sharing, &sharing, [false, false]),
+    ] {
+        let ends = Ends {
+            name,
+            server,
+            client,
+        };
+        let copied = || {
+            let metrics = Metrics::read(&run.metrics(), "farlane_rdma_")?;
+            let of = |name| metrics.sum(name);
+            anyhow::Ok([of("bytes_by_system_call")?, of("bytes_copied_twice")?])
+        };
+        let before = copied()?;
+        perftests(run, ends, &["ib_write_bw -s 1048576 -n 500"], report)?;
+        let grown: Vec<_> = std::iter::zip(copied()?, before)
+            .map(|(after, before)| after > before)
+            .collect();
+        ensure!(
+            grown == counts,
+            "{name}: bytes copied by system calls, and twice: {grown:?}, expected {counts:?}"
+        );
+    }
+    Ok(())
 }
 
 fn qperf(host: &Host, report: &mut Report) -> Result<()> {
