@@ -2,6 +2,7 @@
 
 use crate::interface::Interface;
 use crate::options::{HostOption, NetOptions, Options};
+use crate::pairs::PairCount;
 use crate::port::Port;
 use crate::port::tap::Tap;
 use crate::port::xdp::{self, Xdp};
@@ -95,11 +96,12 @@ impl Daemon for NetDaemon {
 
 /// What an interface is connected to.
 fn open_port(net: &NetOptions, options: &Options) -> anyhow::Result<Box<dyn Port>> {
+    let queues = PairCount(net.queues);
     Ok(match &net.host {
-        HostOption::Tap(name) => Box::new(Tap::open(name, net.queues, net.mtu)?),
+        HostOption::Tap(name) => Box::new(Tap::open(name, queues, net.mtu)?),
         HostOption::Xdp(name, mode) => {
             let node = xdp::node_of(&options.locality.sysfs(), name);
-            Box::new(Xdp::open(name, net.queues, *mode, node)?)
+            Box::new(Xdp::open(name, queues, *mode, node)?)
         }
     })
 }

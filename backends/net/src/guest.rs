@@ -5,6 +5,7 @@ use crate::control::filter::Filter;
 use crate::control::{Control, ControlError, Effect};
 use crate::flow::FlowTable;
 use crate::interface::Interface;
+use crate::pairs::PairCount;
 use crate::port::Offloads;
 use farlane_daemon::warn_limited;
 use farlane_sys::sync::{lock, read, write};
@@ -72,7 +73,7 @@ impl Guest {
         if features & feature::CTRL_VQ == 0 {
             // Whoever has the control queue sees to it.
             self.set_filter(None);
-            self.set_wanted(0);
+            self.set_wanted(PairCount::NONE);
         }
     }
 
@@ -89,7 +90,11 @@ impl Guest {
         self.announces.store(false, Ordering::Release);
         self.set_offloads(features);
         // 5.1.6.5.5: one pair until it says otherwise.
-        self.set_wanted(if features & feature::MQ == 0 { 0 } else { 1 });
+        self.set_wanted(if features & feature::MQ == 0 {
+            PairCount::NONE
+        } else {
+            PairCount::ONE
+        });
     }
 
     /// Does a command of its.
@@ -160,27 +165,28 @@ impl Guest {
     }
 
     /// The receive queues of so many pairs are served.
-    pub fn set_served(&self, pairs: u16) {
-        self.served.store(pairs, Ordering::Release);
+    pub fn set_served(&self, pairs: PairCount) {
+        self.served.store(pairs.0, Ordering::Release);
         self.spread();
     }
 
-    fn set_wanted(&self, pairs: u16) {
-        self.wanted.store(pairs, Ordering::Release);
+    fn set_wanted(&self, pairs: PairCount) {
+        self.wanted.store(pairs.0, Ordering::Release);
         self.spread();
     }
 
     /// Tells whoever spreads frames how many pairs are in use.
     fn spread(&self) {
         let _turn = lock(&self.spreading);
-        let served = self.served.load(Ordering::Acquire);
-        let pairs = match self.wanted.load(Ordering::Acquire) {
-            0 => served,
+        let count = |pairs: &AtomicU16| PairCount(pairs.load(Ordering::Acquire));
+        let served = count(&self.served);
+        let pairs = match count(&self.wanted) {
+            PairCount::NONE => served,
             wanted => wanted.min(served),
         };
         if let Some(table) = &self.table {
             table.set_queues(pairs);
-            self.interface.port.spread(pairs.max(1));
+            self.interface.port.spread(pairs.max(PairCount::ONE));
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::bits::{Config, DUPLEX_UNKNOWN, SPEED_UNKNOWN, feature, status};
 use crate::counters::Counters;
 use crate::flow::FlowTable;
+use crate::pairs::PairCount;
 use crate::port::Port;
 use farlane_daemon::locality::Locality;
 use farlane_daemon::log_limit::LogLimit;
@@ -95,7 +96,7 @@ impl Interface {
 
     /// Queue pairs.
     #[must_use]
-    pub fn pairs(&self) -> u16 {
+    pub fn pairs(&self) -> PairCount {
         self.port.queues()
     }
 
@@ -163,7 +164,7 @@ impl Interface {
             (offloads.tso4, feature::HOST_TSO4 | feature::GUEST_TSO4),
             (offloads.tso6, feature::HOST_TSO6 | feature::GUEST_TSO6),
             (offloads.ecn, feature::HOST_ECN | feature::GUEST_ECN),
-            (self.pairs() > 1, feature::MQ),
+            (self.pairs() > PairCount::ONE, feature::MQ),
         ];
         for (there, bits) in both {
             if there {
@@ -181,7 +182,7 @@ impl Interface {
         Config {
             mac: self.mac,
             status: status.into(),
-            pairs: self.pairs().into(),
+            pairs: self.pairs().0.into(),
             mtu: self.port.mtu().into(),
             speed: SPEED_UNKNOWN.into(),
             duplex: DUPLEX_UNKNOWN,

@@ -3,6 +3,7 @@
 //! * [`daemon`]: the daemon; `options`: the command line.
 //! * [`port`]: where frames come from and go to on the host.
 //! * [`interface`]: an interface; [`session`]: as a VMM's front-end sees it.
+//! * [`pairs`]: queue pairs by number.
 //! * `worker`: the thread of a queue pair, which moves frames; `header`: what a guest's frames ask
 //!   for.
 //! * `guest`: what a VM's driver has set.
@@ -23,6 +24,7 @@ mod header;
 pub mod interface;
 pub mod offload;
 mod options;
+pub mod pairs;
 pub mod port;
 pub mod session;
 mod worker;

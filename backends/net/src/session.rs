@@ -5,8 +5,9 @@ use crate::counters::count;
 use crate::flow::{self, FlowTable};
 use crate::guest::Guest;
 use crate::interface::{Interface, Watcher};
+use crate::pairs::{NetQueue, PairCount, PairId, Side};
 use crate::port::Offloads;
-use crate::worker::{ControlWorker, Framing, Pair, Side, Worker};
+use crate::worker::{ControlWorker, Framing, Pair, Worker};
 use farlane_daemon::placement::VmPlacement;
 use farlane_vhost_user::bits::feature as common;
 use farlane_vhost_user::channel::Channel;
@@ -40,15 +41,31 @@ impl Watcher for LinkWatcher {
 #[derive(Debug, Default)]
 struct PairUse {
     worker: Option<Worker>,
-    /// Whether its receive and its transmit queue are served.
-    serves: [bool; 2],
+    /// Whether its receive queue and its transmit queue are served.
+    receives: bool,
+    transmits: bool,
+}
+
+impl PairUse {
+    /// Neither is served.
+    fn is_idle(&self) -> bool {
+        !self.receives && !self.transmits
+    }
+
+    /// One of the two is served, or no longer.
+    fn set_served(&mut self, side: Side, served: bool) {
+        match side {
+            Side::Receive => self.receives = served,
+            Side::Transmit => self.transmits = served,
+        }
+    }
 }
 
 /// A queue that is served.
 #[derive(Debug)]
 pub enum ServedQueue {
-    /// One of a pair's, by its number.
-    Frames(u16),
+    /// One of a pair's.
+    Frames(PairId, Side),
     /// The control queue.
     Control(ControlWorker),
 }
@@ -67,17 +84,10 @@ pub struct NetDevice {
     _watcher: Arc<dyn Watcher>,
 }
 
-fn side_of(index: u16) -> Side {
-    if index.is_multiple_of(2) {
-        Side::Receive
-    } else {
-        Side::Transmit
-    }
-}
-
 /// Throws away what waits at the port, and counts it.
 fn discard(interface: &Interface) {
-    let dropped = (0..interface.pairs()).map(|queue| interface.port.discard(queue));
+    let pairs = interface.pairs().ids();
+    let dropped = pairs.map(|pair| interface.port.discard(pair));
     count(&interface.counters.rx_dropped, dropped.sum());
 }
 
@@ -96,8 +106,8 @@ impl NetDevice {
             discard(&interface);
         }
         let count = interface.pairs();
-        let pairs = (0..count).map(|index| Pair::new(index).map(Arc::new));
-        let table = (count > 1).then(|| {
+        let pairs = count.ids().map(|id| Pair::new(id).map(Arc::new));
+        let table = (count > PairCount::ONE).then(|| {
             let spread = interface.port.receive_queues();
             let placement = if spread < count {
                 flow::Placement::Hash
@@ -117,7 +127,7 @@ impl NetDevice {
         *interface.table() = table.as_ref().map(Arc::downgrade);
         Ok(Self {
             pairs: pairs.collect::<io::Result<_>>()?,
-            used: (0..count).map(|_| PairUse::default()).collect(),
+            used: count.ids().map(|_| PairUse::default()).collect(),
             table,
             guest,
             features: 0,
@@ -133,9 +143,10 @@ impl NetDevice {
 
     /// Tells whoever spreads frames how many pairs there are.
     fn pairs_changed(&self) {
-        let mut numbered = (0..).zip(&self.used);
-        let first_stopped = numbered.find(|(_, used)| !used.serves[0]);
-        let served = first_stopped.map_or(self.interface.pairs(), |(number, _)| number);
+        let all = self.interface.pairs();
+        let mut pairs = all.ids().zip(&self.used);
+        let first_stopped = pairs.find(|(_, used)| !used.receives);
+        let served = first_stopped.map_or(all, |(id, _)| PairCount::before(id));
         self.guest.set_served(served);
     }
 
@@ -194,7 +205,7 @@ impl Device for NetDevice {
     }
 
     fn queues(&self) -> u16 {
-        2 * self.interface.pairs() + 1
+        NetQueue::count(self.interface.pairs())
     }
 
     fn features(&self) -> u64 {
@@ -222,19 +233,24 @@ impl Device for NetDevice {
     }
 
     fn start(&mut self, queue: Setup) -> io::Result<ServedQueue> {
-        if queue.index == 2 * self.interface.pairs() {
-            let (guest, interface) = (Arc::clone(&self.guest), Arc::clone(&self.interface));
-            return ControlWorker::start(queue, guest, interface).map(ServedQueue::Control);
-        }
-        let (index, side) = (queue.index, side_of(queue.index));
+        let (id, side) = match NetQueue::at(queue.index, self.interface.pairs()) {
+            Some(NetQueue::Frames(id, side)) => (id, side),
+            Some(NetQueue::Control) => {
+                let (guest, interface) = (Arc::clone(&self.guest), Arc::clone(&self.interface));
+                return ControlWorker::start(queue, guest, interface).map(ServedQueue::Control);
+            }
+            None => return Err(io::ErrorKind::NotFound.into()),
+        };
         let (framing, guest) = (self.framing(), Arc::clone(&self.guest));
         let interface = Arc::clone(&self.interface);
         let (topology, given) = (interface.nodes.topology(), &interface.given);
         let placement = self.placement.look(&queue.space, topology, given)?;
-        let at = usize::from(index / 2);
-        let is_first = self.used.iter().all(|used| used.serves == [false; 2]);
-        let pair = self.pairs.get(at).ok_or(io::ErrorKind::NotFound)?;
-        let used = self.used.get_mut(at).ok_or(io::ErrorKind::NotFound)?;
+        let is_first = self.used.iter().all(PairUse::is_idle);
+        let pair = self.pairs.get(id.index()).ok_or(io::ErrorKind::NotFound)?;
+        let used = self
+            .used
+            .get_mut(id.index())
+            .ok_or(io::ErrorKind::NotFound)?;
         let worker = match &used.worker {
             Some(worker) => worker,
             None => {
@@ -261,35 +277,32 @@ impl Device for NetDevice {
             discard(&interface);
         }
         worker.begin(side, queue, framing);
-        used.serves[usize::from(index % 2)] = true;
+        used.set_served(side, true);
         self.pairs_changed();
-        Ok(ServedQueue::Frames(index))
+        Ok(ServedQueue::Frames(id, side))
     }
 
     fn stop(&mut self, served: ServedQueue) -> u16 {
-        let index = match served {
-            ServedQueue::Frames(index) => index,
+        let (id, side) = match served {
+            ServedQueue::Frames(id, side) => (id, side),
             ServedQueue::Control(worker) => return worker.stop(),
         };
-        let Some(used) = self.used.get_mut(usize::from(index / 2)) else {
+        let Some(used) = self.used.get_mut(id.index()) else {
             return 0;
         };
-        let next = used
-            .worker
-            .as_ref()
-            .map_or(0, |worker| worker.end(side_of(index)));
-        used.serves[usize::from(index % 2)] = false;
-        if used.serves == [false; 2]
+        let next = used.worker.as_ref().map_or(0, |worker| worker.end(side));
+        used.set_served(side, false);
+        if used.is_idle()
             && let Some(worker) = used.worker.take()
         {
             worker.leave();
         }
         self.pairs_changed();
         // The driver uses fewer pairs. Where the first stops as well, the VM may only pause.
-        let is_given_up = self.used.first().is_some_and(|first| first.serves[0]);
-        if side_of(index) == Side::Receive && is_given_up {
+        let is_given_up = self.used.first().is_some_and(|first| first.receives);
+        if side == Side::Receive && is_given_up {
             let port = &self.interface.port;
-            count(&self.interface.counters.rx_dropped, port.discard(index / 2));
+            count(&self.interface.counters.rx_dropped, port.discard(id));
         }
         next
     }

@@ -9,6 +9,7 @@ pub mod request;
 
 use crate::bits::feature;
 use crate::flow::hash::{Scaling, hash_type};
+use crate::pairs::{PairCount, PairId};
 use filter::Filter;
 use request::{Command, Mac, Mode, RequestError};
 use thiserror::Error;
@@ -33,17 +34,17 @@ pub enum ControlError {
     #[error("{pairs} queue pairs of {most}")]
     QueuePairs {
         /// Asked for.
-        pairs: u16,
+        pairs: PairCount,
         /// There are.
-        most: u16,
+        most: PairCount,
     },
     /// A queue that is not in use.
     #[error("Queue {queue} of {pairs} in use")]
     Queue {
         /// Asked for.
-        queue: u16,
+        queue: PairId,
         /// In use.
-        pairs: u16,
+        pairs: PairCount,
     },
     /// Offloads or kinds of hashes that are not offered.
     #[error("Offloads or hashes {0:#x} are not offered")]
@@ -61,9 +62,9 @@ pub enum Effect {
     /// The announcement is made: the status bit is taken back.
     Announced,
     /// Queue pairs in use; frames are spread by the device again.
-    QueuePairs(u16),
+    QueuePairs(PairCount),
     /// Queue pairs in use, and how frames are spread.
-    Scaling(u16, Scaling),
+    Scaling(PairCount, Scaling),
     /// Offloads towards the guest, as feature bits.
     Offloads(u64),
 }
@@ -72,21 +73,21 @@ pub enum Effect {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Control {
     features: u64,
-    max_pairs: u16,
+    max_pairs: PairCount,
     filter: Filter,
 }
 
 impl Control {
     /// As after a reset. `features`: those that were accepted.
     #[must_use]
-    pub fn new(features: u64, max_pairs: u16, mac: Mac) -> Self {
+    pub fn new(features: u64, max_pairs: PairCount, mac: Mac) -> Self {
         let mut filter = Filter::new(mac);
         if features & feature::CTRL_VLAN != 0 {
             filter.no_vlans();
         }
         Self {
             features,
-            max_pairs: max_pairs.max(1),
+            max_pairs: max_pairs.max(PairCount::ONE),
             filter,
         }
     }
@@ -145,8 +146,8 @@ impl Control {
         }
     }
 
-    fn pairs(&self, pairs: u16) -> Result<(), ControlError> {
-        if (1..=self.max_pairs).contains(&pairs) {
+    fn pairs(&self, pairs: PairCount) -> Result<(), ControlError> {
+        if (PairCount::ONE..=self.max_pairs).contains(&pairs) {
             Ok(())
         } else {
             Err(ControlError::QueuePairs {
@@ -167,7 +168,7 @@ impl Control {
             .indirection
             .iter()
             .chain([&scaling.unclassified])
-            .find(|queue| **queue >= self.max_pairs);
+            .find(|queue| !self.max_pairs.contains(**queue));
         outside.map_or(Ok(()), |queue| {
             Err(ControlError::Queue {
                 queue: *queue,

@@ -1,6 +1,7 @@
 //! Commands of the control queue: bytes into a typed command, once (virtio 1.2, 5.1.6.5).
 
 use crate::flow::hash::{Scaling, TOEPLITZ_KEY_BYTES};
+use crate::pairs::{PairCount, PairId};
 use std::fmt;
 use thiserror::Error;
 
@@ -121,13 +122,13 @@ pub enum Command<'a> {
     /// The driver has announced itself.
     AnnounceAcknowledge,
     /// Queue pairs in use.
-    QueuePairs(u16),
+    QueuePairs(PairCount),
     /// Receive-side scaling.
     Scaling {
         /// How frames are spread.
         scaling: Scaling,
         /// Transmit queues in use, so queue pairs.
-        pairs: u16,
+        pairs: PairCount,
     },
     /// Offloads towards the guest, as feature bits.
     GuestOffloads(u64),
@@ -187,7 +188,10 @@ impl<'a> Command<'a> {
                 let [] = exact(data).ok_or(length)?;
                 Self::AnnounceAcknowledge
             }
-            (4, 0) => Self::QueuePairs(u16::from_le_bytes(exact(data).ok_or(length)?)),
+            (4, 0) => {
+                let pairs = u16::from_le_bytes(exact(data).ok_or(length)?);
+                Self::QueuePairs(PairCount(pairs))
+            }
             (4, 1) => scaling(data, length)?,
             (5, 0) => Self::GuestOffloads(u64::from_le_bytes(exact(data).ok_or(length)?)),
             _ => return Err(RequestError::Unknown { class, command }),
@@ -245,12 +249,12 @@ fn scaling(data: &[u8], length: RequestError) -> Result<Command<'_>, RequestErro
             types: u32::from_le_bytes(*types),
             indirection: table
                 .iter()
-                .map(|entry| u16::from_le_bytes(*entry))
+                .map(|entry| PairId(u16::from_le_bytes(*entry)))
                 .collect(),
-            unclassified: u16::from_le_bytes(*unclassified),
+            unclassified: PairId(u16::from_le_bytes(*unclassified)),
             key,
         },
-        pairs: u16::from_le_bytes(*pairs),
+        pairs: PairCount(u16::from_le_bytes(*pairs)),
     })
 }
 

@@ -14,7 +14,7 @@ fn frame(to: Mac, rest: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_driver_that_says_nothing_gets_everything() {
-    let control = Control::new(ALL, 4, MAC);
+    let control = Control::new(ALL, PairCount(4), MAC);
     assert!(control.filter().admits(&frame([2; 6], &[8, 0])));
     assert!(
         control
@@ -26,7 +26,7 @@ fn a_driver_that_says_nothing_gets_everything() {
 
 #[test]
 fn without_promiscuous_mode_addresses_and_vlans_decide() {
-    let mut control = Control::new(ALL, 4, MAC);
+    let mut control = Control::new(ALL, PairCount(4), MAC);
     let set = |control: &mut Control, bytes: &[u8]| control.execute(bytes).unwrap();
     assert_eq!(set(&mut control, &[0, 0, 0]), Effect::Filter);
     let ip = [8, 0];
@@ -84,7 +84,7 @@ fn without_promiscuous_mode_addresses_and_vlans_decide() {
 
 #[test]
 fn a_table_that_is_too_long_admits_all_of_its_kind() {
-    let mut control = Control::new(ALL, 4, MAC);
+    let mut control = Control::new(ALL, PairCount(4), MAC);
     control.execute(&[0, 0, 0]).unwrap();
     let mut table = vec![1, 0, 0, 0, 0, 0, 65, 0, 0, 0];
     for n in 0..65 {
@@ -108,26 +108,32 @@ fn commands_need_their_feature_and_change_nothing_without() {
             feature::CTRL_GUEST_OFFLOADS,
         ),
     ] {
-        let mut control = Control::new(!feature, 4, MAC);
+        let mut control = Control::new(!feature, PairCount(4), MAC);
         let before = control.clone();
         assert_eq!(
             control.execute(bytes),
             Err(ControlError::NotNegotiated(feature | feature::CTRL_VQ))
         );
         assert_eq!(control, before);
-        Control::new(ALL, 4, MAC).execute(bytes).unwrap();
+        Control::new(ALL, PairCount(4), MAC).execute(bytes).unwrap();
     }
 }
 
 #[test]
 fn queue_pairs_and_offloads_are_those_that_there_are() {
-    let mut control = Control::new(ALL & !feature::GUEST_TSO6, 4, MAC);
-    assert_eq!(control.execute(&[4, 0, 4, 0]), Ok(Effect::QueuePairs(4)));
+    let mut control = Control::new(ALL & !feature::GUEST_TSO6, PairCount(4), MAC);
+    assert_eq!(
+        control.execute(&[4, 0, 4, 0]),
+        Ok(Effect::QueuePairs(PairCount(4)))
+    );
     for pairs in [0, 5, 0x8000] {
         let [a, b] = u16::to_le_bytes(pairs);
         assert_eq!(
             control.execute(&[4, 0, a, b]),
-            Err(ControlError::QueuePairs { pairs, most: 4 })
+            Err(ControlError::QueuePairs {
+                pairs: PairCount(pairs),
+                most: PairCount(4)
+            })
         );
     }
     let offloads = |bits: u64| {
@@ -151,14 +157,17 @@ fn scaling_names_queues_that_there_are() {
         bytes.extend([7; 40]);
         bytes
     };
-    let mut control = Control::new(ALL, 2, MAC);
-    let Ok(Effect::Scaling(2, scaling)) = control.execute(&bytes(1, 0x3f)) else {
+    let mut control = Control::new(ALL, PairCount(2), MAC);
+    let Ok(Effect::Scaling(PairCount(2), scaling)) = control.execute(&bytes(1, 0x3f)) else {
         panic!("not accepted");
     };
-    assert_eq!(scaling.indirection, [0, 1]);
+    assert_eq!(scaling.indirection, [0, 1].map(PairId));
     assert_eq!(
         control.execute(&bytes(2, 0x3f)),
-        Err(ControlError::Queue { queue: 2, pairs: 2 })
+        Err(ControlError::Queue {
+            queue: PairId(2),
+            pairs: PairCount(2)
+        })
     );
     assert_eq!(
         control.execute(&bytes(1, 0x40)),

@@ -5,6 +5,7 @@
 
 use super::assemble::{Assembler, Operation, R1, R2, R3, Width};
 use super::system::{BpfError, Map, MapKind, ProgramKind, attach_xdp, load};
+use crate::pairs::{PairCount, PairId};
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
@@ -39,8 +40,16 @@ impl Redirect {
     /// # Errors
     /// [`BpfError`]: there is another program, the driver cannot, this process may not (it takes
     /// `CAP_NET_ADMIN` and `CAP_BPF`).
-    pub fn new(interface: u32, queues: u16, attachment: Attachment) -> Result<Self, BpfError> {
-        let sockets = Map::new(MapKind::Sockets, queues.max(1).into(), "farlane_sockets")?;
+    pub fn new(
+        interface: u32,
+        queues: PairCount,
+        attachment: Attachment,
+    ) -> Result<Self, BpfError> {
+        let sockets = Map::new(
+            MapKind::Sockets,
+            queues.max(PairCount::ONE).0.into(),
+            "farlane_sockets",
+        )?;
         let mut program = Assembler::new();
         program
             .load(Width::Word, R2, R1, QUEUE_INDEX)
@@ -69,17 +78,17 @@ impl Redirect {
     }
 
     /// Frames of this queue go to this socket from now on.
-    pub fn set(&self, queue: u16, socket: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn set(&self, queue: PairId, socket: BorrowedFd<'_>) -> io::Result<()> {
         self.sockets.set(
-            &u32::from(queue).to_ne_bytes(),
+            &u32::from(queue.0).to_ne_bytes(),
             &socket.as_raw_fd().to_ne_bytes(),
         )
     }
 
     /// To the host's network stack again.
-    pub fn clear(&self, queue: u16) -> io::Result<()> {
+    pub fn clear(&self, queue: PairId) -> io::Result<()> {
         self.sockets
-            .remove(&u32::from(queue).to_ne_bytes())
+            .remove(&u32::from(queue.0).to_ne_bytes())
             .map(drop)
     }
 }

@@ -13,6 +13,7 @@ use super::assemble::{
 };
 use super::system::{BpfError, Map, MapKind, ProgramKind, load};
 use crate::flow::FlowKey;
+use crate::pairs::{PairCount, PairId};
 use crate::port::host_interface::call_with_number;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
@@ -58,7 +59,7 @@ impl TapSteering {
     /// # Errors
     /// [`BpfError`]: the system has none of it, or does not let this process (it takes `CAP_BPF`,
     /// or `CAP_SYS_ADMIN`).
-    pub fn new(queues: u16) -> Result<Self, BpfError> {
+    pub fn new(queues: PairCount) -> Result<Self, BpfError> {
         let flows = Map::new(MapKind::Hash, MAX_FLOWS, "farlane_flows")?;
         let number = Map::new(MapKind::Array, 1, "farlane_queues")?;
         let mut seed = [0; 8];
@@ -91,9 +92,11 @@ impl TapSteering {
 
     /// Only the first so many queues are in use from now on: flows that are unknown, or steered to
     /// another one, go there.
-    pub fn set_queues(&self, queues: u16) -> io::Result<()> {
-        self.queues
-            .set(&[0; 4], &u32::from(queues.max(1)).to_ne_bytes())
+    pub fn set_queues(&self, queues: PairCount) -> io::Result<()> {
+        self.queues.set(
+            &[0; 4],
+            &u32::from(queues.max(PairCount::ONE).0).to_ne_bytes(),
+        )
     }
 
     /// Has a tap use the program, through any of its queues. The tap keeps it, and the map, as long
@@ -103,9 +106,11 @@ impl TapSteering {
     }
 
     /// Frames of this flow come from this queue from now on, or from one by their hash (`None`).
-    pub fn steer(&self, flow: &FlowKey, queue: Option<u16>) -> io::Result<()> {
+    pub fn steer(&self, flow: &FlowKey, queue: Option<PairId>) -> io::Result<()> {
         match queue {
-            Some(queue) => self.flows.set(&key(flow), &u32::from(queue).to_ne_bytes()),
+            Some(queue) => self
+                .flows
+                .set(&key(flow), &u32::from(queue.0).to_ne_bytes()),
             None => self.flows.remove(&key(flow)).map(drop),
         }
     }

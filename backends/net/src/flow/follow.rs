@@ -19,6 +19,7 @@
 //!   least.
 
 use super::parse::Signal;
+use crate::pairs::PairId;
 
 /// How fast a flow follows its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +48,7 @@ const ACKNOWLEDGEMENTS_AT_HOME: u8 = 32;
 /// Votes for the queue of a flow's process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessVotes {
-    candidate: u16,
+    candidate: PairId,
     score: u8,
     at_home: u8,
     /// Others voted in the second half of the stay.
@@ -62,12 +63,12 @@ impl ProcessVotes {
     /// move.
     pub fn count(
         &mut self,
-        home: u16,
-        queue: u16,
+        home: PairId,
+        queue: PairId,
         signal: Signal,
         now_us: u64,
         follow: &FollowLimits,
-    ) -> Option<u16> {
+    ) -> Option<PairId> {
         let weight = if signal == Signal::Acknowledge { 1 } else { 2 };
         if queue == home {
             self.at_home(weight);

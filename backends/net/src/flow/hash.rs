@@ -4,6 +4,7 @@
 use super::key::FlowKey;
 use super::parse::protocol;
 use crate::bits::{index, low32};
+use crate::pairs::PairId;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hasher as _, RandomState};
 
 /// A hash with a random key, so that nobody can make flows collide.
@@ -86,9 +87,9 @@ pub struct Scaling {
     /// [`hash_type`].
     pub types: u32,
     /// Queues; its length is a power of two.
-    pub indirection: Vec<u16>,
+    pub indirection: Vec<PairId>,
     /// The queue of packets that are not hashed.
-    pub unclassified: u16,
+    pub unclassified: PairId,
     /// The Toeplitz key; bytes that the driver has not given are zero.
     pub key: [u8; TOEPLITZ_KEY_BYTES],
 }
@@ -96,7 +97,7 @@ pub struct Scaling {
 impl Scaling {
     /// The queue of a flow (virtio 1.2, 5.1.6.5.6.1).
     #[must_use]
-    pub fn queue(&self, key: &FlowKey) -> u16 {
+    pub fn queue(&self, key: &FlowKey) -> PairId {
         let Some(hash) = self.hash(key) else {
             return self.unclassified;
         };
@@ -166,6 +167,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::pairs::PairCount;
 
     /// The key and the vectors of "Verifying the RSS hash calculation" (Microsoft, NDIS).
     const KEY: [u8; TOEPLITZ_KEY_BYTES] = [
@@ -188,8 +190,8 @@ mod tests {
     fn scaling(types: u32) -> Scaling {
         Scaling {
             types,
-            indirection: vec![0, 1, 2, 3],
-            unclassified: 9,
+            indirection: PairCount(4).ids().collect(),
+            unclassified: PairId(9),
             key: KEY,
         }
     }
@@ -204,8 +206,8 @@ mod tests {
         assert_eq!(addresses.hash(&v4), Some(0x323e_8fc2));
         assert_eq!(all.hash(&v6), Some(0x4020_7d3d));
         assert_eq!(addresses.hash(&v6), Some(0x2cc1_8cd5));
-        assert_eq!(all.queue(&v4), 0);
-        assert_eq!(addresses.queue(&v4), 2);
-        assert_eq!(scaling(hash_type::UDPV4).queue(&v4), 9);
+        assert_eq!(all.queue(&v4), PairId(0));
+        assert_eq!(addresses.queue(&v4), PairId(2));
+        assert_eq!(scaling(hash_type::UDPV4).queue(&v4), PairId(9));
     }
 }

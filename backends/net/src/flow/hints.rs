@@ -2,6 +2,7 @@
 //! port is asked aside, by one worker at a time, and may refuse.
 
 use super::key::FlowKey;
+use crate::pairs::PairId;
 use farlane_sys::sync::lock;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -26,9 +27,9 @@ pub(super) struct SteeringHint {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RuleChange {
     /// Frames are to come from queue `to`; a rule said queue `from` before, if any did.
-    Set { to: u16, from: Option<u16> },
+    Set { to: PairId, from: Option<PairId> },
     /// Frames may come from any queue; the rule said queue `from`.
-    Remove { from: u16 },
+    Remove { from: PairId },
 }
 
 /// Hints that wait, in order: one that the port is asked for does until the port has answered.
@@ -58,7 +59,7 @@ impl SteeringHints {
 
     /// Frames of a flow are to come from queue `to`. `false`: this cannot be asked for now. While
     /// something else waits for the flow it cannot: the port would change the flow's queue twice.
-    pub fn set(&self, flow: FlowKey, to: u16, from: Option<u16>, now_us: u64) -> bool {
+    pub fn set(&self, flow: FlowKey, to: PairId, from: Option<PairId>, now_us: u64) -> bool {
         now_us >= self.resumes_us.load(Ordering::Acquire)
             && self.change(|hints| {
                 let can =
@@ -79,7 +80,7 @@ impl SteeringHints {
     /// Frames of a flow may come from any queue again, which came from queue `from`. Where there
     /// was [room](Self::has_room) a moment ago: there are as many too many at most as there are
     /// workers.
-    pub fn take_back(&self, flow: FlowKey, from: u16) {
+    pub fn take_back(&self, flow: FlowKey, from: PairId) {
         let rule = RuleChange::Remove { from };
         self.change(|hints| hints.push_back(SteeringHint { flow, rule }));
     }

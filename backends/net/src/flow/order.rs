@@ -20,6 +20,7 @@
 //!   hold has a bound in time; then the flow stays, and in order.
 
 use super::route::{Route, Ticket};
+use crate::pairs::PairId;
 
 /// How long and how many frames may be held while a flow moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,12 +48,12 @@ impl Default for HoldLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowOrder {
     /// Once a frame has come.
-    sequencer: Option<u16>,
+    sequencer: Option<PairId>,
     /// From whom the sequencer last took a forwarded frame, with its own port queue empty.
-    heard: Option<u16>,
+    heard: Option<PairId>,
     /// Once a frame has come.
-    home: Option<u16>,
-    target: u16,
+    home: Option<PairId>,
+    target: PairId,
     /// Frames under way to the sequencer.
     via: u16,
     /// Frames under way from it to the home.
@@ -75,7 +76,7 @@ pub struct FlowOrder {
 /// The worker that has a frame, and when.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
-    pub worker: u16,
+    pub worker: PairId,
     /// Where the frame is in its own queue, if it is put there next. Of a frame that may have to
     /// wait for buffers it is not known before.
     pub next: Option<Span>,
@@ -95,7 +96,7 @@ pub struct Span {
 impl FlowOrder {
     /// A flow that is to have this home. Frames that came before it was known went into the queue
     /// of whoever read them, and are waited for as its own are.
-    pub fn known(target: u16) -> Self {
+    pub fn known(target: PairId) -> Self {
         Self {
             sequencer: None,
             heard: None,
@@ -113,7 +114,7 @@ impl FlowOrder {
     }
 
     /// A flow that is to have this home, of which nothing has come that could be under way.
-    pub fn placed(target: u16) -> Self {
+    pub fn placed(target: PairId) -> Self {
         Self {
             home: Some(target),
             done: true,
@@ -122,17 +123,17 @@ impl FlowOrder {
     }
 
     /// The queue that gets the frames now, once one has come.
-    pub fn home(&self) -> Option<u16> {
+    pub fn home(&self) -> Option<PairId> {
         self.home
     }
 
     /// The queue that is to get them.
-    pub fn target(&self) -> u16 {
+    pub fn target(&self) -> PairId {
         self.target
     }
 
     /// The worker that decides the order, once a frame has come.
-    pub fn sequencer(&self) -> Option<u16> {
+    pub fn sequencer(&self) -> Option<PairId> {
         self.sequencer
     }
 
@@ -145,7 +146,7 @@ impl FlowOrder {
     }
 
     /// Sets the queue that is to get the frames.
-    pub fn aim(&mut self, target: u16) {
+    pub fn aim(&mut self, target: PairId) {
         if self.target != target {
             self.target = target;
             self.held_since = None;
@@ -159,13 +160,13 @@ impl FlowOrder {
     }
 
     /// The queue that the flow is moving away from.
-    fn old_home(&self) -> Option<u16> {
+    fn old_home(&self) -> Option<PairId> {
         self.home.filter(|home| *home != self.target)
     }
 
     /// Whether nothing of the flow is in anybody's hands and its last frame is consumed: it may be
     /// forgotten.
-    pub fn is_idle(&self, consumed: impl Fn(u16) -> u64) -> bool {
+    pub fn is_idle(&self, consumed: impl Fn(PairId) -> u64) -> bool {
         let is_consumed = |home| consumed(home) >= self.position;
         self.sequencer.is_none()
             || (self.via == 0
@@ -180,7 +181,7 @@ impl FlowOrder {
         at: Moment,
         flow: Ticket,
         limits: &HoldLimits,
-        consumed: &dyn Fn(u16) -> u64,
+        consumed: &dyn Fn(PairId) -> u64,
     ) -> Route {
         if self.home.is_none() {
             // What came before the flow was known went into the queue of whoever read it.
@@ -206,7 +207,7 @@ impl FlowOrder {
         at: Moment,
         flow: Ticket,
         limits: &HoldLimits,
-        consumed: &dyn Fn(u16) -> u64,
+        consumed: &dyn Fn(PairId) -> u64,
     ) -> Route {
         self.via = self.via.saturating_sub(1);
         self.heard = Some(flow.from);
@@ -219,7 +220,7 @@ impl FlowOrder {
         at: Moment,
         flow: Ticket,
         limits: &HoldLimits,
-        consumed: &dyn Fn(u16) -> u64,
+        consumed: &dyn Fn(PairId) -> u64,
     ) -> Route {
         self.settle(at.now, limits, consumed);
         if let Some(on) = self.old_home() {
@@ -264,7 +265,7 @@ impl FlowOrder {
         at: Moment,
         flow: Ticket,
         limits: &HoldLimits,
-        consumed: &dyn Fn(u16) -> u64,
+        consumed: &dyn Fn(PairId) -> u64,
     ) -> Route {
         if self.held > 0 || self.is_moving() {
             if self.held == 0 {
@@ -299,7 +300,7 @@ impl FlowOrder {
     }
 
     /// Ends the move when the old home has drained, or when it has taken too long.
-    fn settle(&mut self, now: u64, limits: &HoldLimits, consumed: &dyn Fn(u16) -> u64) {
+    fn settle(&mut self, now: u64, limits: &HoldLimits, consumed: &dyn Fn(PairId) -> u64) {
         let Some(home) = self.old_home() else {
             return;
         };

@@ -1,6 +1,7 @@
 //! Where a frame goes next: the flow table decides it once, and it travels with the frame.
 
 use super::shard::Slot;
+use crate::pairs::PairId;
 
 /// The flow of a frame that is under way between workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -10,7 +11,7 @@ pub struct Ticket {
     /// The sequence number after the frame's segment.
     pub(super) end: Option<u32>,
     /// The worker that has read the frame from its port queue.
-    pub(super) from: u16,
+    pub(super) from: PairId,
 }
 
 impl Ticket {
@@ -29,7 +30,7 @@ impl Ticket {
             shard,
             slot: Slot::FIRST,
             end: None,
-            from: 1,
+            from: PairId(1),
         }
     }
 }
@@ -43,7 +44,7 @@ pub enum Route {
     /// wait for buffers.
     Forward {
         /// The pair.
-        to: u16,
+        to: PairId,
         /// Its flow, if the table tracks it: [`delivered`](super::FlowTable::delivered) follows.
         flow: Option<Ticket>,
     },
@@ -51,7 +52,7 @@ pub enum Route {
     /// empty, then asks the table again ([`sequenced`](super::FlowTable::sequenced)).
     Sequence {
         /// The sequencer.
-        to: u16,
+        to: PairId,
         /// The flow.
         flow: Ticket,
     },
@@ -59,7 +60,7 @@ pub enum Route {
     /// is, it asks the table again ([`retry`](super::FlowTable::retry)).
     Hold {
         /// The queue that has to drain.
-        on: u16,
+        on: PairId,
         /// The flow.
         flow: Ticket,
     },

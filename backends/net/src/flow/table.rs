@@ -15,6 +15,7 @@ use super::parse::{Parsed, Signal};
 use super::route::{Route, Ticket};
 use super::shard::Shard;
 use crate::bits::{low16, low32};
+use crate::pairs::{PairCount, PairId};
 use farlane_sys::sync::{lock, read, write};
 use known::{Flow, TablePart};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
@@ -27,7 +28,7 @@ pub use settings::{Placement, Settings};
 const SHARDS: usize = 64;
 
 /// A step of a flow's order.
-type Step = fn(&mut FlowOrder, Moment, Ticket, &HoldLimits, &dyn Fn(u16) -> u64) -> Route;
+type Step = fn(&mut FlowOrder, Moment, Ticket, &HoldLimits, &dyn Fn(PairId) -> u64) -> Route;
 
 /// The table, shared by all workers.
 pub struct FlowTable {
@@ -65,14 +66,17 @@ impl FlowTable {
                 .map(|_| Mutex::new(TablePart::new(each)))
                 .collect(),
             hash,
-            active: AtomicU16::new(settings.queues.max(1)),
-            consumed: (0..settings.queues.max(1))
+            active: AtomicU16::new(settings.queues.max(PairCount::ONE).0),
+            consumed: settings
+                .queues
+                .max(PairCount::ONE)
+                .ids()
                 .map(|_| AtomicU64::new(0))
                 .collect(),
             scaling: RwLock::new(None),
             scaled: AtomicBool::new(false),
             hints: SteeringHints::default(),
-            port_queues: AtomicU16::new(settings.queues),
+            port_queues: AtomicU16::new(settings.queues.0),
             moves: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -81,12 +85,16 @@ impl FlowTable {
         }
     }
 
+    /// Queue pairs that the driver uses: one at least.
+    fn active(&self) -> PairCount {
+        PairCount(self.active.load(Ordering::Acquire))
+    }
+
     /// The driver uses so many queue pairs from now on.
-    pub fn set_queues(&self, active: u16) {
-        self.active.store(
-            active.clamp(1, self.settings.queues.max(1)),
-            Ordering::Release,
-        );
+    pub fn set_queues(&self, active: PairCount) {
+        let most = self.settings.queues.max(PairCount::ONE);
+        let active = active.clamp(PairCount::ONE, most);
+        self.active.store(active.0, Ordering::Release);
     }
 
     /// The driver wants frames placed by its own rule (virtio 1.2, 5.1.6.5.6), or no longer. While
@@ -99,8 +107,8 @@ impl FlowTable {
 
     /// The driver has consumed so many of the used elements of a receive queue, counted from its
     /// beginning, without wrapping.
-    pub fn set_consumed(&self, queue: u16, position: u64) {
-        if let Some(place) = self.consumed.get(usize::from(queue)) {
+    pub fn set_consumed(&self, queue: PairId, position: u64) {
+        if let Some(place) = self.consumed.get(queue.index()) {
             place.fetch_max(position, Ordering::AcqRel);
         }
     }
@@ -120,10 +128,10 @@ impl FlowTable {
 
     /// A frame that a worker has read from its port queue. `next`: where in its receive queue the
     /// frame would be.
-    pub fn received(&self, worker: u16, frame: &Parsed, next: Span, now_us: u64) -> Route {
-        let active = self.active.load(Ordering::Acquire);
+    pub fn received(&self, worker: PairId, frame: &Parsed, next: Span, now_us: u64) -> Route {
+        let active = self.active();
         let Some(key) = frame.flow else {
-            return untracked(worker, 0, active);
+            return untracked(worker, PairId::FIRST, active);
         };
         let hash = self.hash.flow(&key);
         let (number, within) = split(hash);
@@ -132,7 +140,11 @@ impl FlowTable {
         let nowhere = Span { begin: 0, end: 0 };
         let at = Moment {
             worker,
-            next: Some(if worker < active { next } else { nowhere }),
+            next: Some(if active.contains(worker) {
+                next
+            } else {
+                nowhere
+            }),
             now: now_us,
         };
         let slot = match part.flows.find(&key, within) {
@@ -149,7 +161,7 @@ impl FlowTable {
                     if let Some(seen) = part.unknown_seen_mut(within) {
                         *seen = now_us.max(1);
                     }
-                    return untracked(worker, worker % active, active);
+                    return untracked(worker, active.wrap(worker), active);
                 };
                 slot
             }
@@ -173,17 +185,17 @@ impl FlowTable {
     /// A frame that came by [`Route::Sequence`], once the worker has seen its own port queue
     /// empty. It may have to wait for buffers: when it is in the worker's own queue, that is told
     /// as of one that was forwarded.
-    pub fn sequenced(&self, worker: u16, ticket: Ticket, now_us: u64) -> Route {
+    pub fn sequenced(&self, worker: PairId, ticket: Ticket, now_us: u64) -> Route {
         self.ask_again(worker, ticket, now_us, FlowOrder::sequenced)
     }
 
     /// The oldest frame of a flow that the worker holds: may it go? As
     /// [`sequenced`](Self::sequenced).
-    pub fn retry(&self, worker: u16, ticket: Ticket, now_us: u64) -> Route {
+    pub fn retry(&self, worker: PairId, ticket: Ticket, now_us: u64) -> Route {
         self.ask_again(worker, ticket, now_us, FlowOrder::retried)
     }
 
-    fn ask_again(&self, worker: u16, ticket: Ticket, now_us: u64, take: Step) -> Route {
+    fn ask_again(&self, worker: PairId, ticket: Ticket, now_us: u64, take: Step) -> Route {
         let mut shard = self.shard(ticket.shard);
         let at = Moment {
             worker,
@@ -214,12 +226,12 @@ impl FlowTable {
     }
 
     /// A frame that the guest has sent on a queue.
-    pub fn transmitted(&self, queue: u16, frame: &Parsed, now_us: u64) {
-        let active = self.active.load(Ordering::Acquire);
+    pub fn transmitted(&self, queue: PairId, frame: &Parsed, now_us: u64) {
+        let active = self.active();
         let Some(key) = frame.flow.map(FlowKey::reversed) else {
             return;
         };
-        if queue >= active {
+        if !active.contains(queue) {
             return;
         }
         let hash = self.hash.flow(&key);
@@ -265,25 +277,25 @@ impl FlowTable {
 
     /// Takes a step of a flow's order, and asks the port for what would spare the next one.
     fn step(&self, shard: &mut Shard<Flow>, ticket: Ticket, at: Moment, take: Step) -> Route {
-        let active = self.active.load(Ordering::Acquire);
+        let active = self.active();
         let established = shard.is_protected(ticket.slot);
         let Some((key, flow)) = shard.get(ticket.slot, at.now) else {
-            return untracked(at.worker, 0, active);
+            return untracked(at.worker, PairId::FIRST, active);
         };
         if let Some(queue) = self.scaled_queue(key) {
-            flow.order.aim(queue % active);
-        } else if flow.order.target() >= active {
-            flow.order.aim(flow.order.target() % active);
+            flow.order.aim(active.wrap(queue));
+        } else if !active.contains(flow.order.target()) {
+            flow.order.aim(active.wrap(flow.order.target()));
         }
-        if at.worker < active
+        if active.contains(at.worker)
             && flow
                 .order
                 .sequencer()
-                .is_some_and(|sequencer| sequencer >= active)
+                .is_some_and(|sequencer| !active.contains(sequencer))
         {
             flow.order.release();
         }
-        let consumed = |queue: u16| self.consumed(queue, active);
+        let consumed = |queue: PairId| self.consumed(queue, active);
         let limits = &self.settings.limits;
         let route = take(&mut flow.order, at, ticket, limits, &consumed);
         if established {
@@ -294,28 +306,28 @@ impl FlowTable {
         route
     }
 
-    fn consumed(&self, queue: u16, active: u16) -> u64 {
-        if queue >= active {
+    fn consumed(&self, queue: PairId, active: PairCount) -> u64 {
+        if !active.contains(queue) {
             // Nothing waits in a queue that is not in use.
             return u64::MAX;
         }
         self.consumed
-            .get(usize::from(queue))
+            .get(queue.index())
             .map_or(u64::MAX, |place| place.load(Ordering::Acquire))
     }
 
     /// The queue of a flow of which the guest has sent nothing.
-    fn place(&self, key: &FlowKey, hash: u64, worker: u16, active: u16) -> u16 {
+    fn place(&self, key: &FlowKey, hash: u64, worker: PairId, active: PairCount) -> PairId {
         if let Some(queue) = self.scaled_queue(key) {
-            return queue % active;
+            return active.wrap(queue);
         }
         match self.settings.placement {
-            Placement::Arrival if worker < active => worker,
-            _ => low16((hash >> 32) % u64::from(active)),
+            Placement::Arrival if active.contains(worker) => worker,
+            _ => active.by_hash(low32(hash >> 32)),
         }
     }
 
-    fn scaled_queue(&self, key: &FlowKey) -> Option<u16> {
+    fn scaled_queue(&self, key: &FlowKey) -> Option<PairId> {
         if !self.scaled.load(Ordering::Acquire) {
             return None;
         }
@@ -330,8 +342,8 @@ impl FlowTable {
 }
 
 /// The route of a frame of no tracked flow: to queue `to` where the worker's own is not in use.
-fn untracked(worker: u16, to: u16, active: u16) -> Route {
-    if worker < active {
+fn untracked(worker: PairId, to: PairId, active: PairCount) -> Route {
+    if active.contains(worker) {
         Route::Deliver
     } else {
         Route::Forward { to, flow: None }

@@ -6,6 +6,7 @@ pub(crate) mod xdp;
 
 use crate::bits::FrameHeader;
 use crate::flow::FlowKey;
+use crate::pairs::{PairCount, PairId};
 use farlane_zero_copy::slices::GuestRuns;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -39,10 +40,10 @@ pub trait Port: Send + Sync {
     fn name(&self) -> String;
 
     /// Queues that can be opened.
-    fn queues(&self) -> u16;
+    fn queues(&self) -> PairCount;
 
     /// How many of them frames come from; the others only take some.
-    fn receive_queues(&self) -> u16 {
+    fn receive_queues(&self) -> PairCount {
         self.queues()
     }
 
@@ -64,21 +65,21 @@ pub trait Port: Send + Sync {
     }
 
     /// Opens a queue, for one thread at a time. Frames that came before may wait in it.
-    fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>>;
+    fn open(&self, queue: PairId) -> io::Result<Box<dyn PortQueue>>;
 
     /// Frames that wait in a queue, from which nobody receives, are thrown away, where
     /// [opening](Self::open) it does not do that. Returns how many.
-    fn discard(&self, _queue: u16) -> u64 {
+    fn discard(&self, _queue: PairId) -> u64 {
         0
     }
 
     /// Frames come from the first so many queues from now on.
-    fn spread(&self, _queues: u16) {}
+    fn spread(&self, _queues: PairCount) {}
 
     /// From now on frames of this flow, as they are received, come from this queue, or from any
     /// again (`None`). A hint: frames that wait in another queue stay there. `false`: the port
     /// cannot, frames come from any queue.
-    fn steer(&self, flow: &FlowKey, queue: Option<u16>) -> io::Result<bool>;
+    fn steer(&self, flow: &FlowKey, queue: Option<PairId>) -> io::Result<bool>;
 
     /// Whoever has steered flows is gone: their frames come from any queue again. Nobody steers one
     /// meanwhile.

@@ -5,6 +5,7 @@ use super::{FrameRoom, Offloads, Port, PortQueue};
 use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::ebpf::{TapSteering, steering};
 use crate::flow::FlowKey;
+use crate::pairs::{PairCount, PairId};
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
 use farlane_zero_copy::slices::GuestRuns;
@@ -80,7 +81,7 @@ fn is_name(name: &str) -> bool {
 pub struct Tap {
     interface: HostInterface,
     queues: Vec<Arc<OwnedFd>>,
-    count: u16,
+    count: PairCount,
     mtu: u16,
     hardware: [u8; 6],
     in_use: Vec<Arc<AtomicBool>>,
@@ -95,7 +96,7 @@ pub struct Tap {
 impl Tap {
     /// Opens a tap with this many queues: one that is there, or a new one, which goes when this
     /// does and is up.
-    pub fn open(name: &str, queues: u16, mtu: Option<u16>) -> Result<Self, TapError> {
+    pub fn open(name: &str, queues: PairCount, mtu: Option<u16>) -> Result<Self, TapError> {
         if !is_name(name) {
             return Err(TapError::Name(name.to_owned()));
         }
@@ -107,8 +108,8 @@ impl Tap {
             }
         };
         // A tap that was made for one queue takes no further flag.
-        let mut several = queues > 1;
-        let opened = (0..queues).map(|_| open_queue(name, &mut several, queues));
+        let mut several = queues > PairCount::ONE;
+        let opened = queues.ids().map(|_| open_queue(name, &mut several, queues));
         let opened: Vec<_> = opened
             .collect::<Result<_, _>>()
             .map_err(|(what, e)| failed(what)(e))?;
@@ -136,7 +137,7 @@ impl Tap {
         if !tap.is_persistent().map_err(failed("ask for its flags"))? {
             tap.interface.bring_up().map_err(failed("bring it up"))?;
         }
-        if queues > 1 {
+        if queues > PairCount::ONE {
             tap.steering = tap.steered();
             if tap.steering.is_none() {
                 tap.keep_one().map_err(failed("take queues out of it"))?;
@@ -184,7 +185,7 @@ impl Tap {
 fn open_queue(
     name: &str,
     several: &mut bool,
-    queues: u16,
+    queues: PairCount,
 ) -> Result<Arc<OwnedFd>, (&'static str, io::Error)> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let fd = rustix::fs::open(DEVICE, flags, Mode::empty())
@@ -197,11 +198,11 @@ fn open_queue(
     };
     let mut result = attach(*several);
     let is_invalid = |e: &io::Error| e.kind() == io::ErrorKind::InvalidInput;
-    if queues == 1 && result.as_ref().is_err_and(is_invalid) {
+    if queues == PairCount::ONE && result.as_ref().is_err_and(is_invalid) {
         *several = true;
         result = attach(true);
     }
-    let what = if queues > 1 {
+    let what = if queues > PairCount::ONE {
         "take several queues of it (is it a tap, made with multi_queue, and nobody else's?)"
     } else {
         "take a queue of it (is it a tap, and nobody else's?)"
@@ -217,7 +218,7 @@ impl Port for Tap {
         self.interface.name().to_owned()
     }
 
-    fn queues(&self) -> u16 {
+    fn queues(&self) -> PairCount {
         self.count
     }
 
@@ -262,9 +263,9 @@ impl Port for Tap {
         call_by_value(self.first()?, TUNSETOFFLOAD, bits)
     }
 
-    fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>> {
-        let at = usize::from(queue);
-        let receives = queue < self.receive_queues();
+    fn open(&self, queue: PairId) -> io::Result<Box<dyn PortQueue>> {
+        let at = queue.index();
+        let receives = self.receive_queues().contains(queue);
         let (Some(fd), Some(in_use)) = (
             self.queues.get(if receives { at } else { 0 }),
             self.in_use.get(at),
@@ -282,9 +283,9 @@ impl Port for Tap {
         }))
     }
 
-    fn discard(&self, queue: u16) -> u64 {
-        let queue = Some(queue).filter(|queue| *queue < self.receive_queues());
-        let Some(fd) = queue.and_then(|queue| self.queues.get(usize::from(queue))) else {
+    fn discard(&self, queue: PairId) -> u64 {
+        let queue = Some(queue).filter(|queue| self.receive_queues().contains(*queue));
+        let Some(fd) = queue.and_then(|queue| self.queues.get(queue.index())) else {
             return 0;
         };
         // Where there is no room for its header a frame is thrown away, too, but with an error, as
@@ -297,15 +298,15 @@ impl Port for Tap {
         count
     }
 
-    fn receive_queues(&self) -> u16 {
+    fn receive_queues(&self) -> PairCount {
         if self.steering.is_some() {
             self.queues()
         } else {
-            1
+            PairCount::ONE
         }
     }
 
-    fn spread(&self, queues: u16) {
+    fn spread(&self, queues: PairCount) {
         if let Some(steering) = &self.steering
             && let Err(e) = steering.set_queues(queues)
         {
@@ -317,7 +318,7 @@ impl Port for Tap {
         }
     }
 
-    fn steer(&self, flow: &FlowKey, queue: Option<u16>) -> io::Result<bool> {
+    fn steer(&self, flow: &FlowKey, queue: Option<PairId>) -> io::Result<bool> {
         match &self.steering {
             Some(steering) => steering.steer(flow, queue).map(|()| true),
             None => Ok(false),

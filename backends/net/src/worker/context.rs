@@ -8,6 +8,7 @@ use crate::counters::{Counters, count};
 use crate::flow::{FlowTable, Route};
 use crate::guest::Guest;
 use crate::interface::Interface;
+use crate::pairs::PairId;
 use crate::port::Offloads;
 use farlane_zero_copy::topology::Node;
 use std::sync::Arc;
@@ -81,18 +82,18 @@ impl Context {
         match (&self.table, route) {
             (Some(table), Route::Hold { on, flow }) => {
                 self.read_consumed(on);
-                table.retry(self.pair.index, flow, self.now_us)
+                table.retry(self.pair.id, flow, self.now_us)
             }
             (Some(table), Route::Sequence { flow, .. }) => {
-                table.sequenced(self.pair.index, flow, self.now_us)
+                table.sequenced(self.pair.id, flow, self.now_us)
             }
             _ => Route::Deliver,
         }
     }
 
     /// Reads how far the driver is with a receive queue, and tells the table.
-    pub fn read_consumed(&self, queue: u16) {
-        if let (Some(table), Some(pair)) = (&self.table, self.pairs.get(usize::from(queue)))
+    pub fn read_consumed(&self, queue: PairId) {
+        if let (Some(table), Some(pair)) = (&self.table, self.pairs.get(queue.index()))
             && let Some(position) = pair.consumed()
         {
             table.set_consumed(queue, position);
@@ -100,9 +101,9 @@ impl Context {
     }
 
     /// Sends a frame to another pair's worker.
-    pub fn forward(&self, tally: &mut Tally, to: u16, frame: Frame) {
+    pub fn forward(&self, tally: &mut Tally, to: PairId, frame: Frame) {
         tally.handed_over += 1;
-        let pair = self.pairs.get(usize::from(to));
+        let pair = self.pairs.get(to.index());
         let lost = match pair.filter(|pair| pair.is_served()) {
             Some(pair) => pair.mail.hand_over(frame).err(),
             None => Some(frame),

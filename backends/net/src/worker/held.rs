@@ -72,13 +72,17 @@ mod tests {
     use super::*;
     use crate::bits::FrameHeader;
     use crate::flow::{Route, Ticket};
+    use crate::pairs::PairId;
     use zerocopy::FromZeros as _;
 
     fn frame(flow: Ticket, bytes: usize) -> Frame {
         Frame {
             header: FrameHeader::new_zeroed(),
             bytes: vec![0; bytes].into(),
-            route: Route::Hold { on: 0, flow },
+            route: Route::Hold {
+                on: PairId::FIRST,
+                flow,
+            },
         }
     }
 

@@ -6,7 +6,7 @@
 
 use super::Framing;
 use super::frame::{Frame, MAX_BYTES, MAX_FRAMES};
-use super::pair::Side;
+use crate::pairs::Side;
 use farlane_sys::sync::lock;
 use farlane_vhost_user::session::Setup;
 use farlane_worker::mailbox::{self, Receiver, Sender};

@@ -20,6 +20,7 @@ mod virtqueue;
 
 use crate::counters::count;
 use crate::interface::Interface;
+use crate::pairs::Side;
 use crate::port::{Offloads, PortQueue};
 use context::{Context, Tally};
 use farlane_daemon::per_node::WorkerNode;
@@ -48,7 +49,7 @@ use virtqueue::Virtqueue;
 pub use control::ControlWorker;
 pub use frame::Frame;
 pub use mail::Command;
-pub use pair::{Pair, Side, Worker};
+pub use pair::{Pair, Worker};
 
 /// Most frames that are moved one way in one turn.
 const AT_ONCE: usize = 64;
@@ -238,7 +239,7 @@ impl PairWorker {
                     context.lose(&mut tally, &frame);
                 }
                 tally.count(&context.interface.counters);
-                context.read_consumed(context.pair.index);
+                context.read_consumed(context.pair.id);
                 show(&context.interface, &mut receive.queue);
                 receive.queue.progress.next_available
             }
@@ -308,7 +309,7 @@ impl PairWorker {
         if let Some(receive) = &mut self.receive {
             show(interface, &mut receive.queue);
             if worked {
-                self.context.read_consumed(self.context.pair.index);
+                self.context.read_consumed(self.context.pair.id);
             }
             if receive.queue.broken || worked && receive.queue.turned() {
                 receive.forget();

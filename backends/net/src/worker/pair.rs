@@ -8,6 +8,7 @@ use crate::bits::low16;
 use crate::flow::FlowTable;
 use crate::guest::Guest;
 use crate::interface::Interface;
+use crate::pairs::{PairId, Side};
 use farlane_daemon::per_node::WorkerNode;
 use farlane_sys::sync::lock;
 use farlane_vhost_user::session::Setup;
@@ -20,18 +21,9 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-/// One of the two queues of a pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// The guest receives from it.
-    Receive,
-    /// The guest sends into it.
-    Transmit,
-}
-
 #[derive(Debug)]
 pub struct Pair {
-    pub index: u16,
+    pub id: PairId,
     /// Commands for the worker, and frames that others have for its receive queue.
     pub mail: Arc<Mailbox>,
     served: AtomicBool,
@@ -69,9 +61,9 @@ fn taken(used: u64, offset: u16, size: u16, available: u16, event: Option<u16>) 
 
 impl Pair {
     /// One that nobody serves.
-    pub fn new(index: u16) -> io::Result<Self> {
+    pub fn new(id: PairId) -> io::Result<Self> {
         Ok(Self {
-            index,
+            id,
             mail: Arc::new(Mailbox::new()?),
             served: AtomicBool::new(false),
             position: AtomicU64::new(0),
@@ -149,7 +141,7 @@ impl Worker {
         placement: &Arc<Placement>,
         guest: (Arc<Guest>, Option<Arc<FlowTable>>),
     ) -> io::Result<Self> {
-        let port = interface.port.open(pair.index)?;
+        let port = interface.port.open(pair.id)?;
         let inbox = pair.mail.open().ok_or(io::ErrorKind::ResourceBusy)?;
         let context = Context::new(
             Arc::clone(interface),
@@ -160,7 +152,7 @@ impl Worker {
             Places::new(Arc::clone(placement)),
         );
         let node = worker_node.clone();
-        let thread = worker_node.spawn(format!("pair {}", pair.index), move || {
+        let thread = worker_node.spawn(format!("pair {}", pair.id), move || {
             PairWorker::new(context, inbox, node, port).run();
         })?;
         Ok(Self {

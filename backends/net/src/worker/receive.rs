@@ -190,7 +190,7 @@ impl Receive {
     ) -> Result<(), QueueError> {
         match frame.route {
             Route::Deliver => return self.place_or_wait(context, tally, frame),
-            Route::Forward { to, .. } if to == context.pair.index => {
+            Route::Forward { to, .. } if to == context.pair.id => {
                 return self.place_or_wait(context, tally, frame);
             }
             Route::Forward { to, .. } | Route::Sequence { to, .. } => {
@@ -408,7 +408,7 @@ impl Receive {
         let begin = context.pair.position();
         let end = begin + self.buffers.expected_for(total).max(1);
         let next = Span { begin, end };
-        let route = table.received(context.pair.index, &parsed, next, context.now_us);
+        let route = table.received(context.pair.id, &parsed, next, context.now_us);
         Ok(Some(route))
     }
 

@@ -207,7 +207,7 @@ impl Transmit {
             let mut prefix = [0; PARSE_BYTES];
             let length = guest.copy_to(&mut prefix);
             let parsed = parse(prefix.get(..length).unwrap_or_default());
-            table.transmitted(context.pair.index, &parsed, context.now_us);
+            table.transmitted(context.pair.id, &parsed, context.now_us);
         }
         SendOutcome::Yes(to_u64(bytes))
     }

@@ -6,6 +6,7 @@ use farlane_daemon::per_node::WorkerNodes;
 use farlane_net::bits::{FrameHeader, HEADER_BYTES};
 use farlane_net::flow::FlowKey;
 use farlane_net::interface::Interface;
+use farlane_net::pairs::{PairCount, PairId};
 use farlane_net::port::{FrameRoom, Offloads, Port, PortQueue};
 use farlane_net::session::NetDevice;
 use farlane_vhost_user::serve::serve;
@@ -54,8 +55,8 @@ impl Port for FeedPort {
         "feed".to_owned()
     }
 
-    fn queues(&self) -> u16 {
-        self.0.len().try_into().unwrap()
+    fn queues(&self) -> PairCount {
+        PairCount(self.0.len().try_into().unwrap())
     }
 
     fn offloads(&self) -> Offloads {
@@ -74,16 +75,16 @@ impl Port for FeedPort {
         Ok(())
     }
 
-    fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>> {
-        Ok(Box::new(FeedQueue(Arc::clone(&self.0[usize::from(queue)]))))
+    fn open(&self, queue: PairId) -> io::Result<Box<dyn PortQueue>> {
+        Ok(Box::new(FeedQueue(Arc::clone(&self.0[queue.index()]))))
     }
 
-    fn discard(&self, queue: u16) -> u64 {
-        let mut frames = self.0[usize::from(queue)].frames.lock().unwrap();
+    fn discard(&self, queue: PairId) -> u64 {
+        let mut frames = self.0[queue.index()].frames.lock().unwrap();
         frames.drain(..).count().try_into().unwrap()
     }
 
-    fn steer(&self, _flow: &FlowKey, _queue: Option<u16>) -> io::Result<bool> {
+    fn steer(&self, _flow: &FlowKey, _queue: Option<PairId>) -> io::Result<bool> {
         Ok(true)
     }
 }

@@ -9,6 +9,7 @@ use farlane_blk::per_node::steering::{cut, single_node};
 use farlane_kit::compare::{Bar, Comparison, observe};
 use farlane_net::flow::table::{FlowTable, Placement as Unknown, Settings};
 use farlane_net::flow::{Parsed, Route, Span, parse};
+use farlane_net::pairs::{PairCount, PairId};
 use farlane_vhost_user::segment::Segment;
 use farlane_vm_front_end::net::frame::{End, Tcp, tcp, udp};
 use farlane_zero_copy::AddressSpace;
@@ -164,21 +165,21 @@ fn flows(keep: &mut impl FnMut(&str, Result<Comparison>) -> Result<()>) -> Resul
         let parsed = all.iter().map(|frame| parse(frame));
         parsed.collect::<Vec<Parsed>>()
     });
-    let table = FlowTable::new(Settings::usual(2, Unknown::Arrival));
+    let table = FlowTable::new(Settings::usual(PairCount(2), Unknown::Arrival));
     // Flows belong to the queue of their number.
     let pick = |all: &[Parsed], at: u32| {
         let index = at % u32::from(FLOWS);
         let parsed = all.get(usize::try_from(index).unwrap_or(0)).copied();
         (
             parsed.unwrap_or(all[0]),
-            u16::try_from(index % 2).unwrap_or(0),
+            PairId(u16::from(!index.is_multiple_of(2))),
         )
     };
     let mut now = 0;
     let mut position = [0_u64; 2];
     let mut step = |at: u32, position: &mut [u64; 2]| {
         let (parsed, queue) = pick(&received, at);
-        let next = &mut position[usize::from(queue)];
+        let next = &mut position[queue.index()];
         let begin = *next;
         *next += 1;
         now += 1;

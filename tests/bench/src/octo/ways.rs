@@ -4,6 +4,7 @@
 use crate::rig::{Generator, taken};
 use anyhow::{Context as _, Result, ensure};
 use farlane_net::bits::FrameHeader;
+use farlane_net::pairs::{PairCount, PairId};
 use farlane_net::port::tap::Tap;
 use farlane_net::port::{FrameRoom, Port as _, PortQueue};
 use farlane_vm_front_end::net::{HEADER_BYTES, Header, Nic};
@@ -81,10 +82,10 @@ pub struct Plain {
 impl Plain {
     /// Makes the tap.
     pub fn open() -> Result<Self> {
-        let tap = Tap::open(crate::rig::TAP, 1, None)?;
+        let tap = Tap::open(crate::rig::TAP, PairCount::ONE, None)?;
         tap.set_guest_offloads(tap.offloads())?;
         Ok(Self {
-            queue: tap.open(0)?,
+            queue: tap.open(PairId::FIRST)?,
             buffer: vec![0; 128 << 10],
             _tap: tap,
         })

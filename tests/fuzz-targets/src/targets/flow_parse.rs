@@ -5,10 +5,11 @@ use crate::{Input, format_all_logs};
 use farlane_net::bits::{FrameHeader, HEADER_BYTES};
 use farlane_net::flow::hash::KeyedHash;
 use farlane_net::flow::{FlowTable, Parsed, Placement, Route, Settings, Span, Ticket, parse};
+use farlane_net::pairs::{PairCount, PairId};
 use farlane_net::offload::{Outgoing, prepare};
 use zerocopy::FromBytes as _;
 
-const WORKERS: u16 = 4;
+const WORKERS: PairCount = PairCount(4);
 /// Flows that the table may know.
 const CAPACITY: usize = 128;
 /// Bytes of the longest frame of a port.
@@ -46,19 +47,19 @@ fn look(frame: &[u8]) -> Parsed {
 #[derive(Default)]
 struct Hands {
     forwarded: Vec<Route>,
-    held: Vec<(u16, Ticket)>,
+    held: Vec<(PairId, Ticket)>,
 }
 
 impl Hands {
-    fn take(&mut self, worker: u16, route: Route) {
+    fn take(&mut self, worker: PairId, route: Route) {
         match route {
-            Route::Deliver => assert!(worker < WORKERS),
+            Route::Deliver => assert!(WORKERS.contains(worker)),
             Route::Forward { to, .. } | Route::Sequence { to, .. } => {
-                assert!(to < WORKERS);
+                assert!(WORKERS.contains(to));
                 self.forwarded.push(route);
             }
             Route::Hold { on, flow } => {
-                assert!(on < WORKERS);
+                assert!(WORKERS.contains(on));
                 self.held.push((worker, flow));
             }
         }
@@ -104,7 +105,8 @@ pub fn run(data: &[u8]) {
     let (mut kept, mut hands, mut now) = (Kept::new(), Hands::default(), 1_u64);
     while !input.is_empty() {
         let step = input.u8();
-        let worker = u16::from(input.u8()) % WORKERS;
+        let number = u16::from(input.u8()) % WORKERS.0;
+        let worker = PairId(number);
         let next = u64::from(input.u8());
         match step % 10 {
             0..=2 => {
@@ -153,7 +155,7 @@ pub fn run(data: &[u8]) {
                 assert!(steered.is_ok() || !can);
             }
             _ if next == 0 => table.reset(),
-            _ => table.set_queues(worker),
+            _ => table.set_queues(PairCount(number)),
         }
     }
     let counts = table.counts();

@@ -5,9 +5,10 @@ use crate::{Input, format_all_logs};
 use farlane_net::bits::feature;
 use farlane_net::control::request::{Command, MAX_COMMAND_BYTES, MAX_INDIRECTION};
 use farlane_net::control::{Control, Effect};
+use farlane_net::pairs::PairCount;
 
 /// Queue pairs of the device.
-const PAIRS: u16 = 8;
+const PAIRS: PairCount = PairCount(8);
 const MAC: [u8; 6] = [0x52, 0x54, 0, 1, 2, 3];
 const OFFLOADS: u64 = feature::GUEST_CSUM
     | feature::GUEST_TSO4
@@ -18,13 +19,13 @@ const OFFLOADS: u64 = feature::GUEST_CSUM
 fn check(effect: &Effect, features: u64) {
     match effect {
         Effect::Filter | Effect::Announced => {}
-        Effect::QueuePairs(pairs) => assert!((1..=PAIRS).contains(pairs)),
+        Effect::QueuePairs(pairs) => assert!((PairCount::ONE..=PAIRS).contains(pairs)),
         Effect::Scaling(pairs, scaling) => {
-            assert!((1..=PAIRS).contains(pairs));
+            assert!((PairCount::ONE..=PAIRS).contains(pairs));
             let entries = scaling.indirection.len();
             assert!(entries.is_power_of_two() && entries <= MAX_INDIRECTION);
             let mut queues = scaling.indirection.iter().chain([&scaling.unclassified]);
-            assert!(queues.all(|queue| *queue < PAIRS));
+            assert!(queues.all(|queue| PAIRS.contains(*queue)));
         }
         Effect::Offloads(offloads) => assert_eq!(offloads & !(features & OFFLOADS), 0),
     }

@@ -215,7 +215,7 @@ fn ipv6(protocol: u8, port: u16) -> Vec<u8> {
 #[test]
 fn a_steered_flow_comes_out_of_its_queue_and_others_stay_where_they_are() {
     let tap = Tap::new(4);
-    let steering = TapSteering::new(4).unwrap();
+    let steering = TapSteering::new(PairCount(4)).unwrap();
     steering.attach(tap.queues[0].as_fd()).unwrap();
     let frames = [
         ipv4(&[], 0, 6, 1),
@@ -232,7 +232,7 @@ fn a_steered_flow_comes_out_of_its_queue_and_others_stay_where_they_are() {
         let first = tap.send(frame);
         assert_eq!(tap.send(frame), first, "stable");
         for queue in [3, 1, 2, 0] {
-            steering.steer(&flow, Some(queue)).unwrap();
+            steering.steer(&flow, Some(PairId(queue))).unwrap();
             assert_eq!(tap.send(frame), usize::from(queue), "{flow:?}");
         }
         steering.steer(&flow, None).unwrap();
@@ -245,7 +245,7 @@ fn a_steered_flow_comes_out_of_its_queue_and_others_stay_where_they_are() {
 #[test]
 fn what_differs_by_vlan_alone_is_two_flows() {
     let tap = Tap::new(4);
-    let steering = TapSteering::new(4).unwrap();
+    let steering = TapSteering::new(PairCount(4)).unwrap();
     steering.attach(tap.queues[0].as_fd()).unwrap();
     let frame = |tags: &[[u8; 4]]| ipv4(tags, 0, 6, 1);
     let tag = |low| [0x81, 0, 0x20, low];
@@ -260,9 +260,9 @@ fn what_differs_by_vlan_alone_is_two_flows() {
     let _link = tag_marked(&tap, 7, 5);
     for (index, frame) in all.iter().enumerate() {
         for flow in &flows {
-            steering.steer(flow, Some(1)).unwrap();
+            steering.steer(flow, Some(PairId(1))).unwrap();
         }
-        steering.steer(&flows[index], Some(2)).unwrap();
+        steering.steer(&flows[index], Some(PairId(2))).unwrap();
         let queue = |is: usize| if is == index { 2 } else { 1 };
         for (other, frame) in all.iter().enumerate() {
             assert_eq!(tap.send(frame), queue(other));
@@ -283,7 +283,7 @@ fn what_differs_by_vlan_alone_is_two_flows() {
     // A tag for its priority alone is none.
     let urgent = frame(&[[0x81, 0, 0xe0, 0]]);
     assert_eq!(parse(&urgent).flow, Some(flows[0]));
-    steering.steer(&flows[0], Some(3)).unwrap();
+    steering.steer(&flows[0], Some(PairId(3))).unwrap();
     assert_eq!(tap.send(&urgent), 3);
 }
 
@@ -368,14 +368,14 @@ fn frames() -> impl Strategy<Value = Vec<u8>> {
 #[test]
 fn the_program_names_flows_as_the_table_does() {
     let tap = Tap::new(4);
-    let steering = TapSteering::new(4).unwrap();
+    let steering = TapSteering::new(PairCount(4)).unwrap();
     steering.attach(tap.queues[0].as_fd()).unwrap();
     let mut runner = TestRunner::new(ProptestConfig::with_cases(1000));
     let result = runner.run(&frames(), |frame| {
         match parse(&frame).flow {
             Some(flow) => {
                 for queue in [3, 1] {
-                    steering.steer(&flow, Some(queue)).unwrap();
+                    steering.steer(&flow, Some(PairId(queue))).unwrap();
                     prop_assert_eq!(tap.send(&frame), usize::from(queue), "{:?}", flow);
                 }
                 steering.steer(&flow, None).unwrap();
@@ -390,7 +390,7 @@ fn the_program_names_flows_as_the_table_does() {
 #[test]
 fn flows_that_are_forgotten_go_where_they_went_before_they_were_steered() {
     let tap = Tap::new(4);
-    let steering = TapSteering::new(4).unwrap();
+    let steering = TapSteering::new(PairCount(4)).unwrap();
     steering.attach(tap.queues[0].as_fd()).unwrap();
     steering.forget().unwrap();
     let frames: Vec<_> = (0..300).map(|port| ipv4(&[], 0, 17, port)).collect();
@@ -398,7 +398,7 @@ fn flows_that_are_forgotten_go_where_they_went_before_they_were_steered() {
     for (frame, queue) in frames.iter().zip(&before) {
         let flow = parse(frame).flow.unwrap();
         let other = u16::try_from((queue + 1) % 4).unwrap();
-        steering.steer(&flow, Some(other)).unwrap();
+        steering.steer(&flow, Some(PairId(other))).unwrap();
     }
     let others: Vec<_> = before.iter().map(|queue| (queue + 1) % 4).collect();
     let sent = || -> Vec<_> { frames.iter().map(|frame| tap.send(frame)).collect() };
@@ -410,21 +410,21 @@ fn flows_that_are_forgotten_go_where_they_went_before_they_were_steered() {
 #[test]
 fn unknown_flows_are_spread_over_the_queues_that_there_are() {
     let tap = Tap::new(4);
-    let steering = TapSteering::new(4).unwrap();
+    let steering = TapSteering::new(PairCount(4)).unwrap();
     steering.attach(tap.queues[0].as_fd()).unwrap();
     let mut seen = [0; 4];
     for port in 0..400 {
         seen[tap.send(&ipv4(&[], 0, 17, port))] += 1;
     }
     assert!(seen.iter().all(|count| *count > 40), "{seen:?}");
-    steering.set_queues(2).unwrap();
+    steering.set_queues(PairCount(2)).unwrap();
     for port in 0..100 {
         assert!(tap.send(&ipv6(6, port)) < 2);
     }
     // So do flows that are steered to a queue that is not in use, until it is again.
     let flow = parse(&ipv6(6, 1)).flow.unwrap();
     for queue in [1, 3] {
-        steering.steer(&flow, Some(queue)).unwrap();
+        steering.steer(&flow, Some(PairId(queue))).unwrap();
         let unused = queue > 1;
         let at = tap.send(&ipv6(6, 1));
         assert!(if unused {
@@ -433,7 +433,7 @@ fn unknown_flows_are_spread_over_the_queues_that_there_are() {
             at == usize::from(queue)
         });
     }
-    steering.set_queues(4).unwrap();
+    steering.set_queues(PairCount(4)).unwrap();
     assert_eq!(tap.send(&ipv6(6, 1)), 3);
     // What is no IP goes to the first.
     let mut arp = ethernet(&[], [8, 6]);

@@ -10,7 +10,8 @@ const PACE: FollowLimits = FollowLimits {
 };
 
 fn count(votes: &mut ProcessVotes, home: u16, queue: u16, signal: Signal, now: u64) -> Option<u16> {
-    votes.count(home, queue, signal, now, &PACE)
+    let moved = votes.count(PairId(home), PairId(queue), signal, now, &PACE);
+    moved.map(|to| to.0)
 }
 
 #[test]

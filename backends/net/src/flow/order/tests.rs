@@ -15,33 +15,36 @@ fn at(worker: u16, end: u64, now: u64) -> Moment {
 fn wide(worker: u16, buffers: u64, end: u64, now: u64) -> Moment {
     let begin = end.saturating_sub(buffers);
     let next = Some(Span { begin, end });
+    let worker = PairId(worker);
     Moment { worker, next, now }
 }
 
 /// A frame that may have to wait for buffers.
 fn aside(worker: u16, now: u64) -> Moment {
-    let next = None;
+    let (worker, next) = (PairId(worker), None);
     Moment { worker, next, now }
 }
 
 /// A driver that has consumed this much of every queue.
-fn consumed(position: u64) -> impl Fn(u16) -> u64 {
+fn consumed(position: u64) -> impl Fn(PairId) -> u64 {
     move |_| position
 }
 
 const FRAME: Ticket = Ticket::of_shard(0);
 
 fn forward(to: u16) -> Route {
-    let flow = Some(FRAME);
+    let (to, flow) = (PairId(to), Some(FRAME));
     Route::Forward { to, flow }
 }
 
 fn sequence(to: u16) -> Route {
-    Route::Sequence { to, flow: FRAME }
+    let (to, flow) = (PairId(to), FRAME);
+    Route::Sequence { to, flow }
 }
 
 fn hold(on: u16) -> Route {
-    Route::Hold { on, flow: FRAME }
+    let (on, flow) = (PairId(on), FRAME);
+    Route::Hold { on, flow }
 }
 
 fn received(order: &mut FlowOrder, at: Moment, position: u64) -> Route {
@@ -58,15 +61,15 @@ fn retried(order: &mut FlowOrder, at: Moment, position: u64) -> Route {
 
 #[test]
 fn a_new_flow_goes_to_its_target_at_once() {
-    let mut order = FlowOrder::placed(2);
+    let mut order = FlowOrder::placed(PairId(2));
     assert_eq!(received(&mut order, at(0, 1, 0), 0), forward(2));
-    let mut order = FlowOrder::placed(2);
+    let mut order = FlowOrder::placed(PairId(2));
     assert_eq!(received(&mut order, at(2, 1, 0), 0), Route::Deliver);
 }
 
 #[test]
 fn frames_before_it_was_known_are_waited_for() {
-    let mut order = FlowOrder::known(2);
+    let mut order = FlowOrder::known(PairId(2));
     assert_eq!(received(&mut order, at(0, 6, 0), 5), hold(0));
     assert_eq!(retried(&mut order, aside(0, 99), 5), hold(0));
     assert_eq!(retried(&mut order, aside(0, 100), 5), forward(2));
@@ -74,7 +77,7 @@ fn frames_before_it_was_known_are_waited_for() {
 
 #[test]
 fn a_first_frame_does_not_wait_for_its_own_buffers() {
-    let mut order = FlowOrder::known(2);
+    let mut order = FlowOrder::known(PairId(2));
     let mut now = 0;
     // It would take five buffers; the driver has all before them.
     let first = received(&mut order, wide(0, 5, 10, now), 5);
@@ -82,15 +85,15 @@ fn a_first_frame_does_not_wait_for_its_own_buffers() {
     while retried(&mut order, aside(0, now), 5) == hold(0) {
         now += 1;
     }
-    assert_eq!((now, order.home()), (LIMITS.settle_us, Some(2)));
+    assert_eq!((now, order.home()), (LIMITS.settle_us, Some(PairId(2))));
 }
 
 #[test]
 fn a_queue_that_is_not_used_any_more_is_not_waited_for() {
-    let mut order = FlowOrder::placed(1);
+    let mut order = FlowOrder::placed(PairId(1));
     // It is never said to be delivered: the worker of queue 1 has gone with it.
     assert_eq!(received(&mut order, at(0, 1, 0), 0), forward(1));
-    order.aim(0);
+    order.aim(PairId(0));
     assert_eq!(received(&mut order, at(0, 1, 1), u64::MAX), hold(1));
     let mut retry = |now| retried(&mut order, aside(0, now), u64::MAX);
     assert_eq!(retry(50), hold(1));
@@ -99,7 +102,7 @@ fn a_queue_that_is_not_used_any_more_is_not_waited_for() {
 
 #[test]
 fn another_worker_becomes_sequencer_only_when_nothing_is_under_way() {
-    let mut order = FlowOrder::placed(1);
+    let mut order = FlowOrder::placed(PairId(1));
     assert_eq!(received(&mut order, at(0, 1, 0), 9), forward(1));
     // The port has changed: the first goes back to the sequencer, and so do all until it has been
     // taken.
@@ -114,12 +117,12 @@ fn another_worker_becomes_sequencer_only_when_nothing_is_under_way() {
     order.delivered(3);
     order.delivered(4);
     assert_eq!(received(&mut order, at(1, 5, 5), 9), Route::Deliver);
-    assert_eq!(order.sequencer(), Some(1));
+    assert_eq!(order.sequencer(), Some(PairId(1)));
 }
 
 #[test]
 fn what_is_thrown_away_is_waited_for_no_longer() {
-    let mut order = FlowOrder::placed(1);
+    let mut order = FlowOrder::placed(PairId(1));
     assert_eq!(received(&mut order, at(0, 1, 0), 0), forward(1));
     assert!(!order.is_idle(consumed(0)));
     order.dropped(&forward(1));
@@ -128,7 +131,7 @@ fn what_is_thrown_away_is_waited_for_no_longer() {
     assert!(!order.is_idle(consumed(0)));
     order.dropped(&sequence(0));
     assert!(order.is_idle(consumed(0)));
-    order.aim(0);
+    order.aim(PairId(0));
     assert_eq!(received(&mut order, at(0, 1, 0), 0), hold(1));
     assert!(!order.is_idle(consumed(0)));
     order.dropped(&hold(1));
@@ -137,9 +140,9 @@ fn what_is_thrown_away_is_waited_for_no_longer() {
 
 #[test]
 fn a_hold_ends_by_time_and_by_number() {
-    let mut order = FlowOrder::placed(1);
+    let mut order = FlowOrder::placed(PairId(1));
     assert_eq!(received(&mut order, at(1, 7, 0), 0), Route::Deliver);
-    order.aim(0);
+    order.aim(PairId(0));
     for _ in 0..2 {
         assert_eq!(received(&mut order, at(1, 8, 5), 0), hold(1));
     }
@@ -153,22 +156,22 @@ fn a_hold_ends_by_time_and_by_number() {
     for position in 8..11 {
         order.delivered(position);
     }
-    order.aim(0);
+    order.aim(PairId(0));
     for _ in 0..4 {
         assert_eq!(received(&mut order, at(1, 11, 1_008), 0), hold(1));
     }
-    assert_eq!(order.target(), 1, "too many are held: it stays");
+    assert_eq!(order.target(), PairId(1), "too many are held: it stays");
     assert_eq!(retried(&mut order, aside(1, 1_009), 0), forward(1));
 }
 
 #[test]
 fn a_frame_that_was_put_aside_is_waited_for_until_the_driver_has_its_last_buffer() {
-    let mut order = FlowOrder::placed(0);
+    let mut order = FlowOrder::placed(PairId(0));
     assert_eq!(received(&mut order, at(0, 1, 0), 1), Route::Deliver);
     assert_eq!(received(&mut order, at(1, 1, 0), 1), sequence(0));
     // It has the whole queue to itself, and may have to wait for buffers all the same.
     assert_eq!(sequenced(&mut order, aside(0, 1), 1), forward(0));
-    order.aim(1);
+    order.aim(PairId(1));
     assert_eq!(received(&mut order, at(0, 2, 2), 1), hold(0));
     assert_eq!(retried(&mut order, aside(0, 200), 1), hold(0));
     // It took five.
@@ -180,12 +183,12 @@ fn a_frame_that_was_put_aside_is_waited_for_until_the_driver_has_its_last_buffer
 
 #[test]
 fn only_an_acknowledgement_of_the_last_segment_spares_the_wait() {
-    let mut order = FlowOrder::placed(1);
+    let mut order = FlowOrder::placed(PairId(1));
     let end = Some(u32::MAX - 5);
     let first = order.received(at(1, 7, 0), Ticket { end, ..FRAME }, &LIMITS, &consumed(0));
     assert_eq!(first, Route::Deliver);
     order.acknowledged(u32::MAX - 6);
-    order.aim(0);
+    order.aim(PairId(0));
     assert_eq!(received(&mut order, at(1, 8, 5), 7), hold(1));
     assert_eq!(retried(&mut order, aside(1, 6), 7), hold(1));
     order.acknowledged(3);

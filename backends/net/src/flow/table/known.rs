@@ -6,6 +6,7 @@ use crate::flow::key::FlowKey;
 use crate::flow::order::FlowOrder;
 use crate::flow::parse::Signal;
 use crate::flow::shard::{NewFlow, Promotion, Shard, Slot};
+use crate::pairs::PairId;
 use farlane_abi::width::to_u64;
 use std::sync::atomic::Ordering;
 
@@ -43,9 +44,9 @@ pub(super) struct Flow {
     sent: u8,
     needed: u8,
     /// The queue of the port's rule for the flow, or of the hint for one that waits.
-    pub(super) rule: Option<u16>,
+    pub(super) rule: Option<PairId>,
     /// The queue of a rule that the port follows no longer, and since when.
-    left: Option<(u16, u64)>,
+    left: Option<(PairId, u64)>,
 }
 
 impl Flow {
@@ -88,13 +89,13 @@ impl Flow {
 
     /// The port follows its rule no longer: frames come from another queue than `left`, from now on
     /// or soon.
-    pub(super) fn leaves(&mut self, left: u16, now_us: u64) {
+    pub(super) fn leaves(&mut self, left: PairId, now_us: u64) {
         self.left = Some((left, now_us));
     }
 
     /// Whether all frames have come that came by a rule that was taken back: they come from another
     /// queue now, or have done so all the time.
-    pub(super) fn has_left(&self, sequencer: u16, now_us: u64) -> bool {
+    pub(super) fn has_left(&self, sequencer: PairId, now_us: u64) -> bool {
         self.left.is_none_or(|(left, since_us)| {
             left != sequencer || now_us.saturating_sub(since_us) >= LONG_AGO_US
         })
@@ -181,7 +182,7 @@ impl FlowTable {
         part: &mut TablePart,
         key: FlowKey,
         within: u32,
-        target: u16,
+        target: PairId,
         now_us: u64,
     ) -> Option<Slot> {
         let source = self.hash.source(&key).to_le_bytes()[0];
@@ -223,7 +224,7 @@ impl FlowTable {
     /// Whether a flow may be forgotten without reordering it. What a driver has consumed is not
     /// looked at while a queue is idle; a frame that is a second old is done with.
     fn spare(&self, flow: &Flow, seen_us: u64, now_us: u64) -> bool {
-        let active = self.active.load(Ordering::Acquire);
+        let active = self.active();
         let old = now_us.saturating_sub(seen_us) >= LONG_AGO_US;
         let can_take_back = flow.rule.is_none() || self.hints.has_room();
         can_take_back

@@ -4,6 +4,7 @@ use super::known::Flow;
 use super::{FlowTable, split};
 use crate::flow::hints::RuleChange;
 use crate::flow::key::FlowKey;
+use crate::pairs::{PairCount, PairId};
 use std::io;
 use std::sync::atomic::Ordering;
 
@@ -17,8 +18,8 @@ impl FlowTable {
     }
 
     /// The port can steer flows to its first so many queues.
-    pub fn port_steers(&self, queues: u16) {
-        self.port_queues.store(queues, Ordering::Release);
+    pub fn port_steers(&self, queues: PairCount) {
+        self.port_queues.store(queues.0, Ordering::Release);
     }
 
     /// Asks the port, `steer(flow, queue)`, for what would spare handing over: frames of a flow
@@ -30,7 +31,7 @@ impl FlowTable {
     pub fn steer(
         &self,
         now_us: u64,
-        mut steer: impl FnMut(&FlowKey, Option<u16>) -> io::Result<bool>,
+        mut steer: impl FnMut(&FlowKey, Option<PairId>) -> io::Result<bool>,
     ) -> io::Result<bool> {
         let Some(_turn) = self.hints.turn(now_us) else {
             return Ok(false);
@@ -67,7 +68,7 @@ impl FlowTable {
     }
 
     /// The port has not taken the rule of a flow, and keeps the one before.
-    fn refused(&self, key: &FlowKey, to: u16, from: Option<u16>) {
+    fn refused(&self, key: &FlowKey, to: PairId, from: Option<PairId>) {
         self.change(key, |flow| {
             if flow.rule == Some(to) {
                 flow.rule = from;
@@ -77,7 +78,7 @@ impl FlowTable {
 
     /// The port follows the rule of a flow no longer. The flow may have been forgotten, and be
     /// known again.
-    fn taken_back(&self, key: &FlowKey, from: u16, now_us: u64) {
+    fn taken_back(&self, key: &FlowKey, from: PairId, now_us: u64) {
         self.change(key, |flow| flow.leaves(from, now_us));
     }
 
@@ -93,17 +94,17 @@ impl FlowTable {
     }
 
     /// Asks the port for what would spare handing over frames of an established flow.
-    pub(super) fn hint(&self, key: &FlowKey, flow: &mut Flow, active: u16, now_us: u64) {
+    pub(super) fn hint(&self, key: &FlowKey, flow: &mut Flow, active: PairCount, now_us: u64) {
         if !flow.order.is_moving()
             && let (Some(home), Some(sequencer)) = (flow.order.home(), flow.order.sequencer())
             && home != sequencer
             && Some(home) != flow.rule
-            && home < self.port_queues.load(Ordering::Acquire)
+            && PairCount(self.port_queues.load(Ordering::Acquire)).contains(home)
             // What was asked for before has been seen: a flow changes its queue once at a time.
             && match flow.rule {
                 None => flow.has_left(sequencer, now_us),
                 // The port cannot follow a rule for a queue that is not in use any more.
-                Some(rule) => rule == sequencer || rule >= active,
+                Some(rule) => rule == sequencer || !active.contains(rule),
             }
             && self
                 .hints

@@ -2,6 +2,7 @@
 
 use crate::flow::follow::FollowLimits;
 use crate::flow::order::HoldLimits;
+use crate::pairs::PairCount;
 
 /// Where flows of which the guest has sent nothing go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +17,7 @@ pub enum Placement {
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Queue pairs of the device.
-    pub queues: u16,
+    pub queues: PairCount,
     /// Flows that are known at most.
     pub capacity: usize,
     /// Where unknown flows go.
@@ -32,7 +33,7 @@ pub struct Settings {
 impl Settings {
     /// The usual for so many queue pairs: 65,536 flows, forgotten after 30 s.
     #[must_use]
-    pub fn usual(queues: u16, placement: Placement) -> Self {
+    pub fn usual(queues: PairCount, placement: Placement) -> Self {
         Self {
             queues,
             capacity: 1 << 16,

@@ -44,7 +44,7 @@ fn sent(flow: u32) -> Parsed {
 fn table(capacity: usize, placement: Placement) -> FlowTable {
     FlowTable::new(Settings {
         capacity,
-        ..Settings::usual(4, placement)
+        ..Settings::usual(PairCount(4), placement)
     })
 }
 
@@ -56,6 +56,7 @@ pub(super) fn one(end: u64) -> Span {
 
 /// A flow of which both directions were seen several times, on a queue.
 fn establish(table: &FlowTable, flow: u32, queue: u16, now: u64) {
+    let queue = PairId(queue);
     for _ in 0..3 {
         table.transmitted(queue, &sent(flow), now);
         table.set_consumed(queue, u64::MAX / 2);
@@ -70,7 +71,7 @@ fn establish(table: &FlowTable, flow: u32, queue: u16, now: u64) {
 fn is_put_into_own(table: &FlowTable, route: Route, position: u64) {
     match route {
         Route::Forward {
-            to: 0,
+            to: PairId(0),
             flow: Some(ticket),
         } => table.delivered(ticket, position),
         other => panic!("{other:?}"),
@@ -80,7 +81,7 @@ fn is_put_into_own(table: &FlowTable, route: Route, position: u64) {
 #[test]
 fn an_unknown_flow_stays_where_it_arrives() {
     let table = table(1024, Placement::Arrival);
-    for worker in 0..4 {
+    for worker in PairCount(4).ids() {
         assert_eq!(table.received(worker, &data(1), one(1), 0), Route::Deliver);
     }
     assert_eq!(table.counts().flows, 0, "what only arrives takes no room");
@@ -92,50 +93,59 @@ fn an_unknown_flow_is_placed_by_hash_when_the_port_does_not_spread() {
     let mut seen = [0; 4];
     for flow in 0..200 {
         let to = |route| match route {
-            Route::Deliver => 0,
+            Route::Deliver => PairId(0),
             Route::Forward { to, .. } => to,
             other => panic!("nothing to wait for: {other:?}"),
         };
-        let first = to(table.received(0, &data(flow), one(1), 0));
-        assert_eq!(to(table.received(0, &data(flow), one(2), 0)), first);
-        seen[usize::from(first)] += 1;
+        let first = to(table.received(PairId(0), &data(flow), one(1), 0));
+        assert_eq!(to(table.received(PairId(0), &data(flow), one(2), 0)), first);
+        seen[first.index()] += 1;
     }
     assert!(seen.iter().all(|count| *count > 20), "{seen:?}");
-    table.set_queues(1);
-    assert_eq!(table.received(0, &data(1000), one(3), 0), Route::Deliver);
+    table.set_queues(PairCount(1));
+    assert_eq!(
+        table.received(PairId(0), &data(1000), one(3), 0),
+        Route::Deliver
+    );
 }
 
 #[test]
 fn a_flow_follows_the_queue_on_which_the_guest_sends() {
     let table = table(1024, Placement::Arrival);
-    table.transmitted(2, &sent(1), 0);
+    table.transmitted(PairId(2), &sent(1), 0);
     let Route::Forward {
-        to: 2,
+        to: PairId(2),
         flow: Some(ticket),
-    } = table.received(0, &segment(key(1), Signal::Data, 7, 1), one(1), 0)
+    } = table.received(PairId(0), &segment(key(1), Signal::Data, 7, 1), one(1), 0)
     else {
         panic!("not forwarded");
     };
     table.delivered(ticket, 5);
     // Two with data move it on; the frame before is not consumed yet.
-    table.transmitted(3, &sent(1), 10_000);
-    table.transmitted(3, &sent(1), 10_001);
+    table.transmitted(PairId(3), &sent(1), 10_000);
+    table.transmitted(PairId(3), &sent(1), 10_001);
     let Route::Hold {
-        on: 2,
+        on: PairId(2),
         flow: ticket,
-    } = table.received(0, &data(1), one(2), 10_002)
+    } = table.received(PairId(0), &data(1), one(2), 10_002)
     else {
         panic!("not held");
     };
-    assert!(matches!(table.retry(0, ticket, 10_003), Route::Hold { .. }));
-    table.set_consumed(2, 5);
+    assert!(matches!(
+        table.retry(PairId(0), ticket, 10_003),
+        Route::Hold { .. }
+    ));
+    table.set_consumed(PairId(2), 5);
     // What is consumed is done with when it is acknowledged.
     let acknowledged = segment(key(1).reversed(), Signal::Acknowledge, 1, 7);
-    assert!(matches!(table.retry(0, ticket, 10_004), Route::Hold { .. }));
-    table.transmitted(2, &acknowledged, 10_005);
     assert!(matches!(
-        table.retry(0, ticket, 10_006),
-        Route::Forward { to: 3, .. }
+        table.retry(PairId(0), ticket, 10_004),
+        Route::Hold { .. }
+    ));
+    table.transmitted(PairId(2), &acknowledged, 10_005);
+    assert!(matches!(
+        table.retry(PairId(0), ticket, 10_006),
+        Route::Forward { to: PairId(3), .. }
     ));
 }
 
@@ -143,19 +153,22 @@ fn a_flow_follows_the_queue_on_which_the_guest_sends() {
 fn a_flow_goes_on_when_the_queue_of_its_order_is_not_used_any_more() {
     let table = table(64, Placement::Arrival);
     establish(&table, 1, 3, 10);
-    table.set_queues(1);
+    table.set_queues(PairCount(1));
     // What comes next is read by another worker: first it moves, then it goes to the only queue
     // that there is.
     let mut now = 20;
-    let mut route = table.received(0, &data(1), one(2), now);
+    let mut route = table.received(PairId(0), &data(1), one(2), now);
     while let Route::Hold { on, flow: ticket } = route {
-        assert_eq!(on, 3);
+        assert_eq!(on, PairId(3));
         now += 1_000;
         assert!(now < 50_000, "It is held for ever");
-        route = table.retry(0, ticket, now);
+        route = table.retry(PairId(0), ticket, now);
     }
     is_put_into_own(&table, route, 2);
-    assert_eq!(table.received(0, &data(1), one(3), now), Route::Deliver);
+    assert_eq!(
+        table.received(PairId(0), &data(1), one(3), now),
+        Route::Deliver
+    );
 }
 
 #[test]
@@ -163,42 +176,48 @@ fn a_flow_that_cannot_drain_stays_and_nothing_is_kept_for_ever() {
     let table = table(1024, Placement::Arrival);
     establish(&table, 1, 0, 0);
     let next = u64::MAX - 1;
-    assert_eq!(table.received(0, &data(1), one(next), 1), Route::Deliver);
-    table.transmitted(1, &sent(1), 10_000);
-    table.transmitted(1, &sent(1), 10_001);
+    assert_eq!(
+        table.received(PairId(0), &data(1), one(next), 1),
+        Route::Deliver
+    );
+    table.transmitted(PairId(1), &sent(1), 10_000);
+    table.transmitted(PairId(1), &sent(1), 10_001);
     let Route::Hold {
-        on: 0,
+        on: PairId(0),
         flow: ticket,
-    } = table.received(0, &data(1), one(next), 10_002)
+    } = table.received(PairId(0), &data(1), one(next), 10_002)
     else {
         panic!("not held");
     };
-    assert!(matches!(table.retry(0, ticket, 15_000), Route::Hold { .. }));
-    is_put_into_own(&table, table.retry(0, ticket, 40_000), next);
+    assert!(matches!(
+        table.retry(PairId(0), ticket, 15_000),
+        Route::Hold { .. }
+    ));
+    is_put_into_own(&table, table.retry(PairId(0), ticket, 40_000), next);
     assert_eq!(
-        table.received(0, &data(1), one(next), 40_001),
+        table.received(PairId(0), &data(1), one(next), 40_001),
         Route::Deliver
     );
 }
 
 /// A flow that the guest sends on queue 1, of which frames come to worker 0, and are handed over.
 fn hand_over(table: &FlowTable, flow: u32, now: u64) {
-    table.transmitted(1, &sent(flow), now);
-    table.transmitted(1, &sent(flow), now);
+    table.transmitted(PairId(1), &sent(flow), now);
+    table.transmitted(PairId(1), &sent(flow), now);
     for next in 1..4 {
         let Route::Forward {
             flow: Some(ticket), ..
-        } = table.received(0, &data(flow), one(next), now)
+        } = table.received(PairId(0), &data(flow), one(next), now)
         else {
             panic!("not forwarded");
         };
         table.delivered(ticket, next);
     }
-    table.set_consumed(1, 3);
+    table.set_consumed(PairId(1), 3);
 }
 
 /// What a port is asked for that can do everything.
-fn asked(table: &FlowTable, now: u64) -> Vec<(FlowKey, Option<u16>)> {
+fn asked(table: &FlowTable, now: u64) -> Vec<(FlowKey, Option<PairId>)> {
     let mut asked = Vec::new();
     let mut steer = |flow: &FlowKey, queue| {
         asked.push((*flow, queue));
@@ -232,7 +251,7 @@ fn forget_all(table: &FlowTable) {
 fn a_port_is_asked_for_established_flows_and_told_when_they_go() {
     let table = table(1024, Placement::Arrival);
     hand_over(&table, 1, 0);
-    assert_eq!(asked(&table, 0), [(key(1), Some(1))]);
+    assert_eq!(asked(&table, 0), [(key(1), Some(PairId(1)))]);
     assert_eq!(asked(&table, 0), []);
     forget_all(&table);
     assert_eq!(table.counts().flows, 0);
@@ -248,7 +267,7 @@ fn what_a_port_refuses_is_asked_for_again_and_not_at_once() {
     hand_over(&table, 1, 50_000);
     assert_eq!(asked(&table, 50_000), []);
     hand_over(&table, 1, 200_000);
-    assert_eq!(asked(&table, 200_000), [(key(1), Some(1))]);
+    assert_eq!(asked(&table, 200_000), [(key(1), Some(PairId(1)))]);
     hand_over(&table, 1, 300_000);
     assert_eq!(asked(&table, 300_000), [], "it has the rule");
     // A rule of a flow that is forgotten must go, however often it takes.
@@ -281,6 +300,7 @@ fn neighbours(table: &FlowTable) -> [u32; 4] {
 
 /// A frame of a flow is read by a worker, and put wherever it belongs; nothing has to drain.
 fn comes(table: &FlowTable, worker: u16, flow: u32, now: u64) {
+    let worker = PairId(worker);
     let mut route = table.received(worker, &data(flow), one(1), now);
     loop {
         route = match route {
@@ -298,12 +318,12 @@ fn comes(table: &FlowTable, worker: u16, flow: u32, now: u64) {
 fn a_flow_that_had_to_make_room_is_steered_again_when_it_is_established_again() {
     let settings = Settings {
         capacity: 4 * SHARDS,
-        ..Settings::usual(4, Placement::Arrival)
+        ..Settings::usual(PairCount(4), Placement::Arrival)
     };
     let table = FlowTable::with_hash(settings, KeyedHash::fixed());
     let [first, others @ ..] = neighbours(&table);
     hand_over(&table, first, 0);
-    assert_eq!(asked(&table, 0), [(key(first), Some(1))]);
+    assert_eq!(asked(&table, 0), [(key(first), Some(PairId(1)))]);
     for flow in others {
         hand_over(&table, flow, 0);
     }
@@ -318,14 +338,14 @@ fn a_flow_that_had_to_make_room_is_steered_again_when_it_is_established_again() 
     // And nothing is asked for before it has followed again.
     for _ in 0..10 {
         comes(&table, 1, first, 1);
-        table.transmitted(1, &sent(first), 1);
+        table.transmitted(PairId(1), &sent(first), 1);
     }
     assert_eq!(table.counts().established, 3);
     assert_eq!(asked(&table, 1), []);
     for _ in 0..3 {
         comes(&table, 0, first, 2);
     }
-    assert_eq!(asked(&table, 2), [(key(first), Some(1))]);
+    assert_eq!(asked(&table, 2), [(key(first), Some(PairId(1)))]);
 }
 
 /// The port fails for longer than frames are under way; the flow's come from queue 1 all the time,
@@ -335,12 +355,12 @@ fn fails_and_recovers(table: &FlowTable, flow: u32, since: u64) {
     while now < since + 2_000_000 {
         assert_eq!(refused(table, now), 1);
         now += 200_000;
-        table.transmitted(2, &sent(flow), now);
-        table.transmitted(2, &sent(flow), now);
+        table.transmitted(PairId(2), &sent(flow), now);
+        table.transmitted(PairId(2), &sent(flow), now);
         comes(table, 1, flow, now);
     }
     for _ in 0..10 {
-        table.transmitted(2, &sent(flow), now);
+        table.transmitted(PairId(2), &sent(flow), now);
         comes(table, 1, flow, now);
     }
     assert_eq!(asked(table, now), [(key(flow), None)]);
@@ -349,14 +369,14 @@ fn fails_and_recovers(table: &FlowTable, flow: u32, since: u64) {
     for _ in 0..3 {
         comes(table, 0, flow, now);
     }
-    assert_eq!(asked(table, now), [(key(flow), Some(2))]);
+    assert_eq!(asked(table, now), [(key(flow), Some(PairId(2)))]);
 }
 
 #[test]
 fn a_flow_is_not_steered_again_before_its_rule_is_taken_back_however_late() {
     let settings = Settings {
         capacity: 4 * SHARDS,
-        ..Settings::usual(4, Placement::Arrival)
+        ..Settings::usual(PairCount(4), Placement::Arrival)
     };
     let table = FlowTable::with_hash(settings, KeyedHash::fixed());
     let [first, others @ ..] = neighbours(&table);
@@ -374,7 +394,7 @@ fn a_flow_is_not_steered_again_before_its_rule_is_taken_back_however_late() {
 fn a_flow_that_was_forgotten_is_not_steered_before_its_rule_is_taken_back() {
     let table = table(1024, Placement::Arrival);
     hand_over(&table, 1, 0);
-    assert_eq!(asked(&table, 0), [(key(1), Some(1))]);
+    assert_eq!(asked(&table, 0), [(key(1), Some(PairId(1)))]);
     forget_all(&table);
     fails_and_recovers(&table, 1, LATE);
 }
@@ -382,21 +402,21 @@ fn a_flow_that_was_forgotten_is_not_steered_before_its_rule_is_taken_back() {
 #[test]
 fn a_flow_is_steered_again_that_was_steered_to_a_queue_that_is_not_used_any_more() {
     let table = table(1024, Placement::Arrival);
-    let send = |count| (0..count).for_each(|_| table.transmitted(3, &sent(1), 0));
+    let send = |count| (0..count).for_each(|_| table.transmitted(PairId(3), &sent(1), 0));
     send(2);
     for _ in 0..3 {
         comes(&table, 0, 1, 0);
     }
-    assert_eq!(asked(&table, 0), [(key(1), Some(3))]);
-    table.set_consumed(3, 1);
+    assert_eq!(asked(&table, 0), [(key(1), Some(PairId(3)))]);
+    table.set_consumed(PairId(3), 1);
     comes(&table, 3, 1, 0);
     comes(&table, 3, 1, 0);
     send(1);
     // Then the port spreads its flows over two queues; this one is for the other of them.
-    table.set_queues(2);
+    table.set_queues(PairCount(2));
     comes(&table, 0, 1, 0);
     comes(&table, 0, 1, 0);
-    assert_eq!(asked(&table, 0), [(key(1), Some(1))]);
+    assert_eq!(asked(&table, 0), [(key(1), Some(PairId(1)))]);
     comes(&table, 1, 1, 0);
     comes(&table, 1, 1, 0);
     assert_eq!(asked(&table, 0), []);
@@ -460,7 +480,7 @@ fn a_reset_leaves_no_hints_to_a_port_that_has_forgotten_everything() {
     assert_eq!(table.counts().flows, 0);
     assert_eq!(asked(&table, 0), []);
     hand_over(&table, 1, 0);
-    assert_eq!(asked(&table, 0), [(key(1), Some(1))]);
+    assert_eq!(asked(&table, 0), [(key(1), Some(PairId(1)))]);
 }
 
 #[test]
@@ -471,18 +491,21 @@ fn a_million_flows_neither_grow_the_table_nor_push_out_established_ones() {
     }
     for flow in 1000..1_001_000 {
         // The guest answers each: a refusal, as to a scan.
-        table.received(0, &data(flow), one(1), 1);
-        table.transmitted(2, &sent(flow), 1);
+        table.received(PairId(0), &data(flow), one(1), 1);
+        table.transmitted(PairId(2), &sent(flow), 1);
     }
     let counts = table.counts();
     assert!(counts.flows <= 4096, "{counts:?}");
     assert_eq!(counts.established, 500);
     assert_eq!(counts.refused, 0);
     for flow in 0..500 {
-        assert_eq!(table.received(1, &data(flow), one(1), 2), Route::Deliver);
+        assert_eq!(
+            table.received(PairId(1), &data(flow), one(1), 2),
+            Route::Deliver
+        );
         assert!(matches!(
-            table.received(0, &data(flow), one(1), 2),
-            Route::Sequence { to: 1, .. }
+            table.received(PairId(0), &data(flow), one(1), 2),
+            Route::Sequence { to: PairId(1), .. }
         ));
     }
 }
@@ -493,8 +516,8 @@ fn a_connection_that_is_not_made_is_not_established() {
     let exchange = |flow, comes, answer| {
         for now in 0..8 {
             let answer = segment(key(flow).reversed(), answer, 1, 1);
-            table.transmitted(1, &answer, now);
-            table.received(1, &segment(key(flow), comes, 1, 1), one(1), now);
+            table.transmitted(PairId(1), &answer, now);
+            table.received(PairId(1), &segment(key(flow), comes, 1, 1), one(1), now);
         }
         table.counts().established
     };
@@ -518,12 +541,12 @@ fn one_source_with_many_connections_pushes_out_its_own() {
         let mut flow = key(0x00ff_ffff);
         flow.source_port = port;
         for _ in 0..3 {
-            table.received(2, &segment(flow, Signal::Data, 1, 1), one(1), 1);
-            table.transmitted(2, &segment(flow.reversed(), Signal::Data, 1, 1), 1);
+            table.received(PairId(2), &segment(flow, Signal::Data, 1, 1), one(1), 1);
+            table.transmitted(PairId(2), &segment(flow.reversed(), Signal::Data, 1, 1), 1);
         }
     }
     let kept = (0..500)
-        .filter(|flow| table.received(0, &data(*flow), one(1), 2) != Route::Deliver)
+        .filter(|flow| table.received(PairId(0), &data(*flow), one(1), 2) != Route::Deliver)
         .count();
     // A source that shares its group with the greedy one may be taken for it.
     assert!(kept >= 480, "{kept}");
@@ -534,20 +557,20 @@ fn a_driver_that_spreads_by_itself_is_obeyed() {
     let table = table(1024, Placement::Arrival);
     table.set_scaling(Some(Scaling {
         types: 0,
-        indirection: vec![0],
-        unclassified: 3,
+        indirection: vec![PairId(0)],
+        unclassified: PairId(3),
         key: [0; 40],
     }));
-    table.transmitted(1, &sent(1), 0);
+    table.transmitted(PairId(1), &sent(1), 0);
     assert!(matches!(
-        table.received(0, &data(1), one(1), 0),
-        Route::Forward { to: 3, .. }
+        table.received(PairId(0), &data(1), one(1), 0),
+        Route::Forward { to: PairId(3), .. }
     ));
-    table.transmitted(1, &sent(1), 10_000);
-    table.transmitted(1, &sent(1), 10_000);
+    table.transmitted(PairId(1), &sent(1), 10_000);
+    table.transmitted(PairId(1), &sent(1), 10_000);
     assert!(matches!(
-        table.received(0, &data(1), one(1), 10_000),
-        Route::Forward { to: 3, .. }
+        table.received(PairId(0), &data(1), one(1), 10_000),
+        Route::Forward { to: PairId(3), .. }
     ));
 }
 
@@ -566,11 +589,11 @@ fn both_families_and_all_protocols_have_a_place() {
     frame.flow = Some(flow.reversed());
     frame.sequence = None;
     frame.signal = Signal::Datagram;
-    table.transmitted(2, &frame, 0);
+    table.transmitted(PairId(2), &frame, 0);
     frame.flow = Some(flow);
     assert!(matches!(
-        table.received(0, &frame, one(1), 0),
-        Route::Forward { to: 2, .. }
+        table.received(PairId(0), &frame, one(1), 0),
+        Route::Forward { to: PairId(2), .. }
     ));
 }
 

@@ -27,6 +27,7 @@ use crate::bits::FrameHeader;
 use crate::ebpf::BpfError;
 use crate::ebpf::redirect::{Attachment, Redirect};
 use crate::flow::FlowKey;
+use crate::pairs::{PairCount, PairId};
 use farlane_sys::sync::lock;
 use farlane_zero_copy::slices::GuestRuns;
 use farlane_zero_copy::topology::{Class, Node, Sysfs};
@@ -145,7 +146,7 @@ pub fn node_of(sysfs: &Sysfs, interface: &str) -> Option<Node> {
 pub struct Xdp {
     /// Its socket keeps it promiscuous.
     interface: HostInterface,
-    queues: u16,
+    queues: PairCount,
     mtu: u16,
     hardware: [u8; 6],
     shared: Arc<XdpQueues>,
@@ -161,7 +162,12 @@ struct XdpQueues {
 impl Xdp {
     /// Takes the first so many queues of an interface, with memory of `node`, where it is to be of
     /// a certain one.
-    pub fn open(name: &str, queues: u16, mode: Mode, node: Option<Node>) -> Result<Self, XdpError> {
+    pub fn open(
+        name: &str,
+        queues: PairCount,
+        mode: Mode,
+        node: Option<Node>,
+    ) -> Result<Self, XdpError> {
         let failed = |what: &str| {
             let what = what.to_owned();
             move |source: io::Error| XdpError::System {
@@ -198,7 +204,8 @@ impl Xdp {
                 name: name.to_owned(),
                 source,
             })?;
-        let sockets = (0..queues)
+        let sockets = queues
+            .ids()
             .map(|queue| {
                 let socket = take(|| XdpSocket::bind((index, queue), copying, mtu, node))
                     .map_err(failed(&format!("take queue {queue}")))?;
@@ -220,7 +227,7 @@ impl Port for Xdp {
         self.interface.name().to_owned()
     }
 
-    fn queues(&self) -> u16 {
+    fn queues(&self) -> PairCount {
         self.queues
     }
 
@@ -246,11 +253,11 @@ impl Port for Xdp {
         Some(self.hardware)
     }
 
-    fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>> {
+    fn open(&self, queue: PairId) -> io::Result<Box<dyn PortQueue>> {
         let place = self
             .shared
             .sockets
-            .get(usize::from(queue))
+            .get(queue.index())
             .ok_or(io::ErrorKind::NotFound)?;
         let mut socket = lock(place).take().ok_or(io::ErrorKind::ResourceBusy)?;
         socket.discard();
@@ -263,14 +270,14 @@ impl Port for Xdp {
         Ok(Box::new(opened))
     }
 
-    fn steer(&self, _flow: &FlowKey, _queue: Option<u16>) -> io::Result<bool> {
+    fn steer(&self, _flow: &FlowKey, _queue: Option<PairId>) -> io::Result<bool> {
         Ok(false)
     }
 }
 
 /// A queue that is in use.
 struct XdpQueue {
-    queue: u16,
+    queue: PairId,
     /// Goes back when this is dropped.
     socket: ManuallyDrop<Box<XdpSocket>>,
     shared: Arc<XdpQueues>,
@@ -309,7 +316,7 @@ impl Drop for XdpQueue {
         }
         // SAFETY: once, and nobody uses it afterwards.
         let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
-        if let Some(place) = self.shared.sockets.get(usize::from(self.queue)) {
+        if let Some(place) = self.shared.sockets.get(self.queue.index()) {
             *lock(place) = Some(socket);
         }
     }

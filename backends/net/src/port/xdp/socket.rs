@@ -7,6 +7,7 @@ use super::rings::{Mapping, Ring};
 use crate::bits::{FrameHeader, HEADER_BYTES, index};
 use crate::header;
 use crate::offload::{self, Outgoing};
+use crate::pairs::PairId;
 use crate::port::FrameRoom;
 use farlane_abi::width::to_u64;
 use farlane_daemon::per_node;
@@ -135,7 +136,7 @@ impl XdpSocket {
     /// Binds a socket to a queue of the interface of this number. Its memory comes from `node`,
     /// else from the calling thread's.
     pub fn bind(
-        (interface, queue): (u32, u16),
+        (interface, queue): (u32, PairId),
         copying: CopyMode,
         mtu: u16,
         node: Option<Node>,
@@ -190,7 +191,7 @@ impl XdpSocket {
         Ok(made)
     }
 
-    fn bind_to(&self, interface: u32, queue: u16, copying: CopyMode) -> io::Result<()> {
+    fn bind_to(&self, interface: u32, queue: PairId, copying: CopyMode) -> io::Result<()> {
         let how = match copying {
             CopyMode::Any => 0,
             CopyMode::Copy => libc::XDP_COPY,
@@ -200,7 +201,7 @@ impl XdpSocket {
             sxdp_family: FAMILY,
             sxdp_flags: libc::XDP_USE_NEED_WAKEUP | how,
             sxdp_ifindex: interface,
-            sxdp_queue_id: queue.into(),
+            sxdp_queue_id: queue.0.into(),
             sxdp_shared_umem_fd: 0,
         };
         let bytes = length_of(&address);

@@ -38,7 +38,7 @@ fn pair(queues: u16) {
 fn open_again(node: Option<Node>) -> Xdp {
     let begin = Instant::now();
     loop {
-        match Xdp::open("port", 1, Mode::Generic, node) {
+        match Xdp::open("port", PairCount(1), Mode::Generic, node) {
             Err(XdpError::Program {
                 source: BpfError::System { source, .. },
                 ..
@@ -156,11 +156,11 @@ fn frames_go_both_ways_and_large_ones_are_cut() {
     for mode in [Mode::Any, Mode::Native, Mode::Generic, Mode::Copy] {
         pair(1);
         let peer = Peer::new();
-        let port = Xdp::open("port", 1, mode, None).unwrap();
+        let port = Xdp::open("port", PairCount(1), mode, None).unwrap();
         assert!(port.link_is_up());
-        assert_eq!((port.mtu(), port.queues()), (1500, 1));
-        let mut queue = port.open(0).unwrap();
-        assert!(port.open(0).is_err(), "a queue is for one");
+        assert_eq!((port.mtu(), port.queues()), (1500, PairCount::ONE));
+        let mut queue = port.open(PairId(0)).unwrap();
+        assert!(port.open(PairId(0)).is_err(), "a queue is for one");
         // More than the rings have entries, so that chunks come round.
         for number in 1..5000_u16 {
             peer.send(&frame(number, usize::from(number % 1400)));
@@ -209,18 +209,18 @@ fn a_queue_that_is_closed_can_be_opened_again_and_the_program_goes_with_the_port
         String::from_utf8(shown.stdout).unwrap().contains("xdp")
     };
     assert!(!attached());
-    let port = Xdp::open("port", 2, Mode::Any, None).unwrap();
+    let port = Xdp::open("port", PairCount(2), Mode::Any, None).unwrap();
     assert!(attached());
     assert!(
-        Xdp::open("port", 2, Mode::Any, None).is_err(),
+        Xdp::open("port", PairCount(2), Mode::Any, None).is_err(),
         "there is a program"
     );
     let peer = Peer::new();
     for number in 1..4 {
-        let mut queue = port.open(0).unwrap();
+        let mut queue = port.open(PairId(0)).unwrap();
         peer.send(&frame(number, 100));
         // A `veth` of two queues receives on that of the sending processor's; both are open.
-        let mut other = port.open(1).unwrap();
+        let mut other = port.open(PairId(1)).unwrap();
         let begin = Instant::now();
         let mut got = false;
         while !got {
@@ -238,7 +238,7 @@ fn a_queue_that_is_closed_can_be_opened_again_and_the_program_goes_with_the_port
         assert!(begin.elapsed() < Duration::from_secs(30), "it stays");
     }
     assert!(matches!(
-        Xdp::open("nobody", 1, Mode::Any, None),
+        Xdp::open("nobody", PairCount(1), Mode::Any, None),
         Err(XdpError::System { .. })
     ));
 }
@@ -267,7 +267,7 @@ fn memory_is_of_the_node_that_the_nic_is_on() {
     assert_eq!(nodes, [Some(Node(0)), Some(Node(1)), None, None]);
     pair(1);
     // A node that this machine has not is one that has no room.
-    drop(Xdp::open("port", 1, Mode::Generic, Some(Node(700))).unwrap());
+    drop(Xdp::open("port", PairCount(1), Mode::Generic, Some(Node(700))).unwrap());
     let _port = open_again(Some(Node(0)));
     let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
     // Pages of 4 KiB: 2,048 chunks each way.
@@ -285,7 +285,7 @@ fn strips() -> [bool; 2] {
 fn the_driver_leaves_tags_of_vlans_in_frames() {
     pair(1);
     assert_eq!(strips(), [true; 2], "a veth does, until it is told");
-    let port = Xdp::open("port", 1, Mode::Generic, None).unwrap();
+    let port = Xdp::open("port", PairCount(1), Mode::Generic, None).unwrap();
     assert_eq!(strips(), [false; 2]);
     drop(port);
     // Once more, of one that does not.
@@ -298,8 +298,8 @@ fn frames_come_with_the_tags_that_they_were_sent_with() {
     for mode in [Mode::Native, Mode::Generic] {
         pair(1);
         let peer = Peer::new();
-        let port = Xdp::open("port", 1, mode, None).unwrap();
-        let mut queue = port.open(0).unwrap();
+        let port = Xdp::open("port", PairCount(1), mode, None).unwrap();
+        let mut queue = port.open(PairId(0)).unwrap();
         for (number, tags) in (1..).zip([
             &[0x8100_0005_u32][..],
             &[0x88a8_0005],

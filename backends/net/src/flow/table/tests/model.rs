@@ -16,23 +16,23 @@ enum Event {
     /// Frames of a flow come to the port.
     Arrive(u32, u8),
     /// A worker does the next part of its round.
-    Work(u16),
+    Work(PairId),
     /// The driver takes buffers out of a receive queue.
-    Consume(u16, u8),
+    Consume(PairId, u8),
     /// The guest's stack sees what the driver has taken.
-    Stack(u16),
+    Stack(PairId),
     /// The guest sends something of a flow.
-    Send(u32, u16, bool),
+    Send(u32, PairId, bool),
     /// The port does what the table hints, or fails to.
     Steer(bool),
     /// Microseconds pass.
     Wait(u16),
     /// The guest uses so many queue pairs.
-    Queues(u16),
+    Queues(PairCount),
 }
 
 fn event(queues: bool) -> impl Strategy<Value = Event> {
-    let worker = 0..WORKERS;
+    let worker = (0..WORKERS).prop_map(PairId);
     prop_oneof![
         6 => (0..FLOWS, 1..4_u8).prop_map(|(flow, n)| Event::Arrive(flow, n)),
         20 => worker.clone().prop_map(Event::Work),
@@ -42,7 +42,7 @@ fn event(queues: bool) -> impl Strategy<Value = Event> {
             .prop_map(|(flow, queue, data)| Event::Send(flow, queue, data)),
         4 => (0..16_u8).prop_map(|n| Event::Steer(n > 0)),
         4 => (1..900_u16).prop_map(Event::Wait),
-        u32::from(queues) => (1..=WORKERS).prop_map(Event::Queues),
+        u32::from(queues) => (1..=WORKERS).prop_map(|count| Event::Queues(PairCount(count))),
     ]
 }
 
@@ -105,7 +105,7 @@ struct World {
     table: FlowTable,
     keys: [FlowKey; 4],
     workers: Vec<Worker>,
-    rules: HashMap<FlowKey, u16>,
+    rules: HashMap<FlowKey, PairId>,
     arrived: Vec<u32>,
     seen: Vec<u32>,
     now: u64,
@@ -120,7 +120,7 @@ impl World {
         };
         let settings = Settings {
             capacity,
-            ..Settings::usual(WORKERS, placement)
+            ..Settings::usual(PairCount(WORKERS), placement)
         };
         let table = FlowTable::with_hash(settings, KeyedHash::fixed());
         let flows = match crowd {
@@ -155,38 +155,38 @@ impl World {
         self.keys[usize::try_from(flow).unwrap()]
     }
 
-    fn worker(&mut self, worker: u16) -> &mut Worker {
-        &mut self.workers[usize::from(worker)]
+    fn worker(&mut self, worker: PairId) -> &mut Worker {
+        &mut self.workers[worker.index()]
     }
 
-    fn deliver(&mut self, worker: u16, frame: Frame) -> u64 {
+    fn deliver(&mut self, worker: PairId, frame: Frame) -> u64 {
         let to = self.worker(worker);
         to.used += frame.buffers();
         to.queue.push_back((to.used, frame));
         to.used
     }
 
-    fn forwarded(&mut self, worker: u16, frame: Frame, flow: Option<Ticket>) {
+    fn forwarded(&mut self, worker: PairId, frame: Frame, flow: Option<Ticket>) {
         let position = self.deliver(worker, frame);
         if let Some(ticket) = flow {
             self.table.delivered(ticket, position);
         }
     }
 
-    fn route(&mut self, worker: u16, frame: Frame, route: Route) {
+    fn route(&mut self, worker: PairId, frame: Frame, route: Route) {
         match route {
             Route::Deliver => {
                 self.deliver(worker, frame);
             }
             Route::Forward { to, flow } if to == worker => self.forwarded(worker, frame, flow),
             Route::Forward { to, .. } | Route::Sequence { to, .. } => {
-                self.worker(to).channels[usize::from(worker)].push_back((frame, route));
+                self.worker(to).channels[worker.index()].push_back((frame, route));
             }
             Route::Hold { flow, .. } => self.worker(worker).held.push_back((flow, frame)),
         }
     }
 
-    fn work(&mut self, worker: u16) {
+    fn work(&mut self, worker: PairId) {
         match self.worker(worker).part {
             Part::Channels => {
                 for from in 0..usize::from(WORKERS) {
@@ -231,7 +231,7 @@ impl World {
         }
     }
 
-    fn consume(&mut self, queue: u16, count: usize) {
+    fn consume(&mut self, queue: PairId, count: usize) {
         let now = self.now;
         let worker = self.worker(queue);
         let count = u64::try_from(count).unwrap();
@@ -244,7 +244,7 @@ impl World {
         self.table.set_consumed(queue, consumed);
     }
 
-    fn stack(&mut self, queue: u16) {
+    fn stack(&mut self, queue: PairId) {
         while let Some((_, frame)) = self.worker(queue).taken.pop_front() {
             let seen = &mut self.seen[usize::try_from(frame.flow).unwrap()];
             assert_eq!(frame.number, *seen + 1, "flow {}", frame.flow);
@@ -252,7 +252,7 @@ impl World {
         }
     }
 
-    fn send(&mut self, flow: u32, queue: u16, data: bool) {
+    fn send(&mut self, flow: u32, queue: PairId, data: bool) {
         let signal = if data {
             Signal::Data
         } else {
@@ -270,7 +270,7 @@ impl World {
     fn wait(&mut self, us: u64) {
         self.now += us;
         // A stack does not take as long as the table waits for it.
-        for queue in 0..WORKERS {
+        for queue in PairCount(WORKERS).ids() {
             let late = self.now - 2_000.min(self.now);
             if self
                 .worker(queue)
@@ -307,8 +307,8 @@ impl World {
             number: *arrived,
         };
         let usual = match placement {
-            Placement::Arrival => u16::try_from(flow).unwrap() % WORKERS,
-            Placement::Hash => 0,
+            Placement::Arrival => PairId(u16::try_from(flow).unwrap() % WORKERS),
+            Placement::Hash => PairId::FIRST,
         };
         let queue = self.rules.get(&self.key(flow)).copied().unwrap_or(usual);
         self.worker(queue).port.push_back(frame);
@@ -330,7 +330,7 @@ impl World {
     /// Everybody goes on until nothing is left.
     fn finish(&mut self) {
         for _ in 0..10_000 {
-            for worker in 0..WORKERS {
+            for worker in PairCount(WORKERS).ids() {
                 for _ in 0..8 {
                     self.work(worker);
                 }
@@ -392,9 +392,9 @@ fn a_stream_whose_process_migrates_is_carried_along() {
     let mut world = World::new(Placement::Arrival, Crowd::None);
     let mut at = [0; 3];
     for step in 0..30_000_u32 {
-        let process = u16::try_from(step / 5_000 % 3).unwrap();
+        let process = PairId(u16::try_from(step / 5_000 % 3).unwrap());
         world.arrive(1, Placement::Arrival);
-        for worker in 0..WORKERS {
+        for worker in PairCount(WORKERS).ids() {
             for _ in 0..6 {
                 world.work(worker);
             }
