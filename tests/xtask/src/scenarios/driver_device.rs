@@ -55,7 +55,7 @@ struct Machine<'a> {
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let sockets = [run.path("tunnel"), run.path("plain")];
     let workspace = run.context.workspace();
-    workspace.build(&[recorder::PROGRAM])?;
+    workspace.build(&["farlane-attacks"])?;
     let recorder = workspace.built(recorder::PROGRAM)?;
     let backend = Recorder::listen(&recorder, &sockets[0], FEATURE_TUNNEL)?;
     let plain = Recorder::listen(&recorder, &sockets[1], 0)?;
