@@ -5,7 +5,7 @@
 //! come to rest, must touch no memory but what was attached, and must have released everything in
 //! the end. Where it can be, a target has no threads, so that an input always does the same.
 //!
-//! The programs in `tests/fuzz` give these functions to libFuzzer; `tests/replay.rs` runs them over
+//! The programs in `src/bin` give these functions to libFuzzer; `tests/replay.rs` runs them over
 //! the corpus.
 
 // What fails here is a finding, or a system without memory.

@@ -9,9 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn fuzz_folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../fuzz")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
 /// The names of what is in a folder, without extensions.

@@ -28,8 +28,11 @@ const MERGE_TIMEOUT: Duration = Duration::from_secs(600);
 /// libFuzzer is built from source.
 const PACKAGES: &[&str] = &["g++"];
 
-/// Where the flags of tests/fuzz/.cargo/config.toml have cargo put programs.
-const PROGRAMS: &str = "x86_64-unknown-linux-gnu/release";
+/// The targets, their programs and their corpus.
+const FOLDER: &str = "tests/fuzz-targets";
+
+/// Where the flags of tests/fuzz-targets/.cargo/config.toml have cargo put programs.
+const PROGRAMS: &str = "x86_64-unknown-linux-gnu/fuzz";
 
 /// Runs the targets whose names contain the filter, each for so many seconds. With `keep`, inputs
 /// that reach more code are added to the corpus.
@@ -92,7 +95,7 @@ impl Fuzzer {
     /// # Errors
     /// When there is none, or they cannot be built.
     pub fn build(workspace: &Workspace, filter: Option<&str>) -> Result<Self> {
-        let sources = workspace.root().join("tests/fuzz");
+        let sources = workspace.root().join(FOLDER);
         let mut targets = targets(&sources)?;
         targets.retain(|target| filter.is_none_or(|filter| target.contains(filter)));
         ensure!(
@@ -208,7 +211,14 @@ fn count(folder: &Path) -> Result<usize> {
 }
 
 fn build(workspace: &Workspace, sources: &Path, work: &Path) -> Result<()> {
-    let mut command = workspace.cargo(&["build", "--release", "--quiet"]);
+    let mut command = workspace.cargo(&[
+        "build",
+        "--profile",
+        "fuzz",
+        "--features",
+        "libfuzzer",
+        "--quiet",
+    ]);
     // The flags are in a configuration file that cargo finds from this folder, and the environment
     // overrides it.
     command
@@ -265,7 +275,7 @@ mod tests {
     #[test]
     fn every_target_is_listed_by_the_name_of_its_program() {
         let workspace = Workspace::find().unwrap();
-        let names = targets(&workspace.root().join("tests/fuzz")).unwrap();
+        let names = targets(&workspace.root().join(FOLDER)).unwrap();
         assert!(names.contains(&"call_ring".to_owned()));
     }
 }
