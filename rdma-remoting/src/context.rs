@@ -52,6 +52,7 @@ pub(crate) struct Owner {
     pub label: String,
     pub address: PortAddress,
     pub reach: Arc<Reach>,
+    pub on_demand: bool,
     pub engine: Arc<dyn Engine>,
     pub counters: Arc<Counters>,
     pub account: Arc<Account>,
@@ -65,6 +66,8 @@ pub struct Context {
     address: PortAddress,
     /// Whom it may connect to.
     reach: Arc<Reach>,
+    /// Whether its memory need be there only when it is used.
+    pub(crate) on_demand: bool,
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) pool: Option<Arc<Pool>>,
@@ -129,6 +132,7 @@ impl Context {
             label,
             address,
             reach,
+            on_demand,
             engine,
             counters,
             account,
@@ -141,6 +145,7 @@ impl Context {
             label,
             address,
             reach,
+            on_demand,
             engine,
             events,
             pool,

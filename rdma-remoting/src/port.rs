@@ -22,6 +22,9 @@ pub struct PortConfig {
     pub limits: Limits,
     /// Whom they may connect to.
     pub peers: Peers,
+    /// Whether registered memory need be there only when it is used (on-demand paging): the
+    /// kernel's page faults bring it, as for processes of this host. A VM's is pinned.
+    pub on_demand: bool,
 }
 
 /// The contexts of one VM, or of the processes of this host.
@@ -29,6 +32,7 @@ pub struct Port {
     address: PortAddress,
     label: String,
     reach: Arc<Reach>,
+    on_demand: bool,
     adapter: Arc<Adapter>,
     account: Arc<Account>,
     limit: Arc<LogLimit>,
@@ -55,6 +59,7 @@ impl Port {
             address,
             label,
             reach: Arc::new(reach),
+            on_demand: config.on_demand,
             account: Account::new(&adapter.ledger, config.limits),
             limit: Arc::default(),
             adapter,
@@ -104,6 +109,7 @@ impl Port {
             label: self.label.clone(),
             address: self.address,
             reach: Arc::clone(&self.reach),
+            on_demand: self.on_demand,
             engine: Arc::clone(&self.adapter.engine),
             counters: Arc::clone(&self.adapter.counters),
             account: Arc::clone(&self.account),

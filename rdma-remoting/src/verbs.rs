@@ -6,6 +6,7 @@
 mod buffers;
 mod completion_queues;
 mod memory_regions;
+mod on_demand;
 mod queue_pairs;
 
 use crate::context::Context;
@@ -69,7 +70,11 @@ impl Verbs for CallHost<'_> {
     }
 
     fn device_limits(&mut self, (): ()) -> Result<DeviceLimits, Errno> {
-        Ok(self.context.engine.limits())
+        let mut limits = self.context.engine.limits();
+        if self.context.on_demand {
+            on_demand::announce(&mut limits);
+        }
+        Ok(limits)
     }
 
     fn query_device(&mut self, (): ()) -> Result<DeviceAttr, Errno> {

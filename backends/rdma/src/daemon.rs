@@ -17,7 +17,7 @@ use farlane_daemon::run::{Daemon, Drain};
 use farlane_daemon::seccomp::SystemCalls;
 use farlane_guest_device::control::RequestCounters;
 use farlane_guest_device::device::{FarlaneDevice, Vm};
-use farlane_rdma_remoting::{Port, Server};
+use farlane_rdma_remoting::{Port, PortConfig, Server};
 use farlane_vhost_user::serve::serve;
 use std::sync::Arc;
 
@@ -152,7 +152,11 @@ fn serve_host(
     stop: &Stopper,
 ) -> anyhow::Result<Arc<Port>> {
     let server = &service.server;
-    let port = server.port_with(gid.0, "host".to_owned(), host.port.clone())?;
+    let config = PortConfig {
+        on_demand: true,
+        ..host.port.clone()
+    };
+    let port = server.port_with(gid.0, "host".to_owned(), config)?;
     let socket = HostSocket::new(
         listener.try_clone()?,
         Arc::clone(&port),

@@ -181,6 +181,7 @@ fn port_config(keys: &mut Keys) -> Result<PortConfig, KeysError> {
             true => Peers::All,
             false => Peers::Only(peers),
         },
+        ..PortConfig::default()
     })
 }
 

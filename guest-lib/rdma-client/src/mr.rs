@@ -86,7 +86,50 @@ impl Mr {
             request.object = pin.region().into();
             Source::Pin(pin)
         };
-        let mr = context.verbs().reg_mr(&request)?;
+        Self::announce(pd, &request, source, address, length)
+    }
+
+    /// Registers what the process has at `length` bytes from `address` when a work request names
+    /// it (on-demand paging), which need not be there before, nor stay the same. All of its
+    /// [memory](farlane_abi::control::ADDRESS_SPACE_BYTES) may be registered at once.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register), and `EOPNOTSUPP` over a transport that has to pin memory.
+    ///
+    /// # Safety
+    /// As [`register`](Self::register), of the memory that work requests and peers name, while they
+    /// are under way.
+    pub unsafe fn register_on_demand(
+        pd: &Arc<Pd>,
+        address: usize,
+        length: usize,
+        iova: u64,
+        access: u32,
+    ) -> Result<Self, Error> {
+        let transport = pd.context().transport();
+        let writable = access & ACCESS_LOCAL_WRITE != 0;
+        // SAFETY: as promised by the caller.
+        let pin = unsafe { Pin::new(transport, PinKind::AddressSpace, 0, 0, writable)? };
+        let request = RegMr {
+            pd: pd.handle().into(),
+            access: access.into(),
+            length: (length as u64).into(),
+            iova: iova.into(),
+            source: MR_SOURCE_PIN.into(),
+            object: pin.region().into(),
+            offset: (address as u64).into(),
+        };
+        Self::announce(pd, &request, Source::Pin(pin), address, length)
+    }
+
+    fn announce(
+        pd: &Arc<Pd>,
+        request: &RegMr,
+        source: Source,
+        address: usize,
+        length: usize,
+    ) -> Result<Self, Error> {
+        let mr = pd.context().verbs().reg_mr(request)?;
         Ok(Self {
             pd: Arc::clone(pd),
             handle: mr.handle.get(),

@@ -141,6 +141,11 @@ impl Transport for DeviceTransport {
         let (what, number) = match kind {
             PinKind::Memory | PinKind::Phony => ("FARLANE_IOC_PIN", uapi::IOC_PIN),
             PinKind::Device => ("FARLANE_IOC_PIN_DEVICE", uapi::IOC_PIN_DEVICE),
+            PinKind::AddressSpace => {
+                let what = "Attaching memory";
+                let errno = farlane_abi::Errno::EOPNOTSUPP;
+                return Err(TransportError::Refused { what, errno });
+            }
         };
         let phony = if kind == PinKind::Phony {
             FLAG_PHONY

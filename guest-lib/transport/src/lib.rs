@@ -60,6 +60,9 @@ pub enum PinKind {
     Phony,
     /// Whole pages of a device's memory that the process has mapped.
     Device,
+    /// All memory that the process has when it is used; address and length are zero. Only
+    /// processes of the backend's own host have such pins, which pin nothing.
+    AddressSpace,
 }
 
 /// A transport between one context of a process and a backend.
@@ -84,8 +87,9 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
     /// `EFAULT` where nothing of that kind is mapped there), or a dead device.
     ///
     /// # Safety
-    /// Until the region is detached the memory stays mapped, and, if `writable`, the caller expects
-    /// the backend to change it, or disks where it is [`PinKind::Phony`].
+    /// Until the region is detached the memory stays mapped (of a [`PinKind::AddressSpace`] that
+    /// part of it which requests name, while they are under way), and, if `writable`, the caller
+    /// expects the backend to change it, or disks where it is [`PinKind::Phony`].
     unsafe fn attach_pin(
         &self,
         kind: PinKind,

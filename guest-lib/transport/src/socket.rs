@@ -177,20 +177,27 @@ impl Transport for SocketTransport {
         writable: bool,
     ) -> Result<u32, TransportError> {
         let what = "Attaching memory";
-        if kind != PinKind::Memory {
-            let errno = farlane_abi::Errno::EOPNOTSUPP;
-            return Err(TransportError::Refused { what, errno });
-        }
+        let kind = match kind {
+            PinKind::Memory => control::KIND_PIN,
+            PinKind::AddressSpace => control::KIND_ADDRESS_SPACE,
+            PinKind::Phony | PinKind::Device => {
+                let errno = farlane_abi::Errno::EOPNOTSUPP;
+                return Err(TransportError::Refused { what, errno });
+            }
+        };
         let flags = if writable { control::FLAG_WRITABLE } else { 0 };
         let pin = Request {
-            kind: control::KIND_PIN.into(),
+            kind: kind.into(),
             flags: flags.into(),
             address: (address as u64).into(),
             length: (length as u64).into(),
             ..Request::default()
         };
-        // SAFETY: mapped, as promised; who lets memory move does not write it now.
-        let shared = unsafe { shared_memory(address, length, writable, self.may_move) };
+        let shared = match kind {
+            // SAFETY: mapped, as promised; who lets memory move does not write it now.
+            control::KIND_PIN => unsafe { shared_memory(address, length, writable, self.may_move) },
+            _ => None,
+        };
         if let Some(shared) = shared {
             let request = Request {
                 kind: control::KIND_SHARED.into(),

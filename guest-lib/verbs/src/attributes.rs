@@ -8,7 +8,7 @@ use crate::device::copy_text;
 use crate::errno::{EINVAL, answer, fail};
 use crate::object::Plain;
 use crate::sys::*;
-use farlane_abi::rdma::{DeviceAttr, PortAttr};
+use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr};
 use farlane_abi::width::{at_most, halves};
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -119,10 +119,25 @@ pub unsafe extern "C" fn query_device_ex(
     if result == 0 {
         full.phys_port_cnt_ex = full.orig_attr.phys_port_cnt.into();
         full.device_cap_flags_ex = full.orig_attr.device_cap_flags.into();
+        // SAFETY: by the caller's contract.
+        match unsafe { shared(context) }.context.limits() {
+            Ok(limits) => set_on_demand(&mut full, limits),
+            Err(error) => return answer(Err(error.errno())),
+        }
         // SAFETY: the caller's structure has `length` bytes.
         unsafe { copy_out(&full, attr, length) };
     }
     result
+}
+
+/// What works on memory that is registered with on-demand paging.
+fn set_on_demand(attr: &mut ibv_device_attr_ex, limits: &DeviceLimits) {
+    attr.odp_caps.general_caps = limits.odp_general_caps.get();
+    let of = &mut attr.odp_caps.per_transport_caps;
+    of.rc_odp_caps = limits.odp_rc_caps.get();
+    of.uc_odp_caps = limits.odp_uc_caps.get();
+    of.ud_odp_caps = limits.odp_ud_caps.get();
+    attr.xrc_odp_caps = limits.odp_xrc_caps.get();
 }
 
 /// Writes the first `length` bytes of a structure, and zero bytes where the caller's is longer.

@@ -44,6 +44,8 @@ pub(crate) struct Importable {
     id: FileId,
     domains: Handles<Pd>,
     registrations: Handles<Mr>,
+    /// Handles of registrations by key.
+    keys: Mutex<BTreeMap<u32, u32>>,
 }
 
 impl Importable {
@@ -60,6 +62,7 @@ impl Importable {
             command_file,
             domains: Mutex::default(),
             registrations: Mutex::default(),
+            keys: Mutex::default(),
         })
     }
 
@@ -77,11 +80,24 @@ impl Importable {
     }
 
     pub(crate) fn add_registration(&self, mr: &Arc<Mr>) {
+        lock(&self.keys).insert(mr.lkey(), mr.handle());
         lock(&self.registrations).insert(mr.handle(), Arc::downgrade(mr));
+    }
+
+    /// The registration that has a local key.
+    pub(crate) fn registration_of_key(&self, key: u32) -> Option<Arc<Mr>> {
+        let handle = *lock(&self.keys).get(&key)?;
+        let found = find(&self.registrations, handle).ok()?;
+        (found.lkey() == key).then_some(found)
     }
 
     pub(crate) fn forget_registration(&self, mr: &Arc<Mr>) {
         forget(&self.registrations, mr.handle(), mr);
+        let mut keys = lock(&self.keys);
+        // A key may have a successor as a handle may.
+        if find(&self.registrations, mr.handle()).is_err() {
+            keys.remove(&mr.lkey());
+        }
     }
 }
 

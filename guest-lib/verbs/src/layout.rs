@@ -25,6 +25,7 @@ layout! {
     offset_of!(ibv_context_ops, post_send) == 200,
     offset_of!(ibv_context_ops, post_recv) == 208,
     size_of::<verbs_context>() == 648,
+    offset_of!(verbs_context, advise_mr) == 8,
     offset_of!(verbs_context, alloc_parent_domain) == 112,
     offset_of!(verbs_context, alloc_td) == 128,
     offset_of!(verbs_context, create_cq_ex) == 200,

@@ -3,8 +3,8 @@
 //! * [`sys`], [`layout`]: the C structures, and proof that they are laid out as C has them;
 //! * [`object`]: a C structure that a program sees with Rust state behind it;
 //! * [`device`], [`context`], [`attributes`], [`tables`], [`memory`], [`channel`],
-//!   [`completion`], [`queue_pair`], [`event`], [`open`], [`import`], [`parent_domain`]: the
-//!   control path, one module an object;
+//!   [`completion`], [`queue_pair`], [`event`], [`open`], [`import`], [`parent_domain`],
+//!   [`advise`]: the control path, one module an object;
 //! * [`post`], [`post_ex`], [`poll_ex`]: the data path, which programs reach through pointers in
 //!   `ibv_context.ops`, queue pairs and completion queues;
 //! * [`qp_attr`], [`strings`], [`rates`], [`errno`]: conversions;
@@ -21,6 +21,7 @@
 )]
 
 pub mod acknowledgements;
+pub mod advise;
 pub mod attributes;
 pub mod channel;
 pub mod completion;

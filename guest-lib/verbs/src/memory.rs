@@ -5,10 +5,13 @@ use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, answer, fail, fail_null};
 use crate::object::Object;
 use crate::parent_domain::{Use, Uses};
 use crate::sys::*;
+use farlane_abi::Errno;
+use farlane_abi::control::ADDRESS_SPACE_BYTES;
 use farlane_abi::rdma::{
     ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
-    ACCESS_REMOTE_WRITE,
+    ACCESS_REMOTE_WRITE, ODP_IMPLICIT, ODP_SUPPORT,
 };
+use farlane_abi::width::to_usize;
 use farlane_rdma_client::{Mr, Pd};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -121,24 +124,54 @@ pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     answer(result.map_err(|error| error.errno()))
 }
 
-/// `ibv_reg_mr_iova2`. Hints are dropped; rights that cannot be given (memory windows, on-demand
-/// paging, zero-based addresses) are refused.
+/// What of on-demand paging a context has: bits `ODP_*` of [`farlane_abi::rdma`].
+fn on_demand(shared: &ContextState) -> Result<u64, Errno> {
+    let limits = shared.context.limits().map_err(|error| error.errno())?;
+    Ok(limits.odp_general_caps.get())
+}
+
+/// Whether a registration is of all memory that the program has or will have, implicitly: by its
+/// addresses and length, and that it is by on-demand paging.
+fn is_implicit(addr: *mut c_void, length: usize, iova: u64, access: u32) -> bool {
+    addr.is_null() && iova == 0 && length == usize::MAX && access & IBV_ACCESS_ON_DEMAND != 0
+}
+
+/// `ibv_reg_mr_iova2`. Hints are dropped; rights that cannot be given (memory windows, zero-based
+/// addresses, on-demand paging of memory that has to be pinned) are refused.
 pub unsafe fn reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     iova: u64,
-    access: c_uint,
+    asked: c_uint,
 ) -> *mut ibv_mr {
-    let access = access & !ACCESS_OPTIONAL & !IBV_ACCESS_HUGETLB;
+    let access = asked & !ACCESS_OPTIONAL & !(IBV_ACCESS_HUGETLB | IBV_ACCESS_ON_DEMAND);
     if access & !RIGHTS != 0 {
         return fail_null(EOPNOTSUPP);
     }
     // SAFETY: by the caller's contract.
     let domain = unsafe { domain(pd) };
-    // SAFETY: a program that registers memory keeps it mapped until the registration is gone,
-    // and holds no Rust reference to it.
-    let registered = unsafe { Mr::register(&domain.pd, addr.addr(), length, iova, access) };
+    let implicit = is_implicit(addr, length, iova, asked);
+    if asked & IBV_ACCESS_ON_DEMAND != 0 {
+        let needed = ODP_SUPPORT | if implicit { ODP_IMPLICIT } else { 0 };
+        match on_demand(&domain.shared) {
+            Ok(has) if has & needed == needed => {}
+            Ok(_) => return fail_null(EOPNOTSUPP),
+            Err(errno) => return fail_null(errno.raw_os_error()),
+        }
+    }
+    // SAFETY: a program that registers memory keeps it mapped until the registration is gone, or,
+    // with on-demand paging, while requests name it, and holds no Rust reference to it.
+    let registered = unsafe {
+        if implicit {
+            let all = to_usize(ADDRESS_SPACE_BYTES);
+            Mr::register_on_demand(&domain.pd, 0, all, 0, access)
+        } else if asked & IBV_ACCESS_ON_DEMAND != 0 {
+            Mr::register_on_demand(&domain.pd, addr.addr(), length, iova, access)
+        } else {
+            Mr::register(&domain.pd, addr.addr(), length, iova, access)
+        }
+    };
     match registered {
         Ok(mr) => {
             let mr = Arc::new(mr);

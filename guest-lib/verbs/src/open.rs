@@ -5,7 +5,7 @@ use crate::errno::fail_null;
 use crate::import::{self, Importable};
 use crate::object::Plain as _;
 use crate::sys::*;
-use crate::{attributes, completion, device, parent_domain, poll_ex, post, queue_pair};
+use crate::{advise, attributes, completion, device, parent_domain, poll_ex, post, queue_pair};
 use farlane_rdma_client::Context;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd as _, RawFd};
@@ -53,6 +53,7 @@ pub(crate) fn publish(
     verbs.query_device_ex = Some(attributes::query_device_ex);
     verbs.create_cq_ex = Some(poll_ex::create);
     verbs.create_qp_ex = Some(queue_pair::create_ex);
+    verbs.advise_mr = Some(advise::advise);
     verbs.alloc_parent_domain = Some(parent_domain::alloc);
     verbs.alloc_td = Some(parent_domain::alloc_td);
     verbs.dealloc_td = Some(parent_domain::dealloc_td);

@@ -28,6 +28,11 @@ const CARRIED: u32 = rdma::QP_STATE
     | rdma::QP_PATH_MIG_STATE
     | rdma::QP_DEST_QPN;
 
+/// Access flags that say something of a registration, and nothing of a queue pair: programs give
+/// those of the one to the other.
+const OF_REGISTRATIONS: u32 =
+    IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB;
+
 /// A C enumeration's value as the byte that it is on the wire.
 fn byte(value: u32) -> Result<u8, Errno> {
     u8::try_from(value).map_err(|_| Errno::EINVAL)
@@ -49,7 +54,9 @@ pub fn to_wire(attr: &ibv_qp_attr, mask: u32) -> Result<QpAttr, Errno> {
         QP_STATE => wire.qp_state = byte(attr.qp_state)?;
         QP_CUR_STATE => wire.cur_qp_state = byte(attr.cur_qp_state)?;
         QP_EN_SQD_ASYNC_NOTIFY => wire.en_sqd_async_notify = attr.en_sqd_async_notify;
-        QP_ACCESS_FLAGS => wire.qp_access_flags = attr.qp_access_flags.into();
+        QP_ACCESS_FLAGS => {
+            wire.qp_access_flags = (attr.qp_access_flags & !OF_REGISTRATIONS).into();
+        };
         QP_PKEY_INDEX => wire.pkey_index = attr.pkey_index.into();
         QP_PORT => wire.port_num = attr.port_num;
         QP_QKEY => wire.qkey = attr.qkey.into();
@@ -215,6 +222,13 @@ mod tests {
         };
         assert_eq!(wire, expected);
         assert_eq!(to_wire(&attr, rdma::QP_PATH_MTU), Err(Errno::EINVAL));
+    }
+
+    #[test]
+    fn rights_of_registrations_are_none_of_a_queue_pair() {
+        let mut attr = from_wire(&sample(), NO_CAP);
+        attr.qp_access_flags |= IBV_ACCESS_ON_DEMAND | IBV_ACCESS_MW_BIND;
+        assert_eq!(to_wire(&attr, CARRIED), Ok(sample()));
     }
 
     #[test]

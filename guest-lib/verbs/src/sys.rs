@@ -95,7 +95,18 @@ enumerations! {
     ibv_wc_status: c_uint { IBV_WC_REM_ACCESS_ERR = 10, }
     ibv_wc_opcode: c_uint { IBV_WC_RECV_RDMA_WITH_IMM = 129, }
     ibv_wc_flags: c_uint { IBV_WC_WITH_IMM = 2, }
-    ibv_access_flags: c_uint { IBV_ACCESS_HUGETLB = 128, }
+    ibv_access_flags: c_uint {
+        IBV_ACCESS_MW_BIND = 16,
+        IBV_ACCESS_ZERO_BASED = 32,
+        IBV_ACCESS_ON_DEMAND = 64,
+        IBV_ACCESS_HUGETLB = 128,
+    }
+    ibv_advise_mr_advice: c_uint {
+        IBV_ADVISE_MR_ADVICE_PREFETCH = 0,
+        IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE = 1,
+        IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT = 2,
+    }
+    ibv_advise_mr_flag: u32 { IBV_ADVISE_MR_FLAG_FLUSH = 1, }
     ibv_rate: c_uint { IBV_RATE_MAX = 0, }
     ibv_qp_type: c_uint { IBV_QPT_RC = 2, IBV_QPT_UC = 3, }
     ibv_qp_init_attr_mask: c_uint {
@@ -766,7 +777,15 @@ layouts! { struct:
                 port_attr_len: usize,
             ) -> c_int,
         >,
-        advise_mr: Unset,
+        advise_mr: Option<
+            unsafe extern "C" fn(
+                pd: *mut ibv_pd,
+                advice: ibv_advise_mr_advice,
+                flags: u32,
+                sg_list: *mut ibv_sge,
+                num_sges: u32,
+            ) -> c_int,
+        >,
         alloc_null_mr: Unset,
         read_counters: Unset,
         attach_counters_point_flow: Unset,

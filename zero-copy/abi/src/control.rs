@@ -52,6 +52,10 @@ pub const KIND_DEVICE: u32 = 3;
 /// first byte in the file. The backend maps it too, instead of reaching it by system calls as a
 /// pin.
 pub const KIND_SHARED: u32 = 4;
+/// `ATTACH`, host socket only: all memory that the process has at the time when it is used, at its
+/// own addresses. The request says neither address nor length; the region begins at address 0 and
+/// has [`ADDRESS_SPACE_BYTES`].
+pub const KIND_ADDRESS_SPACE: u32 = 5;
 
 /// `ATTACH`: the backend may write the memory.
 pub const FLAG_WRITABLE: u32 = 1 << 0;
@@ -63,6 +67,9 @@ pub const FLAG_PHONY: u32 = 1 << 1;
 pub const MAX_EXTENTS_PER_REQUEST: u32 = 1000;
 /// Longest region in bytes (64 GiB).
 pub const MAX_REGION_BYTES: u64 = 1 << 36;
+/// Length of an address space in bytes: what user space has with four levels of page tables. Linux
+/// maps nothing beyond it unless a program asks for that.
+pub const ADDRESS_SPACE_BYTES: u64 = 1 << 47;
 /// Longest segment in bytes (64 MiB).
 pub const MAX_SEGMENT_BYTES: u64 = 1 << 26;
 

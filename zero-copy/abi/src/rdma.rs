@@ -580,6 +580,31 @@ pub const UD_TO_RTS: u32 = QP_STATE | QP_SQ_PSN;
 /// RTR it takes what a reliable connection does, and the initiator what an unreliable one does.
 pub const XRC_TARGET_TO_RTS: u32 = QP_STATE | QP_TIMEOUT | QP_SQ_PSN;
 
+// Bits of `struct ibv_odp_caps`.
+numbers! { u64:
+    /// On-demand paging of registrations.
+    ODP_SUPPORT = 1,
+    /// A registration of all memory that the process has.
+    ODP_IMPLICIT = 2,
+}
+numbers! { u32:
+    /// Send.
+    ODP_SEND = 1,
+    /// Receive.
+    ODP_RECV = 2,
+    /// RDMA write.
+    ODP_WRITE = 4,
+    /// RDMA read.
+    ODP_READ = 8,
+    /// Atomics.
+    ODP_ATOMIC = 16,
+    /// Receive by a request of a shared receive queue.
+    ODP_SRQ_RECV = 32,
+}
+
+/// Bit of device_cap_flags: extended reliable connections.
+pub const DEVICE_XRC: u64 = 1 << 20;
+
 // Values of `enum ibv_event_type`.
 numbers! { u32:
     /// A completion queue overran.

@@ -475,6 +475,8 @@ impl Control {
             },
             // Refused where it is parsed: a VM sends no file.
             Kind::Shared { .. } => return Err(Errno::EINVAL),
+            // A guest's driver says which pages they are.
+            Kind::AddressSpace { .. } => return Err(Errno::EOPNOTSUPP),
         })
     }
 

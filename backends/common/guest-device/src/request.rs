@@ -6,10 +6,10 @@
 
 pub use crate::contexts::WindowRange;
 use farlane_abi::control::{
-    Extent, FLAG_PHONY, FLAG_WRITABLE, KIND_DEVICE, KIND_PIN, KIND_SEGMENT, KIND_SHARED,
-    MAX_EVENTS, MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES, MAX_SEGMENT_BYTES, OP_ATTACH,
-    OP_ATTACH_MORE, OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN, OP_PING, OP_UNBIND_EVENT,
-    OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
+    ADDRESS_SPACE_BYTES, Extent, FLAG_PHONY, FLAG_WRITABLE, KIND_ADDRESS_SPACE, KIND_DEVICE,
+    KIND_PIN, KIND_SEGMENT, KIND_SHARED, MAX_EVENTS, MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES,
+    MAX_SEGMENT_BYTES, OP_ATTACH, OP_ATTACH_MORE, OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN,
+    OP_PING, OP_UNBIND_EVENT, OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
 };
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::zerocopy::FromBytes as _;
@@ -41,6 +41,11 @@ pub enum Kind {
     },
     /// Memory of a process of this host that is a mapping of the file that comes with it.
     Shared {
+        /// Whether the backend may write it.
+        writable: bool,
+    },
+    /// All memory of a process of the host, whatever it maps.
+    AddressSpace {
         /// Whether the backend may write it.
         writable: bool,
     },
@@ -152,7 +157,10 @@ impl HostRequest {
             Self::BindEvent { .. } => 1,
             Self::Attach(new) => match new.kind {
                 Kind::Segment | Kind::Shared { .. } => 1,
-                Kind::Pin { .. } | Kind::Phony | Kind::Device { .. } => 0,
+                Kind::Pin { .. }
+                | Kind::Phony
+                | Kind::Device { .. }
+                | Kind::AddressSpace { .. } => 0,
             },
             _ => 0,
         }
@@ -185,6 +193,10 @@ pub fn parse(bytes: &[u8]) -> Result<ControlRequest, Errno> {
             // No file comes from a VM.
             if matches!(new.kind, Kind::Shared { .. }) {
                 return Err(Errno::EINVAL);
+            }
+            // A guest's driver says which pages they are.
+            if matches!(new.kind, Kind::AddressSpace { .. }) {
+                return Err(Errno::EOPNOTSUPP);
             }
             check_extents(&extents, new.length)?;
             ContextRequest::Attach { new, extents }
@@ -286,10 +298,17 @@ fn parse_new(request: &Request) -> Result<NewRegion, Errno> {
         (KIND_PIN, true) => (Kind::Phony, MAX_REGION_BYTES),
         (KIND_DEVICE, false) => (Kind::Device { writable }, MAX_REGION_BYTES),
         (KIND_SHARED, false) => (Kind::Shared { writable }, MAX_REGION_BYTES),
+        (KIND_ADDRESS_SPACE, false) => (Kind::AddressSpace { writable }, ADDRESS_SPACE_BYTES),
         _ => return Err(Errno::EINVAL),
     };
-    let length = request.length.get();
+    let mut length = request.length.get();
     let address = request.address.get();
+    if matches!(kind, Kind::AddressSpace { .. }) {
+        if length != 0 || address != 0 {
+            return Err(Errno::EINVAL);
+        }
+        length = ADDRESS_SPACE_BYTES;
+    }
     if length == 0 || length > most || address.checked_add(length).is_none() {
         return Err(Errno::EINVAL);
     }
@@ -416,6 +435,40 @@ mod tests {
     }
 
     #[test]
+    fn an_address_space_is_that_of_a_process_of_the_host_and_whole() {
+        let whole = Request {
+            op: OP_ATTACH.into(),
+            region: 3.into(),
+            kind: KIND_ADDRESS_SPACE.into(),
+            ..Request::default()
+        };
+        let new = NewRegion {
+            region: RegionId::new(3).unwrap(),
+            kind: Kind::AddressSpace { writable: false },
+            address: 0,
+            length: ADDRESS_SPACE_BYTES,
+        };
+        assert_eq!(parse_host(whole.as_bytes()), Ok(HostRequest::Attach(new)));
+        assert_eq!(parse(whole.as_bytes()), Err(Errno::EOPNOTSUPP));
+        for part in [
+            Request {
+                length: 4096.into(),
+                ..whole
+            },
+            Request {
+                address: 4096.into(),
+                ..whole
+            },
+            Request {
+                flags: FLAG_PHONY.into(),
+                ..whole
+            },
+        ] {
+            assert_eq!(parse_host(part.as_bytes()), Err(Errno::EINVAL));
+        }
+    }
+
+    #[test]
     fn fields_that_an_operation_does_not_have_are_refused() {
         let open = Request {
             op: OP_OPEN.into(),
@@ -511,6 +564,7 @@ mod tests {
                         Kind::Segment => MAX_SEGMENT_BYTES,
                         Kind::Pin { .. } | Kind::Phony | Kind::Device { .. } => MAX_REGION_BYTES,
                         Kind::Shared { .. } => panic!("a VM has sent no file"),
+                        Kind::AddressSpace { .. } => ADDRESS_SPACE_BYTES,
                     };
                     prop_assert!(new.region.get() < MAX_REGIONS);
                     prop_assert!((1..=most).contains(&new.length));

@@ -290,7 +290,7 @@ impl Open {
                 host.locate(&memory);
                 self.context.attach_segment(new.region, memory)?;
             }
-            Kind::Pin { writable } => {
+            Kind::Pin { writable } | Kind::AddressSpace { writable } => {
                 let memory = Region::from_process(process, new.address, new.length, writable);
                 let memory = memory.map_err(|e| region_errno(&e))?;
                 self.context.attach_pin(new.region, memory)?;

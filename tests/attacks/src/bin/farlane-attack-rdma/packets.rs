@@ -5,8 +5,8 @@ use crate::table::{Table, errno_name};
 use farlane_abi::Errno;
 use farlane_abi::config::ABI_VERSION;
 use farlane_abi::control::{
-    self, FLAG_WRITABLE, KIND_PIN, KIND_SEGMENT, MAX_REGION_BYTES, MAX_SEGMENT_BYTES, Reply,
-    Request,
+    self, FLAG_WRITABLE, KIND_ADDRESS_SPACE, KIND_PIN, KIND_SEGMENT, MAX_REGION_BYTES,
+    MAX_SEGMENT_BYTES, Reply, Request,
 };
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_attacks::Random;
@@ -303,6 +303,11 @@ fn opened(path: &Path, table: &mut Table) -> Result<(), Failure> {
         ("a pin that wraps", pin(u64::MAX - 10, 4096), None),
         ("a pin too long", pin(0, MAX_REGION_BYTES + 1), None),
         ("a pin with an extent", extents, None),
+        (
+            "a part of an address space",
+            odd(KIND_ADDRESS_SPACE, 0),
+            None,
+        ),
         ("ATTACH of no kind", odd(0, 0), None),
         ("ATTACH of kind 9", odd(9, 0), None),
         ("ATTACH with unknown flags", odd(KIND_PIN, 0xff), None),
