@@ -107,11 +107,16 @@ impl Verbs for CallHost<'_> {
     }
 
     fn query_gid(&mut self, which: QueryGid) -> Result<Gid, Errno> {
-        if which.port.get() != 1 || which.index.get() != 0 {
+        let entries = self.context.engine.port().gid_tbl_len;
+        if which.port.get() != 1 || which.index >= entries {
             return Err(Errno::EINVAL);
         }
-        Ok(Gid {
-            raw: self.context.gid(),
+        // Entries that are not in use are zero.
+        Ok(match which.index.get() {
+            0 => Gid {
+                raw: self.context.gid(),
+            },
+            _ => Gid::default(),
         })
     }
 

@@ -37,6 +37,29 @@ fn register(context: &Arc<Context>, pd: Handle, pin: u32) -> Result<Mr, Errno> {
 }
 
 #[test]
+fn a_gid_table_has_one_entry_in_use_and_an_end() {
+    let server = Server::without_workers();
+    let context = open(&port(&server, 9), 0);
+    let gid = |port: u32, index: u32| {
+        CallHost::new(&context).query_gid(QueryGid {
+            port: port.into(),
+            index: index.into(),
+        })
+    };
+    let entries = CallHost::new(&context).query_port(1.into()).unwrap();
+    let entries = entries.gid_tbl_len.get();
+    assert!(entries > 1);
+    assert_eq!(gid(1, 0).unwrap().raw, [9; 16]);
+    for index in 1..entries {
+        assert_eq!(gid(1, index).unwrap(), Gid::default());
+    }
+    for index in [entries, u32::MAX] {
+        assert_eq!(gid(1, index), Err(Errno::EINVAL));
+    }
+    assert_eq!(gid(2, 0), Err(Errno::EINVAL));
+}
+
+#[test]
 fn a_pin_that_is_detached_is_kept_by_no_key() {
     let server = Server::without_workers();
     let port = port(&server, 1);

@@ -30,6 +30,8 @@ use transport::Transport;
 
 /// Largest number of queue pairs of the engine.
 const MAX_QUEUE_PAIRS: u32 = 1 << 18;
+/// Entries of a port's GID table, of which the first one is in use.
+const GID_TABLE_ENTRIES: u32 = 4;
 
 /// The embedded engine: queue pairs in software.
 #[derive(Debug, Default)]
@@ -83,7 +85,7 @@ impl Engine for SoftEngine {
     fn port(&self) -> PortAttr {
         PortAttr {
             max_msg_sz: MAX_MESSAGE_BYTES.into(),
-            gid_tbl_len: 1.into(),
+            gid_tbl_len: GID_TABLE_ENTRIES.into(),
             pkey_tbl_len: 1.into(),
             state: 4,      // IBV_PORT_ACTIVE
             max_mtu: 5,    // IBV_MTU_4096

@@ -130,11 +130,6 @@ pub const SKIPS: &[Skip] = &[
         at_most: 3,
         because: "no huge page that the kernel keeps for programs (`vm.nr_hugepages`)",
     },
-    Skip {
-        reason: "All gid indices populated, cannot check bad flow",
-        at_most: 1,
-        because: "one entry in the GID table, which is in use",
-    },
 ];
 
 /// Skipped tests, sorted by reason.
