@@ -1,0 +1,311 @@
+//! The library that programs link, called as they do, at a running backend of their host.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Backend, until};
+use farlane_verbs::sys::*;
+use farlane_verbs::{completion, context, device, import, memory, open, parent_domain, queue_pair};
+use std::ffi::{c_int, c_void};
+use std::io::Error;
+use std::ptr::null_mut;
+
+const LENGTH: usize = 4096;
+const RIGHTS: c_int = 7;
+
+/// A structure of C's of which all bytes are zero, as programs make them.
+fn zeroed<T: Copy>() -> T {
+    // SAFETY: those that are used here consist of integers, pointers and optional functions.
+    unsafe { std::mem::zeroed() }
+}
+
+fn errno() -> Option<c_int> {
+    Error::last_os_error().raw_os_error()
+}
+
+/// An open device, a domain, a completion queue and registered memory of a program.
+struct Program {
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    cq: *mut ibv_cq,
+    mr: *mut ibv_mr,
+    memory: Box<[u8; LENGTH]>,
+}
+
+impl Program {
+    fn start() -> Self {
+        let mut memory = Box::new([0; LENGTH]);
+        // SAFETY: as a C program calls them.
+        unsafe {
+            let list = device::list(null_mut());
+            let context = open::device(*list);
+            device::free_list(list);
+            assert!(!context.is_null());
+            let pd = memory::alloc_pd(context);
+            let cq = completion::create(context, 16, null_mut(), null_mut(), 0);
+            let address = memory.as_mut_ptr().cast();
+            let mr = memory::reg_mr(pd, address, LENGTH, RIGHTS);
+            assert!(!pd.is_null() && !cq.is_null() && !mr.is_null());
+            Self {
+                context,
+                pd,
+                cq,
+                mr,
+                memory,
+            }
+        }
+    }
+
+    /// Ends it: what is left of it would be in the way.
+    fn end(self) {
+        // SAFETY: nothing uses these any more.
+        unsafe {
+            assert_eq!(memory::dereg_mr(self.mr), 0);
+            assert_eq!(completion::destroy(self.cq), 0);
+            assert_eq!(memory::dealloc_pd(self.pd), 0);
+            assert_eq!(context::close(self.context), 0);
+        }
+    }
+
+    /// A queue pair with the interface of `ibv_wr_start`; NULL where it is refused.
+    unsafe fn queue_pair(&self, kind: ibv_qp_type, operations: u64) -> *mut ibv_qp_ex {
+        let mut init: ibv_qp_init_attr_ex = zeroed();
+        init.qp_type = kind;
+        init.send_cq = self.cq;
+        init.recv_cq = self.cq;
+        init.cap.max_send_wr = 4;
+        init.cap.max_send_sge = 2;
+        init.cap.max_inline_data = 64;
+        init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        init.pd = self.pd;
+        init.send_ops_flags = operations;
+        // SAFETY: as a C program calls them.
+        unsafe {
+            match queue_pair::create_ex(self.context, &raw mut init) {
+                qp if qp.is_null() => null_mut(),
+                qp => queue_pair::extended(qp),
+            }
+        }
+    }
+
+    /// Has a queue pair write to itself.
+    unsafe fn connect(&self, qp: *mut ibv_qp_ex) {
+        let mut gid = ibv_gid { raw: [0; 16] };
+        let mut attr: ibv_qp_attr = zeroed();
+        attr.port_num = 1;
+        attr.qp_access_flags = RIGHTS.cast_unsigned();
+        attr.path_mtu = 3;
+        attr.max_dest_rd_atomic = 1;
+        attr.max_rd_atomic = 1;
+        attr.min_rnr_timer = 12;
+        attr.timeout = 14;
+        attr.ah_attr.is_global = 1;
+        attr.ah_attr.port_num = 1;
+        // SAFETY: as a C program calls them.
+        unsafe {
+            let own = farlane_verbs::tables::query_gid(self.context, 1, 0, &raw mut gid);
+            assert_eq!(own, 0);
+            attr.ah_attr.grh.dgid = gid;
+            attr.dest_qp_num = (*qp).qp_base.qp_num;
+            for (state, mask) in [
+                (1, farlane_abi::rdma::QP_TO_INIT),
+                (2, farlane_abi::rdma::QP_TO_RTR),
+                (3, farlane_abi::rdma::QP_TO_RTS),
+            ] {
+                attr.qp_state = state;
+                let mask = mask.cast_signed();
+                assert_eq!(queue_pair::modify(qp.cast(), &raw mut attr, mask), 0);
+            }
+        }
+    }
+
+    /// The next completion: number and status.
+    unsafe fn completion(&self) -> (u64, ibv_wc_status) {
+        let mut wc: ibv_wc = zeroed();
+        // SAFETY: as a C program calls it.
+        until("a completion", || unsafe {
+            completion::poll(self.cq, 1, &raw mut wc) == 1
+        });
+        (wc.wr_id, wc.status)
+    }
+
+    /// Whether there is no completion now.
+    unsafe fn has_none(&self) -> bool {
+        // SAFETY: as above.
+        unsafe {
+            let mut wc: ibv_wc = zeroed();
+            completion::poll(self.cq, 1, &raw mut wc) == 0
+        }
+    }
+}
+
+/// Calls a function of the extended structure.
+macro_rules! call {
+    ($qp:ident.$name:ident($($arg:expr),*)) => { ((*$qp).$name.unwrap())($qp, $($arg),*) };
+}
+
+unsafe fn requests_are_posted_whole_or_not_at_all() {
+    let program = Program::start();
+    // SAFETY: as a C program calls them.
+    unsafe {
+        let key = (*program.mr).lkey;
+        let at = program.memory.as_ptr().expose_provenance() as u64;
+        let write = IBV_QP_EX_WITH_RDMA_WRITE;
+        assert!(
+            program
+                .queue_pair(IBV_QPT_UC, write | IBV_QP_EX_WITH_RDMA_READ)
+                .is_null()
+        );
+        assert_eq!(errno(), Some(libc::EOPNOTSUPP));
+        let qp = program.queue_pair(IBV_QPT_RC, write);
+        assert!(!qp.is_null());
+        // Before it is ready nothing fails but the completion.
+        call!(qp.wr_start());
+        call!(qp.wr_rdma_write(key, at));
+        assert_eq!(call!(qp.wr_complete()), libc::EINVAL);
+        program.connect(qp);
+
+        let one = |number: u64, byte: u8, offset: u64| {
+            (*qp).wr_id = number;
+            (*qp).wr_flags = IBV_SEND_SIGNALED;
+            call!(qp.wr_rdma_write(key, at + offset));
+            let mut bytes = [byte; 8];
+            call!(qp.wr_set_inline_data(bytes.as_mut_ptr().cast(), 8));
+        };
+        call!(qp.wr_start());
+        one(1, 0xaa, 0);
+        call!(qp.wr_abort());
+        call!(qp.wr_start());
+        one(2, 0xaa, 0);
+        // An operation that was not asked for.
+        call!(qp.wr_send());
+        assert_eq!(call!(qp.wr_complete()), libc::EOPNOTSUPP);
+        call!(qp.wr_start());
+        (0..5).for_each(|number| one(number, 0xaa, 0));
+        assert_eq!(call!(qp.wr_complete()), libc::ENOMEM);
+
+        // Inline data, one element, and a list of them; in order.
+        call!(qp.wr_start());
+        one(10, 0x11, 0);
+        (*qp).wr_id = 11;
+        call!(qp.wr_rdma_write(key, at + 8));
+        call!(qp.wr_set_sge(key, at, 8));
+        (*qp).wr_id = 12;
+        call!(qp.wr_rdma_write(key, at + 16));
+        let element = ibv_sge {
+            addr: at,
+            length: 4,
+            lkey: key,
+        };
+        call!(qp.wr_set_sge_list(2, [element; 2].as_ptr()));
+        assert_eq!(call!(qp.wr_complete()), 0);
+        for number in 10..13 {
+            assert_eq!(program.completion(), (number, 0));
+        }
+        assert!(program.has_none());
+        let memory = program.memory.as_ptr();
+        assert_eq!(memory.cast::<[u8; 24]>().read_volatile(), [0x11; 24]);
+        assert_eq!(memory.add(24).read_volatile(), 0);
+        assert_eq!(queue_pair::destroy(qp.cast()), 0);
+    }
+    program.end();
+}
+
+unsafe fn a_parent_domain_keeps_what_it_is_of() {
+    let program = Program::start();
+    // SAFETY: as a C program calls them.
+    unsafe {
+        let mut none = ibv_td_init_attr { comp_mask: 0 };
+        let td = parent_domain::alloc_td(program.context, &raw mut none);
+        let pd = memory::alloc_pd(program.context);
+        let mut attr: ibv_parent_domain_init_attr = zeroed();
+        attr.pd = pd;
+        attr.td = td;
+        let parent = parent_domain::alloc(program.context, &raw mut attr);
+        assert_eq!((*parent).handle, (*pd).handle);
+        assert_eq!(memory::dealloc_pd(pd), libc::EBUSY);
+        assert_eq!(parent_domain::dealloc_td(td), libc::EBUSY);
+        attr.pd = parent;
+        assert!(parent_domain::alloc(program.context, &raw mut attr).is_null());
+        attr.comp_mask = 1 << 31;
+        assert!(parent_domain::alloc(program.context, &raw mut attr).is_null());
+        assert_eq!(errno(), Some(libc::EINVAL));
+
+        // Registrations and completion queues are in it.
+        let memory = program.memory.as_ptr().cast_mut().cast();
+        let mr = memory::reg_mr(parent, memory, LENGTH, RIGHTS);
+        assert_eq!(memory::dealloc_pd(parent), libc::EBUSY);
+        assert_eq!(memory::dereg_mr(mr), 0);
+        let mut init: ibv_cq_init_attr_ex = zeroed();
+        init.cqe = 4;
+        init.comp_mask = IBV_CQ_INIT_ATTR_MASK_PD;
+        init.parent_domain = pd;
+        assert!(farlane_verbs::poll_ex::create(program.context, &raw mut init).is_null());
+        assert_eq!(errno(), Some(libc::EINVAL));
+        init.parent_domain = parent;
+        let cq = farlane_verbs::poll_ex::create(program.context, &raw mut init);
+        assert_eq!(memory::dealloc_pd(parent), libc::EBUSY);
+        assert_eq!(completion::destroy(cq.cast()), 0);
+
+        assert_eq!(memory::dealloc_pd(parent), 0);
+        assert_eq!(parent_domain::dealloc_td(td), 0);
+        assert_eq!(memory::dealloc_pd(pd), 0);
+    }
+    program.end();
+}
+
+unsafe fn a_context_is_imported_by_a_copy_of_its_file() {
+    let program = Program::start();
+    // SAFETY: as a C program calls them.
+    unsafe {
+        let copy = libc::dup((*program.context).cmd_fd);
+        let second = import::device(copy);
+        assert!(!second.is_null() && second != program.context);
+        assert_eq!((*second).cmd_fd, copy);
+        let unknown = (*program.pd).handle ^ 1;
+        assert!(import::pd(second, unknown).is_null());
+        assert_eq!(errno(), Some(libc::EINVAL));
+        let pd = import::pd(second, (*program.pd).handle);
+        let mr = import::mr(pd, (*program.mr).handle);
+        assert_eq!((*mr).rkey, (*program.mr).rkey);
+        assert_eq!((*mr).length, LENGTH);
+        assert!((*mr).addr.is_null());
+        // They are given back, not destroyed.
+        assert_eq!(memory::dereg_mr(mr), libc::EINVAL);
+        assert_eq!(memory::dealloc_pd(pd), libc::EINVAL);
+        // What is destroyed is known no more.
+        let memory = program.memory.as_ptr().cast_mut().cast::<c_void>();
+        let gone = memory::reg_mr(program.pd, memory, LENGTH, RIGHTS);
+        let handle = (*gone).handle;
+        assert_eq!(memory::dereg_mr(gone), 0);
+        assert!(import::mr(pd, handle).is_null());
+        // Another domain's registration is none of this one's.
+        let other = memory::alloc_pd(program.context);
+        let other_imported = import::pd(second, (*other).handle);
+        assert!(import::mr(other_imported, (*program.mr).handle).is_null());
+        import::unimport_pd(other_imported);
+        assert_eq!(memory::dealloc_pd(other), 0);
+        import::unimport_mr(mr);
+        import::unimport_pd(pd);
+        assert_eq!(context::close(second), 0);
+        assert_eq!(libc::fcntl(copy, libc::F_GETFD), -1);
+    }
+    program.end();
+}
+
+#[test]
+fn a_program_has_the_extended_interfaces() {
+    let backend = Backend::start();
+    // SAFETY: no other thread of this test looks at its environment.
+    unsafe { std::env::set_var("FARLANE_SOCKET", backend.path("host")) };
+    // SAFETY: each keeps the contracts of what it calls.
+    unsafe {
+        requests_are_posted_whole_or_not_at_all();
+        a_parent_domain_keeps_what_it_is_of();
+        a_context_is_imported_by_a_copy_of_its_file();
+    }
+    until("all contexts to be closed", || {
+        backend.counter("contexts") == 0
+    });
+}
