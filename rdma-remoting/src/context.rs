@@ -6,7 +6,7 @@ use crate::counters::{self, Counters};
 use crate::engine::{Engine, PortAddress, RawGid};
 use crate::ledger::{Account, Resource, Share};
 use crate::memory::MemoryTable;
-use crate::objects::{BufferObject, MAX_MRS, Objects, QpObject};
+use crate::objects::{BufferObject, MAX_MRS, Member, Objects};
 use crate::peers::Reach;
 use crate::ready::{Inbox, Ready};
 use crate::segment::Segment;
@@ -80,8 +80,8 @@ pub struct Context {
     header: OnceLock<Header>,
     regions: Mutex<HashMap<RegionId, Attached>>,
     objects: Mutex<Objects>,
-    /// Which queue pairs have turns.
-    ready: Mutex<Ready<QpObject>>,
+    /// Which queue pairs and shared receive queues have turns.
+    ready: Mutex<Ready<Member>>,
     /// Those that are scheduled.
     inbox: Arc<Inbox>,
     /// Cut off because of what it wrote.
@@ -362,7 +362,7 @@ impl Context {
         Ok(())
     }
 
-    pub(crate) fn ready(&self) -> MutexGuard<'_, Ready<QpObject>> {
+    pub(crate) fn ready(&self) -> MutexGuard<'_, Ready<Member>> {
         lock(&self.ready)
     }
 
@@ -433,21 +433,22 @@ impl Context {
 
     /// Has every queue pair stop, or go on. The context must not get turns meanwhile.
     pub(crate) fn pause(&self, paused: bool) {
-        for qp in self.ready().iter() {
+        for qp in self.objects().qps.iter() {
             qp.engine.pause(paused);
         }
     }
 
     /// Releases everything, in this order: queue pairs (no new transfer begins, those under way
-    /// end), memory keys, pins and segments, completion queues, buffers. When it returns nothing
-    /// touches the process's memory.
+    /// end), memory keys, pins and segments, shared receive queues, completion queues, buffers. When
+    /// it returns nothing touches the process's memory.
     pub(crate) fn teardown(&self) {
-        let (qps, cqs, buffers, mapped) = {
+        let (qps, srqs, cqs, buffers, mapped) = {
             let mut objects = self.objects();
             let qps = objects.qps.drain();
             objects.pds.drain();
             let parts = (
                 qps,
+                objects.srqs.drain(),
                 objects.cqs.drain(),
                 objects.buffers.drain(),
                 std::mem::take(&mut objects.mapped),
@@ -459,6 +460,8 @@ impl Context {
             qp.engine.destroy();
         }
         drop(qps);
+        let count = to_u64(srqs.len());
+        counters::uncount(&self.counters.shared_receive_queues, count);
         let regions = self.memory.drain();
         counters::uncount(&self.counters.memory_regions, regions.len() as u64);
         for attached in std::mem::take(&mut *self.regions()).into_values() {
@@ -466,7 +469,7 @@ impl Context {
                 memory.revoke();
             }
         }
-        drop((regions, cqs, buffers, mapped));
+        drop((regions, srqs, cqs, buffers, mapped));
         self.objects().keys = Share::of_nothing(&self.account, Resource::MemoryKeys);
         counters::uncount(&self.counters.contexts, 1);
     }

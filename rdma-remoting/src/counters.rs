@@ -21,6 +21,7 @@ farlane_worker::counters! {
     contexts: "Contexts open now.",
     refused: "Contexts cut off because of what they wrote.",
     queue_pairs: "Queue pairs there are now.",
+    shared_receive_queues: "Shared receive queues there are now.",
     memory_regions: "Memory regions there are now.",
 }
 

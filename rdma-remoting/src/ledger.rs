@@ -1,6 +1,6 @@
 //! What the VMs and processes of a backend share, and none may take alone: mappings of the
 //! backend's process (`vm.max_map_count`), queue pairs of its engine, memory for keys, completion
-//! queues and extents, descriptors.
+//! queues, shared receive queues and extents, descriptors.
 //!
 //! A tenant never has more than what is left for all others: alone it comes to one half, and the
 //! next one to one half of the rest
@@ -29,6 +29,8 @@ const DEFAULT_DESCRIPTORS: u64 = 1 << 20;
 const MEMORY_KEYS: u64 = 1 << 20;
 /// Completion queues of all tenants, which are memory of the backend.
 const COMPLETION_QUEUES: u64 = 1 << 18;
+/// Shared receive queues of all tenants, which are memory of the backend, too.
+const SHARED_RECEIVE_QUEUES: u64 = 1 << 18;
 /// Extents of all tenants: as often each page of the host's memory can be one, of 64 bytes.
 const EXTENTS_OF_A_PAGE: u64 = 4;
 /// Memory of the host where the system does not say.
@@ -78,6 +80,7 @@ resources! {
     Mappings, "mappings", "Mappings of the backend's process";
     QueuePairs, "queue_pairs", "Queue pairs of the engine";
     CompletionQueues, "completion_queues", "Completion queues";
+    SharedReceiveQueues, "shared_receive_queues", "Shared receive queues";
     MemoryRegions, "memory_regions", "Memory regions";
     MemoryRegionBytes, "memory_region_bytes", "Bytes of memory regions";
     MemoryKeys, "memory_keys", "Room for memory keys";
@@ -184,6 +187,7 @@ impl Ledger {
             Resource::Mappings => mappings,
             Resource::QueuePairs => queue_pairs,
             Resource::CompletionQueues => COMPLETION_QUEUES,
+            Resource::SharedReceiveQueues => SHARED_RECEIVE_QUEUES,
             Resource::MemoryRegions | Resource::MemoryRegionBytes => UNLIMITED,
             Resource::MemoryKeys => MEMORY_KEYS,
             Resource::Extents => extents,

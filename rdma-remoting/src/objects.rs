@@ -5,9 +5,10 @@ use crate::engine::{EngineQp, Progress, Turn};
 use crate::ledger::{Account, Resource, Share};
 use crate::ready::{Scheduled, Served};
 use crate::segment::Part;
+use crate::shared_receive_queue::SharedReceives;
 use crate::table::Table;
-use farlane_abi::queue::QP_OFF_BACKEND_STATE;
-use farlane_abi::rdma::{MAX_QPS, VerbsVersion};
+use farlane_abi::queue::{QP_OFF_BACKEND_STATE, SrqLayout};
+use farlane_abi::rdma::{MAX_QPS, MAX_SRQS, VerbsVersion};
 use farlane_worker::wake;
 use farlane_zero_copy::PoolBuffer;
 use std::sync::Arc;
@@ -40,6 +41,7 @@ pub(crate) struct QpObject {
     pub part: Part,
     pub _pd: Arc<Pd>,
     pub _cqs: [Arc<CqObject>; 2],
+    pub _srq: Option<Arc<SrqObject>>,
     pub _share: Share,
 }
 
@@ -73,6 +75,47 @@ impl Served for QpObject {
     }
 }
 
+/// A shared receive queue, what it uses, and the memory it lies in.
+pub(crate) struct SrqObject {
+    pub receives: Arc<SharedReceives>,
+    pub layout: SrqLayout,
+    /// Elements of a request.
+    pub elements: u32,
+    /// Where it has its turns.
+    pub slot: u32,
+    pub _part: Part,
+    pub _pd: Arc<Pd>,
+    pub _share: Share,
+}
+
+/// Has a turn when it was rung, to pass that on.
+impl Served for SharedReceives {
+    fn turn(&self, _: Turn) -> Progress {
+        Progress {
+            worked: self.pass_on(),
+            ..Progress::default()
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        self.is_awaited()
+    }
+
+    /// Nobody but its process has it have a turn.
+    fn called(&self) {}
+
+    fn watch(&self) {
+        self.watch();
+    }
+
+    fn rest(&self) {
+        self.rest();
+    }
+}
+
+/// What has turns in a context.
+pub(crate) type Member = dyn Served + Send + Sync;
+
 /// A host-allocated buffer. Its memory is free when the handle, every registration and every
 /// mapping of it are gone.
 #[derive(Debug)]
@@ -85,6 +128,7 @@ pub(crate) struct Objects {
     pub pds: Table<Pd>,
     pub cqs: Table<CqObject>,
     pub qps: Table<QpObject>,
+    pub srqs: Table<SrqObject>,
     pub buffers: Table<BufferObject>,
     /// The version that the process has settled, where it has asked.
     pub version: Option<VerbsVersion>,
@@ -100,6 +144,7 @@ impl Objects {
             pds: Table::new(MAX_PDS),
             cqs: Table::new(MAX_CQS),
             qps: Table::new(MAX_QPS),
+            srqs: Table::new(MAX_SRQS),
             buffers: Table::new(MAX_BUFFERS),
             version: None,
             keys: Share::of_nothing(account, Resource::MemoryKeys),

@@ -1,4 +1,5 @@
-//! Which queue pairs of a context have turns: those that have something to do.
+//! Which queue pairs and shared receive queues of a context have turns: those that have something
+//! to do.
 //!
 //! A queue pair comes to have turns when its process [rings](farlane_abi::arena), when whoever has
 //! changed what it waits for [schedules](Schedule) it, and when its timer is over. It goes on to
@@ -124,7 +125,7 @@ impl Schedule for Scheduled {
     }
 }
 
-struct Member<T> {
+struct Member<T: ?Sized> {
     one: Arc<T>,
     /// It has turns until then, and longer if it has something to do.
     until: Option<Instant>,
@@ -132,7 +133,7 @@ struct Member<T> {
 }
 
 /// The queue pairs of a context, by slot, and who of them has turns.
-pub(crate) struct Ready<T> {
+pub(crate) struct Ready<T: ?Sized> {
     members: Vec<Option<Member<T>>>,
     /// Slots of those that have turns: who has waited longest comes first.
     busy: VecDeque<u32>,
@@ -143,7 +144,7 @@ pub(crate) struct Ready<T> {
     scheduled: Vec<u32>,
 }
 
-impl<T> Default for Ready<T> {
+impl<T: ?Sized> Default for Ready<T> {
     fn default() -> Self {
         Self {
             members: Vec::new(),
@@ -155,7 +156,7 @@ impl<T> Default for Ready<T> {
     }
 }
 
-impl<T: Served> Ready<T> {
+impl<T: Served + ?Sized> Ready<T> {
     /// Has one have turns, when it has something to do. It takes a slot that nobody has.
     pub fn insert(&mut self, slot: u32, one: Arc<T>) {
         let at = to_usize(slot.into());

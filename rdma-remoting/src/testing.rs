@@ -51,6 +51,14 @@ pub fn memory(name: &str, bytes: u64) -> Region {
     Region::from_memfd(file(name, bytes), bytes, true).unwrap()
 }
 
+/// The same, and the program's mapping of it.
+pub fn shared(name: &str, bytes: u64) -> (Region, SharedMemory) {
+    let file = file(name, bytes);
+    let mapping = Mapping::new(file.as_fd(), 0, bytes, true).unwrap();
+    let region = Region::from_memfd(file, bytes, true).unwrap();
+    (region, SharedMemory::new(mapping))
+}
+
 /// Mappings that this process has of memfds of a name.
 pub fn mapped(name: &str) -> usize {
     let file = format!("/memfd:{name} (deleted)");
@@ -67,11 +75,9 @@ pub struct Header(SharedMemory);
 
 impl Header {
     pub fn attach(context: &Context) -> Self {
-        let file = file("header", HEADER_SEGMENT_BYTES);
-        let mapping = Mapping::new(file.as_fd(), 0, HEADER_SEGMENT_BYTES, true).unwrap();
-        let theirs = Region::from_memfd(file, HEADER_SEGMENT_BYTES, true).unwrap();
+        let (theirs, ours) = shared("header", HEADER_SEGMENT_BYTES);
         context.attach_segment(region(0), theirs).unwrap();
-        Self(SharedMemory::new(mapping))
+        Self(ours)
     }
 
     fn word(&self, at: usize) -> u32 {

@@ -1,4 +1,4 @@
-//! A context's turn: its calls, and the turns of its queue pairs.
+//! A context's turn: its calls, and the turns of its queue pairs and shared receive queues.
 
 use crate::context::Context;
 use crate::counters;
@@ -52,7 +52,7 @@ impl Context {
             return false;
         };
         let calls = lock(&header.calls);
-        calls.is_ready() || self.ready().iter().any(|qp| qp.engine.is_ready())
+        calls.is_ready() || self.ready().iter().any(|one| one.is_ready())
     }
 
     /// [`poll`](Self::poll), for a context of a server without workers.

@@ -8,17 +8,18 @@ mod completion_queues;
 mod memory_regions;
 mod on_demand;
 mod queue_pairs;
+mod shared_receive_queues;
 
 use crate::context::Context;
 use crate::ledger::{Resource, Share};
-use crate::objects::{MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject};
+use crate::objects::{MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject, SrqObject};
 use crate::segment::Part;
 use farlane_abi::Errno;
 use farlane_abi::ids::RegionId;
 use farlane_abi::rdma::{
-    AllocBuffer, Buffer, CreateCq, CreateQp, CreateQpEx, DeviceAttr, DeviceLimits, Gid, Handle,
-    MAX_QPS, ModifyQp, Mr, PortAttr, Qp, QpAttr, QueryGid, RegMr, Verbs, VerbsVersion,
-    VersionRange,
+    AllocBuffer, Buffer, CreateCq, CreateQp, CreateQpEx, CreateSrq, DeviceAttr, DeviceLimits, Gid,
+    Handle, MAX_QPS, MAX_SRQS, ModifyQp, ModifySrq, Mr, PortAttr, Qp, QpAttr, QueryGid, RegMr, Srq,
+    SrqAttr, Verbs, VerbsVersion, VersionRange,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
@@ -48,6 +49,18 @@ impl<'a> CallHost<'a> {
         self.context.account.take(of, amount).ok_or(Errno::ENOMEM)
     }
 
+    /// `EOPNOTSUPP` in a context of an earlier version.
+    fn require(&self, version: VerbsVersion) -> Result<VerbsVersion, Errno> {
+        let settled = self.context.objects().version.unwrap_or_default();
+        let is_there = settled >= version;
+        is_there.then_some(settled).ok_or(Errno::EOPNOTSUPP)
+    }
+
+    fn srq(&self, handle: Handle) -> Result<Arc<SrqObject>, Errno> {
+        let objects = self.context.objects();
+        objects.srqs.get(handle.get()).cloned().ok_or(Errno::EBADF)
+    }
+
     fn qp(&self, handle: Handle) -> Result<Arc<QpObject>, Errno> {
         let objects = self.context.objects();
         objects.qps.get(handle.get()).cloned().ok_or(Errno::EBADF)
@@ -70,11 +83,15 @@ impl Verbs for CallHost<'_> {
     }
 
     fn device_limits(&mut self, (): ()) -> Result<DeviceLimits, Errno> {
-        let mut limits = self.context.engine.limits();
+        let mut attr = self.context.engine.limits();
+        let limits = self.context.account.limits();
+        attr.max_srq = limits
+            .at_most(Resource::SharedReceiveQueues, MAX_SRQS)
+            .into();
         if self.context.on_demand {
-            on_demand::announce(&mut limits);
+            on_demand::announce(&mut attr);
         }
-        Ok(limits)
+        Ok(attr)
     }
 
     fn query_device(&mut self, (): ()) -> Result<DeviceAttr, Errno> {
@@ -151,16 +168,17 @@ impl Verbs for CallHost<'_> {
     }
 
     fn create_qp(&mut self, args: CreateQp) -> Result<Qp, Errno> {
-        self.add_qp(VerbsVersion::V1, &args)
+        self.add_qp(VerbsVersion::V1, &args, None)
     }
 
     fn create_qp_ex(&mut self, args: CreateQpEx) -> Result<Qp, Errno> {
-        let version = self.context.objects().version.unwrap_or_default();
-        // There are no shared receive queues and no domains that they could name.
-        if version < VerbsVersion::V2 || args.srq.get() != 0 || args.xrcd.get() != 0 {
+        let version = self.require(VerbsVersion::V2)?;
+        // There are no domains that it could name.
+        if args.xrcd.get() != 0 {
             return Err(Errno::EOPNOTSUPP);
         }
-        self.add_qp(version, &args.base)
+        let srq = (args.srq.get() != 0).then(|| self.srq(args.srq));
+        self.add_qp(version, &args.base, srq.transpose()?)
     }
 
     fn modify_qp(&mut self, args: ModifyQp) -> Result<(), Errno> {
@@ -173,6 +191,23 @@ impl Verbs for CallHost<'_> {
 
     fn destroy_qp(&mut self, qp: Handle) -> Result<(), Errno> {
         self.remove_qp(qp)
+    }
+
+    fn create_srq(&mut self, args: CreateSrq) -> Result<Srq, Errno> {
+        self.require(VerbsVersion::V2)?;
+        self.add_srq(&args)
+    }
+
+    fn modify_srq(&mut self, args: ModifySrq) -> Result<(), Errno> {
+        self.change_srq(&args)
+    }
+
+    fn query_srq(&mut self, srq: Handle) -> Result<SrqAttr, Errno> {
+        self.describe_srq(srq)
+    }
+
+    fn destroy_srq(&mut self, srq: Handle) -> Result<(), Errno> {
+        self.remove_srq(srq)
     }
 
     fn alloc_buffer(&mut self, args: AllocBuffer) -> Result<Buffer, Errno> {

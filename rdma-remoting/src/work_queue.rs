@@ -3,9 +3,11 @@
 use crate::request::{RecvWqe, SendFormat, SendWqe, WorkRequest, WqeError};
 use crate::ring::Place;
 use farlane_abi::queue::{
-    MAX_INLINE_BYTES, MAX_SGE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED,
-    QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SendEntry, SendTail, Sge,
+    MAX_INLINE_BYTES, MAX_SGE, QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED,
+    QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry,
+    SendEntry, SendTail, Sge, SrqLayout,
 };
+use farlane_worker::wake;
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
 use std::sync::atomic::Ordering;
 use thiserror::Error;
@@ -158,6 +160,41 @@ impl<W: WorkRequest, const N: usize> WorkSource<W> for SharedQueue<W, N> {
             self.give_back(self.taken);
         }
     }
+}
+
+impl SharedSource for SharedRecvQueue {
+    fn queued(&self) -> u32 {
+        self.produced()
+            .map_or(1, |produced| produced.wrapping_sub(self.taken))
+    }
+
+    fn want_rings(&self, wanted: bool) {
+        let word = self.memory.word(QP_OFF_BACKEND_STATE).into_iter();
+        if wanted {
+            wake::announce(word);
+        } else {
+            wake::awake(word);
+        }
+    }
+}
+
+/// A shared receive queue in `memory`.
+///
+/// # Errors
+/// [`OutOfBounds`] where the segment is shorter than the layout needs.
+pub fn shared_receive_queue(
+    memory: &SharedMemory,
+    layout: &SrqLayout,
+) -> Result<SharedRecvQueue, OutOfBounds> {
+    memory.require(layout.segment_bytes())?;
+    let place = Place {
+        produced_at: QP_OFF_RECV_PRODUCED,
+        consumed_at: QP_OFF_RECV_CONSUMED,
+        entries_at: QP_OFF_ENTRIES,
+        entries: layout.entries,
+        stride: layout.stride,
+    };
+    Ok(SharedQueue::new(memory, place, ()))
 }
 
 /// Both queues of a queue pair in `memory`.

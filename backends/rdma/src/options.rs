@@ -23,13 +23,13 @@ pub struct Options {
     /// listening), the device's GID as an IP address, and the size of the window for
     /// host-allocated buffers (a power of two, 0 for none).
     ///
-    /// Its limits: queue pairs (max_qp), completion queues (max_cq), memory regions (max_mr) and
-    /// their bytes (mr_mem), each "max" for none; and the GIDs besides its own that it may connect
-    /// to (peers, for each of them), all by default
+    /// Its limits: queue pairs (max_qp), completion queues (max_cq), shared receive queues
+    /// (max_srq), memory regions (max_mr) and their bytes (mr_mem), each "max" for none; and the
+    /// GIDs besides its own that it may connect to (peers, for each of them), all by default
     #[arg(
         long = "vm",
-        value_name = "socket=PATH|fd=N,gid=ADDRESS[,window=256M][,max_qp=N][,max_cq=N][,max_mr=N]\
-                      [,mr_mem=SIZE][,peers=ADDRESS]..."
+        value_name = "socket=PATH|fd=N,gid=ADDRESS[,window=256M][,max_qp=N][,max_cq=N][,max_srq=N]\
+                      [,max_mr=N][,mr_mem=SIZE][,peers=ADDRESS]..."
     )]
     pub vms: Vec<VmOptions>,
 
@@ -37,7 +37,8 @@ pub struct Options {
     /// together, as with --vm
     #[arg(
         long,
-        value_name = "PATH[,max_qp=N][,max_cq=N][,max_mr=N][,mr_mem=SIZE][,peers=ADDRESS]..."
+        value_name = "PATH[,max_qp=N][,max_cq=N][,max_srq=N][,max_mr=N][,mr_mem=SIZE]\
+                      [,peers=ADDRESS]..."
     )]
     pub host_socket: Option<HostOptions>,
 
@@ -163,6 +164,7 @@ fn port_config(keys: &mut Keys) -> Result<PortConfig, KeysError> {
             number as fn(&str) -> _,
         ),
         ("max_cq", Resource::CompletionQueues, count, number),
+        ("max_srq", Resource::SharedReceiveQueues, count, number),
         ("max_mr", Resource::MemoryRegions, count, number),
         ("mr_mem", Resource::MemoryRegionBytes, size, bytes),
     ] {
@@ -241,13 +243,15 @@ mod tests {
 
     #[test]
     fn limits_are_understood() {
-        let vm: VmOptions = "fd=5,gid=10.0.0.1,max_qp=0,max_cq=4096,max_mr=7,mr_mem=2G,\
+        let vm: VmOptions = "fd=5,gid=10.0.0.1,max_qp=0,max_cq=4096,max_srq=5,max_mr=7,\
+                             mr_mem=2G,\
                              peers=10.0.0.2,peers=fd00::7"
             .parse()
             .unwrap();
         let most = |of| vm.port.limits.most(of);
         assert_eq!(most(Resource::QueuePairs), Some(0));
         assert_eq!(most(Resource::CompletionQueues), Some(4096));
+        assert_eq!(most(Resource::SharedReceiveQueues), Some(5));
         assert_eq!(most(Resource::MemoryRegions), Some(7));
         assert_eq!(most(Resource::MemoryRegionBytes), Some(2 << 30));
         assert_eq!(most(Resource::Mappings), None);

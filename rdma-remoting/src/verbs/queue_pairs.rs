@@ -4,7 +4,7 @@ use super::CallHost;
 use crate::engine::{QpSpec, Receives};
 use crate::ledger::Resource;
 use crate::memory::PdHandle;
-use crate::objects::QpObject;
+use crate::objects::{Member, QpObject, SrqObject};
 use crate::ready::Scheduled;
 use crate::work_queue::shared_queues;
 use farlane_abi::Errno;
@@ -14,7 +14,13 @@ use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
 
 impl CallHost<'_> {
-    pub(super) fn add_qp(&self, version: VerbsVersion, args: &CreateQp) -> Result<Qp, Errno> {
+    /// Adds a queue pair, which takes its receive requests from `srq` where there is one.
+    pub(super) fn add_qp(
+        &self,
+        version: VerbsVersion,
+        args: &CreateQp,
+        srq: Option<Arc<SrqObject>>,
+    ) -> Result<Qp, Errno> {
         let layout = QpLayout::of(
             version,
             args.send_wr.get(),
@@ -43,7 +49,10 @@ impl CallHost<'_> {
                 address: self.context.address(),
                 memory: Arc::clone(&self.context.memory),
                 sends: Box::new(sends),
-                recvs: Receives::Own(Box::new(recvs)),
+                recvs: match &srq {
+                    Some(srq) => Receives::Shared(Arc::clone(&srq.receives)),
+                    None => Receives::Own(Box::new(recvs)),
+                },
                 send_cq: Arc::clone(&cqs[0].queue) as _,
                 recv_cq: Arc::clone(&cqs[1].queue) as _,
                 signal_all: args.signal_all.get() != 0,
@@ -58,12 +67,12 @@ impl CallHost<'_> {
                 part,
                 _pd: pd,
                 _cqs: cqs,
+                _srq: srq,
                 _share: share,
             })
         })?;
-        self.context
-            .ready()
-            .insert(object.scheduled.slot(), Arc::clone(&object));
+        let member: Arc<Member> = Arc::clone(&object) as _;
+        self.context.ready().insert(object.scheduled.slot(), member);
         Ok(Qp {
             handle: handle.into(),
             qp_num: object.engine.number().into(),

@@ -4,7 +4,7 @@ use super::*;
 use crate::engine::soft::SoftEngine;
 use crate::ledger::Ledger;
 use crate::round::{Look, Pace, TURN};
-use crate::testing::{Header, Hooked, Nobody, mapped, memory, open, port, region};
+use crate::testing::{Header, Hooked, Nobody, mapped, memory, open, port, region, shared};
 use crate::{Port, Server};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::ids::ContextId;
@@ -13,6 +13,7 @@ use farlane_zero_copy::Pool;
 use std::time::Instant;
 
 mod limits;
+mod shared_receive_queues;
 mod versions;
 
 /// A server whose ports share so much of everything but bytes of memory regions.

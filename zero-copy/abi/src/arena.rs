@@ -12,7 +12,7 @@
 //! | [`OFF_ASYNC_RING`] | backend | [`ASYNC_ENTRIES`] times [`AsyncEvent`] |
 //! | [`OFF_CALL_RING`] | both | [`CALL_SLOTS`] call slots of [`CALL_SLOT_BYTES`] |
 //! | [`OFF_RUNG_SUMMARY`] | both | a bit for each word of the next that is not zero |
-//! | [`OFF_RUNG`] | both | a bit for each queue pair that was rung, by its [slot] |
+//! | [`OFF_RUNG`] | both | a bit for each queue pair that was rung, by its [slot], then for each shared receive queue |
 //!
 //! [slot]: crate::rdma::slot_of
 //! [`EVENT_WAKE`]: crate::control::EVENT_WAKE
@@ -31,6 +31,8 @@
 //! [`BACKEND_SLEEPING`] there after it has published a request sets the queue pair's bit of
 //! [`OFF_RUNG`], then the bit of that word in [`OFF_RUNG_SUMMARY`], and only then looks at
 //! [`OFF_BACKEND_STATE`]. The backend clears in the reverse order, and then looks at the queues.
+//! A shared receive queue has such a word, too, at the same place: it says [`BACKEND_SLEEPING`]
+//! where somebody waits for a request and the backend does not look.
 
 use crate::wire::pod;
 use zerocopy::little_endian::U32;
@@ -56,10 +58,10 @@ pub const OFF_CALL_RING: usize = 0x1000;
 
 /// Which words of [`OFF_RUNG`] are not zero: [`RUNG_WORDS`] bits, in words of 32.
 pub const OFF_RUNG_SUMMARY: usize = 0x5000;
-/// Queue pairs that were rung: [`RUNG_WORDS`] words of 32 bits.
+/// Queue pairs and shared receive queues that were rung: [`RUNG_WORDS`] words of 32 bits.
 pub const OFF_RUNG: usize = 0x5040;
 /// Words of [`OFF_RUNG`].
-pub const RUNG_WORDS: usize = crate::rdma::MAX_QPS as usize / 32;
+pub const RUNG_WORDS: usize = (crate::rdma::MAX_QPS + crate::rdma::MAX_SRQS) as usize / 32;
 
 /// The backend polls the rings of this context, or this queue pair.
 pub const BACKEND_AWAKE: u32 = 0;

@@ -13,6 +13,8 @@ pub type Handle = U32;
 pub const HANDLE_SLOT_BITS: u32 = 22;
 /// Queue pairs of a context: their slots are below this number.
 pub const MAX_QPS: u32 = 4096;
+/// Shared receive queues of a context: their slots are below this number.
+pub const MAX_SRQS: u32 = 1024;
 
 /// The slot of an object by its handle: a number of its own among the objects of its type that
 /// there are. `None` for a handle that names nothing.
@@ -67,6 +69,14 @@ call_table! {
         ///
         /// [`QpLayout::with_tail`]: crate::queue::QpLayout::with_tail
         19 => fn create_qp_ex(CreateQpEx) -> Qp;
+        /// Creates a shared receive queue. `EOPNOTSUPP` in version 1.
+        25 => fn create_srq(CreateSrq) -> Srq;
+        /// Changes a shared receive queue.
+        26 => fn modify_srq(ModifySrq) -> ();
+        /// Attributes of a shared receive queue.
+        27 => fn query_srq(Handle) -> SrqAttr;
+        /// Destroys a shared receive queue. `EBUSY` while a queue pair uses it.
+        28 => fn destroy_srq(Handle) -> ();
     }
 }
 
@@ -406,6 +416,55 @@ pod! {
         pub xrcd: U32,
     }
 
+    /// Creation of a shared receive queue.
+    pub struct CreateSrq {
+        /// Protection domain of the memory that its requests name.
+        pub pd: U32,
+        /// The segment that holds it, laid out as [`SrqLayout`](crate::queue::SrqLayout) of the
+        /// two numbers that follow after its place.
+        pub region: U32,
+        /// Where it begins there, a multiple of 64. No other queue overlaps it.
+        pub offset: U32,
+        /// Requests.
+        pub requests: U32,
+        /// Elements of a request.
+        pub elements: U32,
+        /// Domain of one that serves extended reliable connections; zero for others.
+        pub xrcd: U32,
+        /// Completion queue of such a one; zero for others.
+        pub cq: U32,
+    }
+
+    /// A new shared receive queue.
+    pub struct Srq {
+        /// Its handle.
+        pub handle: U32,
+        /// What requests of extended reliable connections name it by, 24 bits; zero where none can.
+        pub number: U32,
+    }
+
+    /// Change of a shared receive queue.
+    pub struct ModifySrq {
+        /// The shared receive queue.
+        pub srq: U32,
+        /// Which attributes are meant: `SRQ_*`.
+        pub mask: U32,
+        /// Requests that it has room for.
+        pub requests: U32,
+        /// When fewer requests are left than this, that raises an event, once; zero for never.
+        pub limit: U32,
+    }
+
+    /// Attributes of a shared receive queue, `struct ibv_srq_attr`.
+    pub struct SrqAttr {
+        /// Requests that it has room for.
+        pub requests: U32,
+        /// Elements of a request.
+        pub elements: U32,
+        /// Its limit, until the event.
+        pub limit: U32,
+    }
+
     /// Allocation of a buffer in host memory.
     pub struct AllocBuffer {
         /// Bytes wanted.
@@ -604,6 +663,14 @@ numbers! { u32:
 
 /// Bit of device_cap_flags: extended reliable connections.
 pub const DEVICE_XRC: u64 = 1 << 20;
+
+// Values of `enum ibv_srq_attr_mask`.
+numbers! { u32:
+    /// `max_wr`.
+    SRQ_MAX_WR = 1 << 0,
+    /// `srq_limit`.
+    SRQ_LIMIT = 1 << 1,
+}
 
 // Values of `enum ibv_event_type`.
 numbers! { u32:

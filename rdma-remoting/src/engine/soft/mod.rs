@@ -79,7 +79,11 @@ impl Engine for SoftEngine {
     }
 
     fn limits(&self) -> DeviceLimits {
-        DeviceLimits::default()
+        DeviceLimits {
+            max_srq_wr: MAX_WQ_ENTRIES.into(),
+            max_srq_sge: MAX_SGE.into(),
+            ..Default::default()
+        }
     }
 
     fn port(&self) -> PortAttr {

@@ -103,8 +103,12 @@ fn a_queue_pair_of_version_2_is_for_those_who_have_settled_it() {
     assert_eq!(extended(&context, 0, 0), Err(Errno::EOPNOTSUPP));
     let context = with_segments(&server, 2);
     CallHost::new(&context).negotiate(range(1, 2)).unwrap();
-    for (srq, xrcd) in [(1, 0), (0, 1), (u32::MAX, u32::MAX)] {
-        assert_eq!(extended(&context, srq, xrcd), Err(Errno::EOPNOTSUPP));
+    for (srq, xrcd, error) in [
+        (1, 0, Errno::EBADF),
+        (0, 1, Errno::EOPNOTSUPP),
+        (u32::MAX, u32::MAX, Errno::EOPNOTSUPP),
+    ] {
+        assert_eq!(extended(&context, srq, xrcd), Err(error));
     }
     extended(&context, 0, 0).unwrap();
 }
