@@ -1,9 +1,9 @@
 //! RDMA objects for programs, over a transport.
 //!
-//! The control path ([`Context`], [`Pd`], [`Mr`], [`Channel`], [`Cq`], [`Qp`], [`Buffer`]) makes
-//! remoted calls through the call ring. The data path ([`Qp::send_queue`], [`Qp::recv_queue`],
-//! [`Cq::poll`], [`Cq::arm`]) touches shared memory only, and rings the backend's doorbell when
-//! the backend has said that it sleeps.
+//! The control path ([`Context`], [`Pd`], [`Mr`], [`Channel`], [`Cq`], [`Srq`], [`Qp`],
+//! [`Buffer`]) makes remoted calls through the call ring. The data path ([`Qp::send_queue`],
+//! [`Qp::recv_queue`], [`Srq::recv_queue`], [`Cq::poll`], [`Cq::arm`]) touches shared memory only,
+//! and rings the backend's doorbell when the backend has said that it sleeps.
 //!
 //! **Threads.** Every object may be used from any thread; each queue has a lock of its own, the
 //! call ring has one for the context.
@@ -39,6 +39,9 @@ mod qp;
 mod queue_tests;
 mod send_list;
 mod spin;
+mod srq;
+#[cfg(test)]
+mod srq_tests;
 #[cfg(test)]
 mod version_tests;
 mod work;
@@ -52,11 +55,12 @@ pub use farlane_abi as abi;
 pub use farlane_abi::Errno;
 pub use farlane_abi::queue::{Completion, SendTail, Sge};
 pub use farlane_abi::rdma::{
-    AllocBuffer, DeviceAttr, DeviceLimits, Gid, PortAttr, QpAttr, VerbsStubs, VerbsVersion,
+    AllocBuffer, DeviceAttr, DeviceLimits, Gid, PortAttr, QpAttr, SrqAttr, VerbsStubs, VerbsVersion,
 };
 pub use farlane_transport::{Address, DeviceInfo, TransportError, devices};
 pub use mr::Mr;
 pub use pd::Pd;
 pub use qp::{Qp, QpCaps, QpInit};
 pub use send_list::SendList;
+pub use srq::Srq;
 pub use work::{Payload, RecvQueue, RecvRequest, SendQueue, SendRequest};

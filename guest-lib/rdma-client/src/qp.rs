@@ -3,8 +3,8 @@
 use crate::arena::Part;
 use crate::header::Header;
 use crate::pd::Destroyed;
-use crate::work::{Producer, RecvQueue, RecvRequest, SendQueue, SendRequest};
-use crate::{Context, Cq, Error, Pd, QpAttr};
+use crate::work::{Producer, RecvPlace, RecvQueue, RecvRequest, SendQueue, SendRequest};
+use crate::{Context, Cq, Error, Pd, QpAttr, Srq};
 use farlane_abi::Errno;
 use farlane_abi::queue::{QP_OFF_RECV_CONSUMED, QP_OFF_SEND_CONSUMED, QpLayout};
 use farlane_abi::rdma::{
@@ -43,6 +43,8 @@ pub struct QpInit<'a> {
     pub caps: QpCaps,
     /// Every send request is signalled.
     pub signal_all: bool,
+    /// Where it takes receive requests from, instead of a queue of its own.
+    pub srq: Option<&'a Arc<Srq>>,
 }
 
 impl<'a> QpInit<'a> {
@@ -55,6 +57,7 @@ impl<'a> QpInit<'a> {
             qp_type: QPT_RC,
             caps,
             signal_all: false,
+            srq: None,
         }
     }
 }
@@ -65,6 +68,7 @@ pub struct Qp {
     pd: Arc<Pd>,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
+    srq: Option<Arc<Srq>>,
     part: Part,
     header: Arc<Header>,
     layout: QpLayout,
@@ -86,9 +90,13 @@ impl Qp {
     ///
     /// # Errors
     /// `EINVAL` for sizes beyond the interface's limits, `ENOMEM` where kernel or backend have no
-    /// memory for them, `ENODEV` where the device is gone.
+    /// memory for them, `ENODEV` where the device is gone. Sizes of the receive queue are ignored
+    /// where there is a shared one.
     pub fn create(pd: &Arc<Pd>, init: &QpInit<'_>) -> Result<Self, Error> {
-        let caps = init.caps;
+        let mut caps = init.caps;
+        if init.srq.is_some() {
+            (caps.recv_wr, caps.recv_sge) = (0, 0);
+        }
         let context = pd.context();
         let version = context.version();
         let layout = QpLayout::of(
@@ -119,6 +127,7 @@ impl Qp {
             VerbsVersion::V1 => context.verbs().create_qp(&base),
             VerbsVersion::V2 => context.verbs().create_qp_ex(&CreateQpEx {
                 base,
+                srq: init.srq.map_or(0, |srq| srq.handle()).into(),
                 ..CreateQpEx::default()
             }),
         }?;
@@ -128,11 +137,15 @@ impl Qp {
             pd: Arc::clone(pd),
             send_cq: Arc::clone(init.send_cq),
             recv_cq: Arc::clone(init.recv_cq),
+            srq: init.srq.cloned(),
             part,
             header: Arc::clone(context.header()),
             caps: QpCaps {
                 send_wr: layout.send_entries,
-                recv_wr: layout.recv_entries,
+                recv_wr: match init.srq {
+                    Some(_) => 0,
+                    None => layout.recv_entries,
+                },
                 ..caps
             },
             layout,
@@ -242,14 +255,24 @@ impl Qp {
     /// Locks the receive queue for several requests; see [`RecvQueue`].
     ///
     /// # Errors
-    /// `EINVAL` before the queue pair is initialised, `ENODEV` when the device is gone.
+    /// `EINVAL` before the queue pair is initialised, and of one that takes shared requests;
+    /// `ENODEV` when the device is gone.
     #[inline]
     pub fn recv_queue(&self) -> Result<RecvQueue<'_>, Errno> {
-        if self.state.load(Ordering::Acquire) < QPS_INIT {
+        if self.state.load(Ordering::Acquire) < QPS_INIT || self.srq.is_some() {
             return Err(Errno::EINVAL);
         }
         self.alive()?;
-        Ok(RecvQueue::new(self, lock(&self.recv)))
+        let place = RecvPlace {
+            part: &self.part,
+            header: &self.header,
+            bit: self.slot,
+            entries_at: self.layout.recv_offset(),
+            entries: self.layout.recv_entries,
+            stride: self.layout.recv_stride,
+            elements: self.caps.recv_sge,
+        };
+        Ok(RecvQueue::new(place, lock(&self.recv)))
     }
 
     /// Posts one send request.

@@ -1,6 +1,8 @@
-//! Posting work: the producer's ends of a queue pair's two queues.
+//! Posting work: the producer's ends of send queues and receive queues.
 
 use crate::Sge;
+use crate::arena::Part;
+use crate::header::Header;
 use crate::qp::Qp;
 use farlane_abi::Errno;
 use farlane_abi::queue::{
@@ -97,14 +99,19 @@ impl<'a> Batch<'a> {
     }
 }
 
+/// Publishes what was written into a queue, and has the backend woken if it sleeps.
+#[inline]
+fn publish(part: &Part, header: &Header, bit: u32, word: usize, produced: u32) {
+    part.word(word).store(produced, Ordering::Release);
+    header.ring(part.word(QP_OFF_BACKEND_STATE), bit);
+}
+
 impl Drop for Batch<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.producer.produced != self.published {
-            let word = self.qp.map().word(self.word);
-            word.store(self.producer.produced, Ordering::Release);
-            let state = self.qp.map().word(QP_OFF_BACKEND_STATE);
-            self.qp.header().ring(state, self.qp.slot());
+            let (part, produced) = (self.qp.map(), self.producer.produced);
+            publish(part, self.qp.header(), self.qp.slot(), self.word, produced);
         }
     }
 }
@@ -224,14 +231,51 @@ impl<'a> SendQueue<'a> {
     }
 }
 
-/// The receive queue of a queue pair, locked. What was pushed is published, and the backend woken
-/// once if it sleeps, by [`ring`](Self::ring) or drop.
+/// Where receive requests lie: those of a queue pair, or shared ones.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecvPlace<'a> {
+    pub part: &'a Part,
+    pub header: &'a Header,
+    /// Which bit rings it.
+    pub bit: u32,
+    /// Offset of the entries.
+    pub entries_at: usize,
+    /// How many there are, a power of two.
+    pub entries: u32,
+    /// Bytes from one to the next.
+    pub stride: usize,
+    /// Elements that a request may have.
+    pub elements: u32,
+}
+
+/// A receive queue, locked. What was pushed is published, and the backend woken once if it sleeps,
+/// by [`ring`](Self::ring) or drop.
 #[derive(Debug)]
-pub struct RecvQueue<'a>(Batch<'a>);
+pub struct RecvQueue<'a> {
+    place: RecvPlace<'a>,
+    producer: MutexGuard<'a, Producer>,
+    published: u32,
+}
+
+impl Drop for RecvQueue<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let (place, produced) = (self.place, self.producer.produced);
+        if produced != self.published {
+            let word = QP_OFF_RECV_PRODUCED;
+            publish(place.part, place.header, place.bit, word, produced);
+        }
+    }
+}
 
 impl<'a> RecvQueue<'a> {
-    pub(crate) fn new(qp: &'a Qp, producer: MutexGuard<'a, Producer>) -> Self {
-        Self(Batch::new(qp, producer, QP_OFF_RECV_PRODUCED))
+    pub(crate) fn new(place: RecvPlace<'a>, producer: MutexGuard<'a, Producer>) -> Self {
+        let published = producer.produced;
+        Self {
+            place,
+            producer,
+            published,
+        }
     }
 
     /// Writes a request into the next entry.
@@ -240,27 +284,25 @@ impl<'a> RecvQueue<'a> {
     /// `ENOMEM` when the queue is full, `EINVAL` for too many elements.
     #[inline]
     pub fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Errno> {
-        let qp = self.0.qp;
-        let map = qp.map();
-        let consumed = || map.word(QP_OFF_RECV_CONSUMED).load(Ordering::Acquire);
+        let (place, part) = (self.place, self.place.part);
+        let consumed = || part.word(QP_OFF_RECV_CONSUMED).load(Ordering::Acquire);
         let index = self
-            .0
             .producer
-            .vacant(qp.layout().recv_entries, consumed)
+            .vacant(place.entries, consumed)
             .ok_or(Errno::ENOMEM)?;
-        let offset = qp.layout().recv_offset() + index * qp.layout().recv_stride;
+        let offset = place.entries_at + index * place.stride;
         let entry = RecvEntry {
             wr_id: request.wr_id.into(),
-            num_sge: within(request.scatter.len(), qp.caps().recv_sge)?.into(),
+            num_sge: within(request.scatter.len(), place.elements)?.into(),
             ..RecvEntry::default()
         };
         // SAFETY: the backend does not touch an entry whose index it has not been given, and the
         // lock keeps our own threads out.
         unsafe {
-            map.write(offset, &entry);
-            map.write_bytes(offset + size_of::<RecvEntry>(), request.scatter.as_bytes());
+            part.write(offset, &entry);
+            part.write_bytes(offset + size_of::<RecvEntry>(), request.scatter.as_bytes());
         }
-        self.0.producer.produced = self.0.producer.produced.wrapping_add(1);
+        self.producer.produced = self.producer.produced.wrapping_add(1);
         Ok(())
     }
 

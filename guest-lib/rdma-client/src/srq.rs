@@ -1,0 +1,167 @@
+//! Shared receive queues.
+
+use crate::arena::Part;
+use crate::header::Header;
+use crate::pd::Destroyed;
+use crate::work::{Producer, RecvPlace, RecvQueue, RecvRequest};
+use crate::{Context, Error, Pd};
+use farlane_abi::Errno;
+use farlane_abi::queue::{QP_OFF_ENTRIES, SrqLayout};
+use farlane_abi::rdma::{
+    CreateSrq, MAX_QPS, MAX_SRQS, ModifySrq, SRQ_LIMIT, SrqAttr, VerbsVersion, slot_of,
+};
+use farlane_sys::sync::lock;
+use std::sync::{Arc, Mutex};
+
+/// A shared receive queue of a protection domain.
+#[derive(Debug)]
+pub struct Srq {
+    pd: Arc<Pd>,
+    part: Part,
+    header: Arc<Header>,
+    layout: SrqLayout,
+    /// Elements of a request.
+    elements: u32,
+    handle: u32,
+    /// Which bit rings it.
+    bit: u32,
+    recv: Mutex<Producer>,
+    destroyed: Destroyed,
+}
+
+impl Srq {
+    /// Creates one for so many requests of so many elements. The number of requests may come out
+    /// larger than asked for.
+    ///
+    /// # Errors
+    /// `EINVAL` for sizes beyond the interface's limits, `EOPNOTSUPP` where the backend has none,
+    /// `ENOMEM` where kernel or backend have no memory for it, `ENODEV` where the device is gone.
+    pub fn create(pd: &Arc<Pd>, requests: u32, elements: u32) -> Result<Arc<Self>, Error> {
+        let context = pd.context();
+        if context.version() < VerbsVersion::V2 {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
+        let layout = SrqLayout::new(requests, elements);
+        let layout = layout.ok_or(Error::Invalid("shared receive queue sizes"))?;
+        let part = context.take(layout.segment_bytes())?;
+        let srq = context.verbs().create_srq(&CreateSrq {
+            pd: pd.handle().into(),
+            region: part.region().into(),
+            offset: part.offset()?.into(),
+            requests: requests.into(),
+            elements: elements.into(),
+            ..CreateSrq::default()
+        })?;
+        let slot = slot_of(srq.handle.get()).filter(|slot| *slot < MAX_SRQS);
+        let slot = slot.ok_or(Errno::EPROTO)?;
+        Ok(Arc::new(Self {
+            pd: Arc::clone(pd),
+            part,
+            header: Arc::clone(context.header()),
+            layout,
+            elements,
+            handle: srq.handle.get(),
+            bit: MAX_QPS + slot,
+            recv: Mutex::default(),
+            destroyed: Destroyed::default(),
+        }))
+    }
+
+    /// The context it belongs to.
+    #[must_use]
+    pub fn context(&self) -> &Arc<Context> {
+        self.pd.context()
+    }
+
+    /// Its handle, which asynchronous events name.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// Requests that it has room for.
+    #[must_use]
+    pub fn requests(&self) -> u32 {
+        self.layout.entries
+    }
+
+    /// Elements that a request may have.
+    #[must_use]
+    pub fn elements(&self) -> u32 {
+        self.elements
+    }
+
+    /// Asks for one event when fewer requests are left than `limit`; for none when that is zero.
+    ///
+    /// # Errors
+    /// `EINVAL` for more than it has room for, `ENODEV` where the device is gone.
+    pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
+        self.context().verbs().modify_srq(&ModifySrq {
+            srq: self.handle.into(),
+            mask: SRQ_LIMIT.into(),
+            limit: limit.into(),
+            ..ModifySrq::default()
+        })
+    }
+
+    /// Its attributes.
+    ///
+    /// # Errors
+    /// `ENODEV` where the device is gone.
+    pub fn query(&self) -> Result<SrqAttr, Error> {
+        self.context().verbs().query_srq(&self.handle.into())
+    }
+
+    /// Locks it for several requests; see [`RecvQueue`].
+    ///
+    /// # Errors
+    /// `ENODEV` when the device is gone.
+    #[inline]
+    pub fn recv_queue(&self) -> Result<RecvQueue<'_>, Errno> {
+        if self.header.is_dead() {
+            return Err(Errno::ENODEV);
+        }
+        let place = RecvPlace {
+            part: &self.part,
+            header: &self.header,
+            bit: self.bit,
+            entries_at: QP_OFF_ENTRIES,
+            entries: self.layout.entries,
+            stride: self.layout.stride,
+            elements: self.elements,
+        };
+        Ok(RecvQueue::new(place, lock(&self.recv)))
+    }
+
+    /// Posts one request.
+    ///
+    /// # Errors
+    /// Those of [`recv_queue`](Self::recv_queue) and [`RecvQueue::push`].
+    #[inline]
+    pub fn post_recv(&self, request: &RecvRequest<'_>) -> Result<(), Errno> {
+        self.recv_queue()?.push(request)
+    }
+
+    /// Destroys it at the backend.
+    ///
+    /// # Errors
+    /// `EBUSY` while a queue pair uses it, `EBADF` of a handle that the backend does not know.
+    pub fn destroy(&self) -> Result<(), Error> {
+        self.destroyed.once(|| {
+            let verbs = self.context().verbs();
+            verbs.destroy_srq(&self.handle.into())
+        })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn part(&self) -> &Part {
+        &self.part
+    }
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        // What a hostile answer leaves ends with the context.
+        let _ = self.destroy();
+    }
+}

@@ -1,0 +1,128 @@
+//! Shared receive queues against a backend that the test plays.
+
+use crate::arena::Part;
+use crate::loopback::{Rig, read};
+use crate::{Cq, Errno, Pd, Qp, QpAttr, QpCaps, QpInit, RecvRequest, Sge, Srq};
+use farlane_abi::arena::{BACKEND_SLEEPING, OFF_RUNG, OFF_RUNG_SUMMARY};
+use farlane_abi::queue::{
+    QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, RecvEntry,
+};
+use farlane_abi::rdma::{MAX_QPS, QP_STATE, QPS_INIT};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The last call that the backend knows: with it shared receive queues.
+const KNOWN: u32 = 28;
+
+fn shared(rig: &Rig, requests: u32) -> (Arc<Pd>, Arc<Srq>) {
+    rig.context.negotiate().unwrap();
+    let pd = Pd::allocate(&rig.context).unwrap();
+    let srq = Srq::create(&pd, requests, 2).unwrap();
+    (pd, srq)
+}
+
+fn word(part: &Part, offset: usize) -> u32 {
+    part.word(offset).load(Ordering::SeqCst)
+}
+
+#[test]
+fn an_old_backend_is_not_asked_for_one() {
+    let rig = Rig::of_version(16, 0);
+    rig.context.negotiate().unwrap();
+    let pd = Pd::allocate(&rig.context).unwrap();
+    let error = Srq::create(&pd, 4, 1).unwrap_err();
+    assert_eq!(error.errno(), Errno::EOPNOTSUPP);
+}
+
+#[test]
+fn sizes_beyond_the_limits_are_refused() {
+    let rig = Rig::of_version(KNOWN, 2);
+    let (pd, _) = shared(&rig, 4);
+    for (requests, elements) in [(u32::MAX, 1), (1 << 15, 1), (1, 17), (1, u32::MAX)] {
+        let error = Srq::create(&pd, requests, elements).unwrap_err();
+        assert_eq!(error.errno(), Errno::EINVAL);
+    }
+}
+
+#[test]
+fn requests_lie_where_the_backend_takes_them_and_ring_where_it_wants_it() {
+    let rig = Rig::of_version(KNOWN, 2);
+    let (_, srq) = shared(&rig, 3);
+    assert_eq!((srq.requests(), srq.elements()), (4, 2));
+    let part = srq.part();
+    let header = rig.transport.segment(0);
+    let rung = |at: usize| header.word(at).load(Ordering::SeqCst);
+    // Handle 1: the first behind those of queue pairs.
+    let at = OFF_RUNG + (MAX_QPS / 8) as usize;
+    let sge = Sge {
+        addr: 0x1000.into(),
+        length: 64.into(),
+        lkey: 5.into(),
+    };
+    for (wr_id, scatter) in [(7, &[sge, sge][..]), (8, &[])] {
+        srq.post_recv(&RecvRequest { wr_id, scatter }).unwrap();
+    }
+    assert_eq!(word(part, QP_OFF_RECV_PRODUCED), 2);
+    assert_eq!(
+        (rung(at), rung(OFF_RUNG_SUMMARY + 16)),
+        (0, 0),
+        "nobody waits"
+    );
+    let entry = |index: usize| -> RecvEntry { read(part, QP_OFF_ENTRIES + index * 64) };
+    let entries = [entry(0), entry(1)].map(|entry| (entry.wr_id.get(), entry.num_sge.get()));
+    assert_eq!(entries, [(7, 2), (8, 0)]);
+    let second = QP_OFF_ENTRIES + size_of::<RecvEntry>() + size_of::<Sge>();
+    assert_eq!(read::<Sge>(part, second), sge);
+
+    let state = part.word(QP_OFF_BACKEND_STATE);
+    state.store(BACKEND_SLEEPING, Ordering::SeqCst);
+    let request = RecvRequest {
+        wr_id: 9,
+        scatter: &[],
+    };
+    srq.post_recv(&request).unwrap();
+    assert_eq!((rung(at), rung(OFF_RUNG_SUMMARY + 16)), (1, 1));
+    // It has room for four; what is given back can be written again.
+    let long = RecvRequest {
+        wr_id: 0,
+        scatter: &[sge; 3],
+    };
+    assert_eq!(srq.post_recv(&long), Err(Errno::EINVAL));
+    srq.post_recv(&request).unwrap();
+    assert_eq!(srq.post_recv(&request), Err(Errno::ENOMEM));
+    part.word(QP_OFF_RECV_CONSUMED).store(1, Ordering::SeqCst);
+    srq.post_recv(&request).unwrap();
+    assert_eq!(entry(0).wr_id.get(), 9);
+    rig.transport.die();
+    assert_eq!(srq.post_recv(&request), Err(Errno::ENODEV));
+}
+
+#[test]
+fn a_queue_pair_with_one_has_no_receive_queue() {
+    let rig = Rig::of_version(KNOWN, 2);
+    let (pd, srq) = shared(&rig, 3);
+    let cq = Cq::create(&rig.context, 5, None).unwrap();
+    let caps = QpCaps {
+        send_wr: 4,
+        send_sge: 1,
+        recv_wr: 1000,
+        recv_sge: u32::MAX,
+        ..QpCaps::default()
+    };
+    let init = QpInit {
+        srq: Some(&srq),
+        ..QpInit::reliable(&cq, caps)
+    };
+    let qp = Qp::create(&pd, &init).unwrap();
+    assert_eq!((qp.caps().recv_wr, qp.caps().recv_sge), (0, 0));
+    let attributes = QpAttr {
+        qp_state: QPS_INIT,
+        ..QpAttr::default()
+    };
+    qp.modify(&attributes, QP_STATE).unwrap();
+    let request = RecvRequest {
+        wr_id: 1,
+        scatter: &[],
+    };
+    assert_eq!(qp.post_recv(&request), Err(Errno::EINVAL));
+}
