@@ -1,15 +1,16 @@
 //! Attributes of devices and ports.
 //!
-//! What no backend offers yet is zero here: shared receive queues, address handles, memory
-//! windows, atomics, multicast.
+//! What a backend does not offer is zero here, as it says: shared receive queues, address handles,
+//! memory windows, atomics, multicast.
 
-use crate::context::shared;
+use crate::context::{ContextState, shared};
 use crate::device::copy_text;
 use crate::errno::{EINVAL, answer, fail};
 use crate::object::Plain;
 use crate::sys::*;
 use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr};
 use farlane_abi::width::{at_most, halves};
+use farlane_rdma_client::Error;
 use std::ffi::c_int;
 use std::mem::offset_of;
 
@@ -56,6 +57,50 @@ fn device_attr(wire: &DeviceAttr) -> ibv_device_attr {
     attr
 }
 
+/// Adds what [`device_attr`] leaves zero.
+fn add_limits(attr: &mut ibv_device_attr, limits: &DeviceLimits) {
+    let [flags, _] = halves(limits.device_cap_flags.get());
+    attr.device_cap_flags |= flags;
+    attr.atomic_cap = limits.atomic_cap.get();
+    attr.max_srq = count(limits.max_srq.get());
+    attr.max_srq_wr = count(limits.max_srq_wr.get());
+    attr.max_srq_sge = count(limits.max_srq_sge.get());
+    attr.max_ah = count(limits.max_ah.get());
+    attr.max_mw = count(limits.max_mw.get());
+    attr.max_mcast_grp = count(limits.max_mcast_grp.get());
+    attr.max_mcast_qp_attach = count(limits.max_mcast_qp_attach.get());
+    attr.max_total_mcast_qp_attach = count(limits.max_total_mcast_qp_attach.get());
+}
+
+/// The extended attributes of a device in C's form.
+fn device_attr_ex(attr: ibv_device_attr, limits: &DeviceLimits) -> ibv_device_attr_ex {
+    let mut full = ibv_device_attr_ex::zeroed();
+    full.orig_attr = attr;
+    full.odp_caps = ibv_odp_caps {
+        general_caps: limits.odp_general_caps.get(),
+        per_transport_caps: ibv_odp_transport_caps {
+            rc_odp_caps: limits.odp_rc_caps.get(),
+            uc_odp_caps: limits.odp_uc_caps.get(),
+            ud_odp_caps: limits.odp_ud_caps.get(),
+        },
+    };
+    full.completion_timestamp_mask = limits.completion_timestamp_mask.get();
+    full.hca_core_clock = limits.hca_core_clock.get();
+    full.device_cap_flags_ex = limits.device_cap_flags.get() | u64::from(attr.device_cap_flags);
+    full.max_dm_size = limits.max_dm_size.get();
+    full.xrc_odp_caps = limits.odp_xrc_caps.get();
+    full.phys_port_cnt_ex = attr.phys_port_cnt.into();
+    full
+}
+
+/// Both kinds of attributes that the backend knows.
+fn known(shared: &ContextState) -> Result<(ibv_device_attr, &DeviceLimits), Error> {
+    let mut attr = device_attr(shared.context.device_attributes()?);
+    let limits = shared.context.limits()?;
+    add_limits(&mut attr, limits);
+    Ok((attr, limits))
+}
+
 /// The attributes of a port in C's form.
 fn port_attr(wire: &PortAttr) -> ibv_port_attr {
     let mut attr = ibv_port_attr::zeroed();
@@ -79,10 +124,10 @@ fn port_attr(wire: &PortAttr) -> ibv_port_attr {
 pub unsafe fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     // SAFETY: by the caller's contract.
     let shared = unsafe { shared(context) };
-    answer(match shared.context.device_attributes() {
-        Ok(wire) => {
+    answer(match known(shared) {
+        Ok((known, _)) => {
             // SAFETY: by the caller's contract.
-            unsafe { attr.write(device_attr(wire)) };
+            unsafe { attr.write(known) };
             Ok(())
         }
         Err(error) => Err(error.errno()),
@@ -113,31 +158,16 @@ pub unsafe extern "C" fn query_device_ex(
     if length < size_of::<ibv_device_attr>() {
         return fail(EINVAL);
     }
-    let mut full = ibv_device_attr_ex::zeroed();
-    // SAFETY: by the caller's contract; the attributes go to our own structure.
-    let result = unsafe { query_device(context, &raw mut full.orig_attr) };
-    if result == 0 {
-        full.phys_port_cnt_ex = full.orig_attr.phys_port_cnt.into();
-        full.device_cap_flags_ex = full.orig_attr.device_cap_flags.into();
-        // SAFETY: by the caller's contract.
-        match unsafe { shared(context) }.context.limits() {
-            Ok(limits) => set_on_demand(&mut full, limits),
-            Err(error) => return answer(Err(error.errno())),
+    // SAFETY: by the caller's contract.
+    let shared = unsafe { shared(context) };
+    answer(match known(shared) {
+        Ok((known, limits)) => {
+            // SAFETY: the caller's structure has `length` bytes.
+            unsafe { copy_out(&device_attr_ex(known, limits), attr, length) };
+            Ok(())
         }
-        // SAFETY: the caller's structure has `length` bytes.
-        unsafe { copy_out(&full, attr, length) };
-    }
-    result
-}
-
-/// What works on memory that is registered with on-demand paging.
-fn set_on_demand(attr: &mut ibv_device_attr_ex, limits: &DeviceLimits) {
-    attr.odp_caps.general_caps = limits.odp_general_caps.get();
-    let of = &mut attr.odp_caps.per_transport_caps;
-    of.rc_odp_caps = limits.odp_rc_caps.get();
-    of.uc_odp_caps = limits.odp_uc_caps.get();
-    of.ud_odp_caps = limits.odp_ud_caps.get();
-    attr.xrc_odp_caps = limits.odp_xrc_caps.get();
+        Err(error) => Err(error.errno()),
+    })
 }
 
 /// Writes the first `length` bytes of a structure, and zero bytes where the caller's is longer.
@@ -215,6 +245,29 @@ mod tests {
         assert_eq!(attr.fw_ver[5..], [0; 59]);
         assert_eq!((attr.max_srq, attr.max_ah, attr.max_mw), (0, 0, 0));
         assert_eq!((attr.max_mcast_grp, attr.atomic_cap), (0, IBV_ATOMIC_NONE));
+    }
+
+    #[test]
+    fn a_device_says_what_it_does_offer() {
+        let limits = DeviceLimits {
+            device_cap_flags: (1 << 40 | 1 << 17).into(),
+            atomic_cap: 1.into(),
+            max_mw: 65536.into(),
+            max_srq: u32::MAX.into(),
+            max_dm_size: (1 << 22).into(),
+            ..DeviceLimits::default()
+        };
+        let mut attr = device_attr(&DeviceAttr {
+            phys_port_cnt: 1.into(),
+            ..DeviceAttr::default()
+        });
+        add_limits(&mut attr, &limits);
+        assert_eq!((attr.atomic_cap, attr.max_mw), (IBV_ATOMIC_HCA, 65536));
+        assert_eq!((attr.max_srq, attr.max_ah), (c_int::MAX, 0));
+        assert_eq!(attr.device_cap_flags, 1 << 17);
+        let full = device_attr_ex(attr, &limits);
+        assert_eq!(full.device_cap_flags_ex, 1 << 40 | 1 << 17);
+        assert_eq!((full.max_dm_size, full.phys_port_cnt_ex), (1 << 22, 1));
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub struct ContextState {
     pub queue_pairs: Mutex<BTreeMap<u32, Address<ibv_qp>>>,
     /// The program's completion queues by handle, for asynchronous events.
     pub completion_queues: Mutex<BTreeMap<u32, Address<ibv_cq>>>,
+    /// The program's shared receive queues by handle, for asynchronous events.
+    pub srqs: Mutex<BTreeMap<u32, Address<ibv_srq>>>,
     /// How other C structures come to the same context and its objects.
     pub(crate) importable: Importable,
 }

@@ -3,7 +3,7 @@
 use crate::context::{minus_one, shared};
 use crate::object::Address;
 use crate::sys::*;
-use crate::{channel, completion, queue_pair};
+use crate::{channel, completion, queue_pair, srq};
 use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 enum About {
     CompletionQueue,
     QueuePair,
+    SharedReceiveQueue,
     /// A port, or the device.
     Port,
     /// Something this library does not make.
@@ -31,6 +32,7 @@ fn about(kind: ibv_event_type) -> About {
         | IBV_EVENT_PATH_MIG
         | IBV_EVENT_PATH_MIG_ERR
         | IBV_EVENT_QP_LAST_WQE_REACHED => About::QueuePair,
+        IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => About::SharedReceiveQueue,
         IBV_EVENT_DEVICE_FATAL
         | IBV_EVENT_PORT_ACTIVE
         | IBV_EVENT_PORT_ERR
@@ -76,6 +78,11 @@ pub unsafe fn get(context: *mut ibv_context, event: *mut ibv_async_event) -> c_i
                 unsafe { queue_pair::state(qp) }.async_events.give();
             })
             .map(|qp| ibv_async_event_element { qp }),
+            About::SharedReceiveQueue => find(&shared.srqs, object, |srq| {
+                // SAFETY: as above.
+                unsafe { srq::state(srq) }.async_events.give();
+            })
+            .map(|srq| ibv_async_event_element { srq }),
             About::Port => c_int::try_from(object)
                 .ok()
                 .map(|port_num| ibv_async_event_element { port_num }),
@@ -109,6 +116,9 @@ pub unsafe fn ack(event: *mut ibv_async_event) {
                 queue_pair::state((*event).element.qp)
                     .async_events
                     .take_back(1);
+            }
+            About::SharedReceiveQueue => {
+                srq::state((*event).element.srq).async_events.take_back(1);
             }
             About::Port | About::Other => {}
         }
@@ -159,8 +169,12 @@ mod tests {
             rdma::EVENT_QP_ACCESS_ERR,
             rdma::EVENT_COMM_EST,
             rdma::EVENT_SQ_DRAINED,
+            rdma::EVENT_QP_LAST_WQE_REACHED,
         ] {
             assert_eq!(about(kind), About::QueuePair);
+        }
+        for kind in [rdma::EVENT_SRQ_ERR, rdma::EVENT_SRQ_LIMIT_REACHED] {
+            assert_eq!(about(kind), About::SharedReceiveQueue);
         }
         assert_eq!(about(rdma::EVENT_DEVICE_FATAL), About::Port);
         assert_eq!(about(IBV_EVENT_WQ_FATAL), About::Other);

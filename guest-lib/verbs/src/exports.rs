@@ -7,7 +7,7 @@
 use crate::sys::*;
 use crate::{
     attributes, channel, completion, context, device, event, import, memory, open, queue_pair,
-    rates, strings, tables,
+    rates, srq, strings, tables,
 };
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -157,6 +157,19 @@ exports! {
         init: *mut ibv_qp_init_attr) -> c_int = queue_pair::query;
     /// Destroys a queue pair.
     fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int = queue_pair::destroy;
+}
+
+// Shared receive queues.
+exports! {
+    /// Creates a shared receive queue.
+    fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq = srq::create;
+    /// Changes a shared receive queue.
+    fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int
+        = srq::modify;
+    /// Attributes of a shared receive queue.
+    fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int = srq::query;
+    /// Destroys a shared receive queue.
+    fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int = srq::destroy;
 }
 
 // Asynchronous events.

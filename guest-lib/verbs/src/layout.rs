@@ -86,5 +86,11 @@ layout! {
     size_of::<ibv_td_init_attr>() == 4,
     size_of::<ibv_parent_domain_init_attr>() == 48,
     offset_of!(ibv_parent_domain_init_attr, comp_mask) == 16,
+    size_of::<ibv_srq>() == 128,
+    offset_of!(ibv_srq, handle) == 24,
+    offset_of!(ibv_srq, events_completed) == 120,
+    size_of::<ibv_srq_init_attr>() == 24,
+    offset_of!(ibv_srq_init_attr, attr) == 8,
+    offset_of!(ibv_context_ops, post_srq_recv) == 160,
     size_of::<ibv_async_event>() == 16,
 }

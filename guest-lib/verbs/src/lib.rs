@@ -43,6 +43,7 @@ mod private;
 pub mod qp_attr;
 pub mod queue_pair;
 pub mod rates;
+pub mod srq;
 pub mod strings;
 pub mod sys;
 pub mod tables;

@@ -31,6 +31,7 @@ pub unsafe fn device(device: *mut ibv_device) -> *mut ibv_context {
         context,
         queue_pairs: Mutex::default(),
         completion_queues: Mutex::default(),
+        srqs: Mutex::default(),
         importable,
     });
     import::announce(&shared);
@@ -70,6 +71,7 @@ pub(crate) fn publish(
     ops.req_notify_cq = Some(completion::request_notification);
     ops.post_send = Some(post::send);
     ops.post_recv = Some(post::recv);
+    ops.post_srq_recv = Some(post::srq_recv);
     let shell = ContextObject::publish(verbs, opened);
     // SAFETY: `shell` points to a `verbs_context`, whose last member this is.
     unsafe { &raw mut (*shell).context }

@@ -1,15 +1,15 @@
 //! Posting work. No allocation, no call: a request goes straight into the shared queue.
 
 use crate::errno::fail;
-use crate::queue_pair;
 use crate::sys::*;
+use crate::{queue_pair, srq};
 use farlane_abi::Errno;
 use farlane_abi::queue::{
     MAX_SGE, OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM, SEND_FENCE,
     SEND_SIGNALED, SEND_SOLICITED,
 };
 use farlane_abi::width::to_usize;
-use farlane_rdma_client::{Payload, RecvRequest, SendQueue, SendRequest, Sge};
+use farlane_rdma_client::{Payload, RecvQueue, RecvRequest, SendQueue, SendRequest, Sge};
 use std::ffi::c_int;
 use std::mem::offset_of;
 
@@ -157,12 +157,24 @@ pub unsafe extern "C" fn send(
 /// `ibv_post_recv`. Requests before the one that fails are posted.
 pub unsafe extern "C" fn recv(
     qp: *mut ibv_qp,
-    mut wr: *mut ibv_recv_wr,
+    wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: by the caller's contract.
-    let state = unsafe { queue_pair::state(qp) };
-    let result = state.qp.recv_queue().and_then(|mut queue| {
+    unsafe { receive(queue_pair::state(qp).qp.recv_queue(), wr, bad_wr) }
+}
+
+/// Posts a chain of receive requests.
+///
+/// # Safety
+/// That of `ibv_post_recv` for the chain and `bad_wr`.
+#[inline]
+unsafe fn receive(
+    queue: Result<RecvQueue<'_>, Errno>,
+    mut wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let result = queue.and_then(|mut queue| {
         while !wr.is_null() {
             // SAFETY: by the caller's contract a chain of valid requests.
             unsafe {
@@ -177,6 +189,16 @@ pub unsafe extern "C" fn recv(
     });
     // SAFETY: by the caller's contract.
     unsafe { posted(result, wr, bad_wr) }
+}
+
+/// `ibv_post_srq_recv`. Requests before the one that fails are posted.
+pub unsafe extern "C" fn srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: by the caller's contract.
+    unsafe { receive(srq::state(srq).srq.recv_queue(), wr, bad_wr) }
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use crate::memory;
 use crate::object::{Address, Object, Plain};
 use crate::parent_domain::Use;
 use crate::post_ex::{self, Operations, Posting};
-use crate::qp_attr;
 use crate::sys::*;
+use crate::{qp_attr, srq};
 use farlane_abi::Errno;
 use farlane_rdma_client::{Qp, QpCaps, QpInit};
 use farlane_sys::sync::lock;
@@ -64,7 +64,7 @@ unsafe fn make(
     operations: Option<Operations>,
 ) -> Result<*mut ibv_qp, Errno> {
     let is_connected = matches!(init.qp_type, IBV_QPT_RC | IBV_QPT_UC);
-    if !is_connected || !init.srq.is_null() {
+    if !is_connected {
         return Err(Errno::EOPNOTSUPP);
     }
     if init.send_cq.is_null() || init.recv_cq.is_null() {
@@ -78,6 +78,8 @@ unsafe fn make(
             completion::state(init.recv_cq),
         )
     };
+    // SAFETY: by the caller's contract; NULL means none.
+    let shared = (!init.srq.is_null()).then(|| unsafe { srq::state(init.srq) });
     let signal_all = init.sq_sig_all != 0;
     let qp = Qp::create(
         &domain.pd,
@@ -93,6 +95,7 @@ unsafe fn make(
                 recv_sge: init.cap.max_recv_sge,
             },
             signal_all,
+            srq: shared.map(|shared| &shared.srq),
         },
     )
     .map_err(|error| error.errno())?;
@@ -109,6 +112,7 @@ unsafe fn make(
     shell.pd = pd;
     shell.send_cq = init.send_cq;
     shell.recv_cq = init.recv_cq;
+    shell.srq = init.srq;
     shell.handle = qp.handle();
     shell.qp_num = qp.number();
     shell.state = IBV_QPS_RESET;

@@ -54,7 +54,7 @@ macro_rules! enumerations {
 }
 
 opaque! {
-    _compat_ibv_port_attr ibv_ah ibv_mw ibv_rwq_ind_table ibv_srq ibv_wq ibv_xrcd
+    _compat_ibv_port_attr ibv_ah ibv_mw ibv_rwq_ind_table ibv_wq ibv_xrcd
     verbs_ex_private
 }
 
@@ -69,7 +69,7 @@ enumerations! {
     ibv_node_type: c_int { IBV_NODE_CA = 1, }
     ibv_transport_type: c_int { IBV_TRANSPORT_IB = 0, }
     ibv_fork_status: c_uint { IBV_FORK_UNNEEDED = 2, }
-    ibv_atomic_cap: c_uint { IBV_ATOMIC_NONE = 0, }
+    ibv_atomic_cap: c_uint { IBV_ATOMIC_NONE = 0, IBV_ATOMIC_HCA = 1, }
     ibv_mtu: c_uint {}
     ibv_port_state: c_uint {}
     ibv_event_type: c_uint {
@@ -87,6 +87,8 @@ enumerations! {
         IBV_EVENT_LID_CHANGE = 11,
         IBV_EVENT_PKEY_CHANGE = 12,
         IBV_EVENT_SM_CHANGE = 13,
+        IBV_EVENT_SRQ_ERR = 14,
+        IBV_EVENT_SRQ_LIMIT_REACHED = 15,
         IBV_EVENT_QP_LAST_WQE_REACHED = 16,
         IBV_EVENT_CLIENT_REREGISTER = 17,
         IBV_EVENT_GID_CHANGE = 18,
@@ -108,6 +110,7 @@ enumerations! {
     }
     ibv_advise_mr_flag: u32 { IBV_ADVISE_MR_FLAG_FLUSH = 1, }
     ibv_rate: c_uint { IBV_RATE_MAX = 0, }
+    ibv_srq_attr_mask: c_uint { IBV_SRQ_MAX_WR = 1, IBV_SRQ_LIMIT = 2, }
     ibv_qp_type: c_uint { IBV_QPT_RC = 2, IBV_QPT_UC = 3, }
     ibv_qp_init_attr_mask: c_uint {
         IBV_QP_INIT_ATTR_PD = 1,
@@ -406,6 +409,24 @@ layouts! { struct:
         cap: ibv_qp_cap,
         qp_type: ibv_qp_type,
         sq_sig_all: c_int,
+    }
+    ibv_srq {
+        context: *mut ibv_context,
+        srq_context: *mut c_void,
+        pd: *mut ibv_pd,
+        handle: u32,
+        mutex: pthread_mutex_t,
+        cond: pthread_cond_t,
+        events_completed: u32,
+    }
+    ibv_srq_attr {
+        max_wr: u32,
+        max_sge: u32,
+        srq_limit: u32,
+    }
+    ibv_srq_init_attr {
+        srq_context: *mut c_void,
+        attr: ibv_srq_attr,
     }
     ibv_rx_hash_conf {
         rx_hash_function: u8,
@@ -710,7 +731,13 @@ layouts! { struct:
         _compat_modify_srq: Unset,
         _compat_query_srq: Unset,
         _compat_destroy_srq: Unset,
-        post_srq_recv: Unset,
+        post_srq_recv: Option<
+            unsafe extern "C" fn(
+                srq: *mut ibv_srq,
+                wr: *mut ibv_recv_wr,
+                bad_wr: *mut *mut ibv_recv_wr,
+            ) -> c_int,
+        >,
         _compat_create_qp: Unset,
         _compat_query_qp: Unset,
         _compat_modify_qp: Unset,

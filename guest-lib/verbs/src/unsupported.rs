@@ -1,5 +1,5 @@
 //! Functions that no Farlane backend offers yet: `EOPNOTSUPP`. The device's attributes say so
-//! too (`max_srq`, `max_ah`, `max_mw`, multicast: zero).
+//! too (`max_ah`, `max_mw`, multicast: zero).
 
 use crate::errno::{fail, fail_null};
 use crate::exports::pure_exports;
@@ -25,20 +25,6 @@ pure_exports! {
 pure_exports! {
     /// Resizes a completion queue.
     fn ibv_resize_cq(_cq: *mut ibv_cq, _cqe: c_int) -> c_int = fail(UNSUPPORTED);
-}
-
-// Shared receive queues.
-pure_exports! {
-    /// Creates a shared receive queue.
-    fn ibv_create_srq(_pd: *mut ibv_pd, _init: *mut c_void) -> *mut ibv_srq
-        = fail_null(UNSUPPORTED);
-    /// Changes a shared receive queue.
-    fn ibv_modify_srq(_srq: *mut ibv_srq, _attr: *mut c_void, _mask: c_int) -> c_int
-        = fail(UNSUPPORTED);
-    /// Attributes of a shared receive queue.
-    fn ibv_query_srq(_srq: *mut ibv_srq, _attr: *mut c_void) -> c_int = fail(UNSUPPORTED);
-    /// Destroys a shared receive queue.
-    fn ibv_destroy_srq(_srq: *mut ibv_srq) -> c_int = fail(UNSUPPORTED);
 }
 
 // Address handles and multicast.
@@ -116,7 +102,7 @@ mod tests {
     #[test]
     fn an_unsupported_function_says_so() {
         assert_eq!(ibv_resize_cq(std::ptr::null_mut(), 1), UNSUPPORTED);
-        assert!(ibv_create_srq(std::ptr::null_mut(), std::ptr::null_mut()).is_null());
+        assert!(ibv_reg_dmabuf_mr(std::ptr::null_mut(), 0, 1, 0, -1, 0).is_null());
         assert_eq!(
             std::io::Error::last_os_error().raw_os_error(),
             Some(UNSUPPORTED)
