@@ -439,8 +439,8 @@ impl Context {
     }
 
     /// Releases everything, in this order: queue pairs (no new transfer begins, those under way
-    /// end), memory keys, pins and segments, shared receive queues, completion queues, buffers. When
-    /// it returns nothing touches the process's memory.
+    /// end), memory keys, pins and segments, shared receive queues, completion queues, buffers.
+    /// When it returns nothing touches the process's memory.
     pub(crate) fn teardown(&self) {
         let (qps, srqs, cqs, buffers, mapped) = {
             let mut objects = self.objects();

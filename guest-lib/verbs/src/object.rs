@@ -25,7 +25,8 @@ macro_rules! plain {
         )*
     };
 }
-plain!(ibv_device verbs_context ibv_device_attr ibv_device_attr_ex ibv_port_attr ibv_srq ibv_cq_ex ibv_qp
+plain!(ibv_device verbs_context ibv_device_attr ibv_device_attr_ex ibv_port_attr ibv_srq ibv_cq_ex
+    ibv_qp
     ibv_qp_ex);
 
 /// A C structure `C` at the address that the program has, followed by Rust state `R`.

@@ -12,7 +12,7 @@
 //! | [`OFF_ASYNC_RING`] | backend | [`ASYNC_ENTRIES`] times [`AsyncEvent`] |
 //! | [`OFF_CALL_RING`] | both | [`CALL_SLOTS`] call slots of [`CALL_SLOT_BYTES`] |
 //! | [`OFF_RUNG_SUMMARY`] | both | a bit for each word of the next that is not zero |
-//! | [`OFF_RUNG`] | both | a bit for each queue pair that was rung, by its [slot], then for each shared receive queue |
+//! | [`OFF_RUNG`] | both | a bit for each queue pair that was rung, by its [slot], and each SRQ |
 //!
 //! [slot]: crate::rdma::slot_of
 //! [`EVENT_WAKE`]: crate::control::EVENT_WAKE

@@ -25,6 +25,9 @@ const PING_PONGS: &[&str] = &[
     "ibv_uc_pingpong",
     "ibv_uc_pingpong -g 0 -c -e",
     "ibv_uc_pingpong -g 0 -c -s 65536",
+    "ibv_srq_pingpong",
+    "ibv_srq_pingpong -g 0 -e",
+    "ibv_srq_pingpong -g 0 -q 16",
 ];
 
 const PERFTESTS: &[&str] = &[
@@ -40,6 +43,9 @@ const PERFTESTS: &[&str] = &[
     "ib_write_bw -c UC -a -n 100",
     "ib_write_lat -c UC -s 8 -n 2000",
     "ib_send_lat -c UC -s 8 -n 2000",
+    "ib_send_bw --use-srq -q 4 -s 65536 -n 1000",
+    "ib_send_lat --use-srq -c UC -s 8 -n 2000",
+    "ib_send_lat --use-srq -s 8 -n 2000",
 ];
 
 /// The tests of qperf over connections but those of atomic operations, which there are not.
