@@ -28,10 +28,15 @@ const CARRIED: u32 = rdma::QP_STATE
     | rdma::QP_PATH_MIG_STATE
     | rdma::QP_DEST_QPN;
 
-/// Access flags that say something of a registration, and nothing of a queue pair: programs give
-/// those of the one to the other.
-const OF_REGISTRATIONS: u32 =
-    IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB;
+/// Access flags that allow a queue pair's peer nothing: those that say something of a registration
+/// alone, as programs give those of the one to the other, and those of operations that no backend
+/// has.
+const IDLE_ACCESS: u32 = IBV_ACCESS_MW_BIND
+    | IBV_ACCESS_ZERO_BASED
+    | IBV_ACCESS_ON_DEMAND
+    | IBV_ACCESS_HUGETLB
+    | IBV_ACCESS_FLUSH_GLOBAL
+    | IBV_ACCESS_FLUSH_PERSISTENT;
 
 /// A C enumeration's value as the byte that it is on the wire.
 fn byte(value: u32) -> Result<u8, Errno> {
@@ -55,7 +60,7 @@ pub fn to_wire(attr: &ibv_qp_attr, mask: u32) -> Result<QpAttr, Errno> {
         QP_CUR_STATE => wire.cur_qp_state = byte(attr.cur_qp_state)?;
         QP_EN_SQD_ASYNC_NOTIFY => wire.en_sqd_async_notify = attr.en_sqd_async_notify;
         QP_ACCESS_FLAGS => {
-            wire.qp_access_flags = (attr.qp_access_flags & !OF_REGISTRATIONS).into();
+            wire.qp_access_flags = (attr.qp_access_flags & !IDLE_ACCESS).into();
         };
         QP_PKEY_INDEX => wire.pkey_index = attr.pkey_index.into();
         QP_PORT => wire.port_num = attr.port_num;
@@ -225,9 +230,9 @@ mod tests {
     }
 
     #[test]
-    fn rights_of_registrations_are_none_of_a_queue_pair() {
+    fn access_flags_that_allow_a_peer_nothing_are_dropped() {
         let mut attr = from_wire(&sample(), NO_CAP);
-        attr.qp_access_flags |= IBV_ACCESS_ON_DEMAND | IBV_ACCESS_MW_BIND;
+        attr.qp_access_flags |= IBV_ACCESS_ON_DEMAND | IBV_ACCESS_FLUSH_GLOBAL;
         assert_eq!(to_wire(&attr, CARRIED), Ok(sample()));
     }
 

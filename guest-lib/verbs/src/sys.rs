@@ -102,6 +102,8 @@ enumerations! {
         IBV_ACCESS_ZERO_BASED = 32,
         IBV_ACCESS_ON_DEMAND = 64,
         IBV_ACCESS_HUGETLB = 128,
+        IBV_ACCESS_FLUSH_GLOBAL = 256,
+        IBV_ACCESS_FLUSH_PERSISTENT = 512,
     }
     ibv_advise_mr_advice: c_uint {
         IBV_ADVISE_MR_ADVICE_PREFETCH = 0,
