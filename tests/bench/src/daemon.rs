@@ -15,6 +15,11 @@ pub struct Daemon {
 impl Daemon {
     /// Starts `program` with two VM sockets and a host socket. What it says goes to `log`.
     pub fn start(program: &Path, log: &Path) -> Result<Self> {
+        Self::with_workers(program, log, 1)
+    }
+
+    /// The same with so many workers.
+    pub fn with_workers(program: &Path, log: &Path, workers: usize) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let vm = |n: u32| {
             format!(
@@ -25,7 +30,8 @@ impl Daemon {
         let mut command = Command::new(program);
         command
             .args(["--vm", &vm(1), "--vm", &vm(2), "--host-socket"])
-            .arg(dir.path().join("host"));
+            .arg(dir.path().join("host"))
+            .args(["--workers", &workers.to_string()]);
         let sockets = ["vm1", "vm2", "host"].map(|name| dir.path().join(name));
         let sockets: Vec<&Path> = sockets.iter().map(PathBuf::as_path).collect();
         let backend = Backend::start("farlane-rdma", command, &sockets, log)?;

@@ -3,6 +3,7 @@
 use crate::daemon::Daemon;
 use crate::direct::Direct;
 use crate::idle;
+use crate::messages;
 use crate::plot::{Axis, Figure, Line};
 use crate::reference;
 use crate::report::Report;
@@ -72,6 +73,7 @@ pub fn run(backend: &Path, out: &Path) -> Result<Report> {
     run.events()?;
     run.bars(&cache_line)?;
     run.endurance()?;
+    messages::measure(&mut run.report, backend, out)?;
     // Last, so that so many processes disturb no other figure.
     idle::measure(&mut run.report, &run.hosts, &run.daemon)?;
     Ok(run.report)

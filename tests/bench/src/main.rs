@@ -6,6 +6,7 @@ mod daemon;
 mod direct;
 mod figures;
 mod idle;
+mod messages;
 mod plot;
 mod reference;
 #[allow(dead_code)] // Each bench uses a part.

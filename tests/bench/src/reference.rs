@@ -5,7 +5,7 @@ use anyhow::Result;
 use farlane_sys::eventfd;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -67,6 +67,69 @@ pub fn cache_line() -> Result<Times> {
         }
         Ok(Times::of(samples))
     })
+}
+
+/// Messages per second through a ring of 64-byte entries between two cores: sixteen are written and
+/// then published, each is copied out.
+pub fn ring(bytes: usize, messages: usize) -> Result<f64> {
+    const ENTRIES: usize = 64;
+    const BATCH: usize = 16;
+    #[repr(align(64))]
+    struct Entry([AtomicU64; 8]);
+    #[repr(align(64))]
+    struct Index(AtomicUsize);
+    struct Ring {
+        entries: [Entry; ENTRIES],
+        produced: Index,
+        consumed: Index,
+    }
+    let ring = Arc::new(Ring {
+        entries: [const { Entry([const { AtomicU64::new(0) }; 8]) }; ENTRIES],
+        produced: Index(AtomicUsize::new(0)),
+        consumed: Index(AtomicUsize::new(0)),
+    });
+    let words = bytes.div_ceil(8).min(8);
+    let messages = messages.next_multiple_of(BATCH);
+    let other = Arc::clone(&ring);
+    let took = across_cores(
+        move || {
+            let mut memory = [0; 8];
+            for consumed in (0..messages).step_by(BATCH) {
+                while other.produced.0.load(Ordering::Acquire) < consumed + BATCH {
+                    std::hint::spin_loop();
+                }
+                for at in consumed..consumed + BATCH {
+                    let entry = &other.entries[at % ENTRIES].0[..words];
+                    for (word, to) in entry.iter().zip(&mut memory) {
+                        *to = word.load(Ordering::Relaxed);
+                    }
+                    std::hint::black_box(&mut memory);
+                }
+                other.consumed.0.store(consumed + BATCH, Ordering::Release);
+            }
+        },
+        move || {
+            let start = Instant::now();
+            for produced in (0..messages).step_by(BATCH) {
+                while produced + BATCH - ring.consumed.0.load(Ordering::Acquire) > ENTRIES {
+                    std::hint::spin_loop();
+                }
+                for at in produced..produced + BATCH {
+                    for word in &ring.entries[at % ENTRIES].0[..words] {
+                        word.store(at as u64, Ordering::Relaxed);
+                    }
+                }
+                ring.produced.0.store(produced + BATCH, Ordering::Release);
+            }
+            while ring.consumed.0.load(Ordering::Acquire) < messages {
+                std::hint::spin_loop();
+            }
+            Ok(Times::of(vec![start.elapsed()]))
+        },
+    )?;
+    #[allow(clippy::cast_precision_loss)] // A count far below 2^53.
+    let messages = messages as f64;
+    Ok(messages / took.p50_us * 1e6)
 }
 
 /// Round trip of two eventfds between two cores that sleep: one after the other, or, `rested`,
