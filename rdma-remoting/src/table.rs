@@ -3,6 +3,7 @@
 use farlane_abi::Errno;
 use farlane_abi::rdma::{HANDLE_SLOT_BITS, slot_of};
 use farlane_abi::width::to_usize;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 const INDEX_BITS: u32 = HANDLE_SLOT_BITS;
@@ -12,6 +13,9 @@ const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 pub trait Naming {
     /// Slots that names tell from each other.
     const SLOTS: u32;
+    /// Free slots that there are before one is used again, as far as the table has so many: those
+    /// that have been free for longest are first.
+    const RESTING: usize;
     /// A name for the object in a slot, below [`SLOTS`](Self::SLOTS), of this generation. No other
     /// slot has it, nor has this one in the generations before, as far as there are bits for them.
     fn name(&mut self, slot: u32, generation: u32) -> u32;
@@ -27,6 +31,7 @@ pub struct Handles;
 
 impl Naming for Handles {
     const SLOTS: u32 = INDEX_MASK;
+    const RESTING: usize = 1;
 
     fn name(&mut self, slot: u32, generation: u32) -> u32 {
         (generation << INDEX_BITS) | (slot + 1)
@@ -51,7 +56,7 @@ struct Slot<T> {
 pub struct Table<T, N = Handles> {
     names: N,
     slots: Vec<Slot<T>>,
-    free: Vec<u32>,
+    free: VecDeque<u32>,
     limit: u32,
 }
 
@@ -70,7 +75,7 @@ impl<T, N: Naming> Table<T, N> {
         Self {
             names,
             slots: Vec::new(),
-            free: Vec::new(),
+            free: VecDeque::new(),
             limit: limit.min(N::SLOTS),
         }
     }
@@ -89,27 +94,21 @@ impl<T, N: Naming> Table<T, N> {
         &mut self,
         make: impl FnOnce(u32) -> Result<T, Errno>,
     ) -> Result<(u32, Arc<T>), Errno> {
-        let index = match self.free.last() {
-            Some(&index) => index,
-            None => {
-                let index = u32::try_from(self.slots.len()).map_err(|_| Errno::ENOMEM)?;
-                if index >= self.limit {
-                    return Err(Errno::ENOMEM);
-                }
-                self.slots.push(Slot {
-                    generation: 0,
-                    name: 0,
-                    object: None,
-                });
-                self.free.push(index);
-                index
-            }
-        };
+        let next = u32::try_from(self.slots.len()).map_err(|_| Errno::ENOMEM)?;
+        if self.free.len() < N::RESTING && next < self.limit {
+            self.slots.push(Slot {
+                generation: 0,
+                name: 0,
+                object: None,
+            });
+            self.free.push_front(next);
+        }
+        let index = *self.free.front().ok_or(Errno::ENOMEM)?;
         let slot = &mut self.slots[to_usize(index.into())];
         let name = self.names.name(index, slot.generation);
         let object = Arc::new(make(name)?);
         (slot.name, slot.object) = (name, Some(Arc::clone(&object)));
-        self.free.pop();
+        self.free.pop_front();
         Ok((name, object))
     }
 
@@ -133,7 +132,7 @@ impl<T, N: Naming> Table<T, N> {
         let slot = self.slots.get_mut(index)?;
         let object = slot.object.take()?;
         slot.generation = slot.generation.wrapping_add(1);
-        self.free.push(u32::try_from(index).ok()?);
+        self.free.push_back(u32::try_from(index).ok()?);
         Some(object)
     }
 

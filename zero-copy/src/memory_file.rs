@@ -3,7 +3,6 @@
 //! A fault in a mapping waits for whoever serves its file: in a file of FUSE, or of a server that
 //! is gone, for ever, and with it the thread that has touched it.
 
-use farlane_abi::PAGE_BYTES;
 use farlane_abi::width::halves;
 use rustix::fs::{AtFlags, FileType, OFlags, SealFlags, Stat, StatxFlags, fstat, fstatfs, statx};
 
@@ -135,11 +134,33 @@ pub(crate) fn size_of(stat: &Stat) -> Result<u64, MemoryFileError> {
     Ok(u64::try_from(stat.st_size).map_err(|_| Errno::OVERFLOW)?)
 }
 
-/// Bytes of the pages that a file of memory consists of: those of hugetlbfs are huge.
-pub(crate) fn page_bytes(file: BorrowedFd<'_>) -> Result<u64, MemoryFileError> {
-    // Of hugetlbfs the block is the page; of tmpfs it may be the largest page that it tries for.
-    let block = u64::try_from(fstat(file)?.st_blksize).map_err(|_| Errno::OVERFLOW)?;
-    Ok(block.max(PAGE_BYTES))
+/// Whether the pages of a file are those of hugetlbfs, which the system maps as a whole. The file
+/// was [checked](check).
+pub(crate) fn has_huge_pages(file: BorrowedFd<'_>) -> Result<bool, MemoryFileError> {
+    /// `linux/magic.h`.
+    const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
+    let [system, _] = halves(fstatfs(file)?.f_type.cast_unsigned());
+    Ok(system == HUGETLBFS_MAGIC)
+}
+
+/// Sees to it that no pages are taken out of a memfd any more, and that it is mapped for writing by
+/// nobody else. Mappings that there are stay.
+pub(crate) fn seal_against_holes(file: BorrowedFd<'_>) -> Result<(), MemoryFileError> {
+    let sealed =
+        || Ok::<_, Errno>(rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::FUTURE_WRITE));
+    if !sealed()? {
+        rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE)?;
+    }
+    Ok(())
+}
+
+/// Whether a memfd has all its pages, but for less than a page of its system's largest size.
+pub(crate) fn is_full(file: BorrowedFd<'_>) -> Result<bool, MemoryFileError> {
+    /// Bytes of what `st_blocks` counts (stat(3type)).
+    const BLOCK: u64 = 512;
+    let stat = fstat(file)?;
+    let blocks = u64::try_from(stat.st_blocks).map_err(|_| Errno::OVERFLOW)?;
+    Ok(blocks.saturating_mul(BLOCK) >= size_of(&stat)?)
 }
 
 /// Whether a file lies on a disk of this host: nobody else is asked for that.
@@ -188,6 +209,14 @@ mod tests {
         let sealed = of_a_peer(&fd, (0, 0x1000), true).unwrap_err();
         assert!(matches!(sealed, MemoryFileError::Sealed));
         of_a_peer(&fd, (0, 0x1000), false).unwrap();
+    }
+
+    #[test]
+    fn huge_pages_are_told_from_others() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let huge = memfd_create("t", flags).unwrap();
+        assert!(has_huge_pages(huge.as_fd()).unwrap());
+        assert!(!has_huge_pages(memory(0x1000).as_fd()).unwrap());
     }
 
     #[test]

@@ -45,6 +45,12 @@ pub enum RegionError {
         /// Bytes of the region.
         length: u64,
     },
+    /// The pages of the file are those of hugetlbfs, of which there may be none when needed.
+    #[error("The file behind a region has huge pages")]
+    HugePages,
+    /// The file has holes.
+    #[error("The file behind a region has not all its pages")]
+    Sparse,
     /// The region cannot be one mapping: its extents do not meet at page boundaries, or are too
     /// many, or its memory belongs to a process.
     #[error("A region of {extents} extents cannot be one mapping")]
@@ -154,60 +160,75 @@ impl Region {
     /// shrinking, so that touching it never faults.
     ///
     /// # Errors
-    /// See [`RegionError::File`] and [`RegionError::Shrinks`]; what `mmap` says.
+    /// See [`RegionError::File`], [`RegionError::Shrinks`] and [`RegionError::HugePages`]; what
+    /// `mmap` says.
     pub fn from_memfd(fd: OwnedFd, length: u64, writable: bool) -> Result<Self, RegionError> {
-        if length == 0 {
-            return Err(RegionError::Empty);
-        }
-        if !memory_file::check(fd.as_fd(), (0, length), writable, Source::Peer)? {
-            return Err(RegionError::Shrinks { length });
-        }
-        Self::map_file(fd, 0, length, writable)
+        Self::check_memfd(&fd, (0, length), writable)?;
+        let mapping = Mapping::new(fd.as_fd(), 0, length, writable)?;
+        Ok(Self::of_file(mapping, 0, fd, 0, length, writable))
     }
 
-    /// `length` bytes at `offset` of a file of memory that another process has mapped, too. What it
-    /// takes away of the file is zeroes here, see [`fault`](crate::fault).
+    /// `length` bytes at `offset` of a memfd that another process has mapped, too, and that nobody
+    /// can change any more but for its bytes: it is sealed against shrinking, this seals it against
+    /// holes, and it has all its pages. So touching it neither faults nor takes memory.
     ///
     /// # Errors
-    /// No bytes, see [`RegionError::File`]; what `mmap` says.
-    pub fn from_file(
+    /// No bytes, see [`RegionError::File`], [`RegionError::Shrinks`],
+    /// [`RegionError::HugePages`] and [`RegionError::Sparse`]; what `mmap` says.
+    pub fn from_full_memfd(
         fd: OwnedFd,
         offset: u64,
         length: u64,
         writable: bool,
     ) -> Result<Self, RegionError> {
+        Self::check_memfd(&fd, (offset, length), writable)?;
+        let skip = offset % PAGE_BYTES;
+        let bytes = skip + length;
+        let mapping = Mapping::new(fd.as_fd(), offset - skip, bytes, writable)?;
+        memory_file::seal_against_holes(fd.as_fd())?;
+        if !memory_file::is_full(fd.as_fd())? {
+            return Err(RegionError::Sparse);
+        }
+        Ok(Self::of_file(mapping, skip, fd, offset, length, writable))
+    }
+
+    /// Checks bytes of a memfd that a process has sent.
+    fn check_memfd(
+        fd: &OwnedFd,
+        (offset, length): (u64, u64),
+        writable: bool,
+    ) -> Result<(), RegionError> {
         if length == 0 {
             return Err(RegionError::Empty);
         }
-        memory_file::check(fd.as_fd(), (offset, length), writable, Source::Peer)?;
-        Self::map_file(fd, offset, length, writable)
+        if !memory_file::check(fd.as_fd(), (offset, length), writable, Source::Peer)? {
+            return Err(RegionError::Shrinks { length });
+        }
+        // They may run out when they are touched.
+        if memory_file::has_huge_pages(fd.as_fd())? {
+            return Err(RegionError::HugePages);
+        }
+        Ok(())
     }
 
-    /// Maps bytes of a file that was checked to have them.
-    fn map_file(
+    fn of_file(
+        mapping: Mapping,
+        skip: u64,
         fd: OwnedFd,
         offset: u64,
         length: u64,
         writable: bool,
-    ) -> Result<Self, RegionError> {
-        // Whole pages of the file's: huge ones are neither mapped nor unmapped in parts.
-        let page = memory_file::page_bytes(fd.as_fd())?;
-        let skip = offset % page;
-        let pages = (skip + length).div_ceil(page).saturating_mul(page);
-        let mapping = Mapping::new(fd.as_fd(), offset - skip, pages, writable)?;
-        Ok(Self::new(
-            Memory::Mapped(vec![Piece {
-                start: 0,
-                length,
-                guest: None,
-                offset: to_usize(skip),
-                mapping: Arc::new(mapping),
-                file: Arc::new(fd),
-                file_offset: offset,
-            }]),
+    ) -> Self {
+        let piece = Piece {
+            start: 0,
             length,
-            writable,
-        ))
+            guest: None,
+            offset: to_usize(skip),
+            mapping: Arc::new(mapping),
+            file: Arc::new(fd),
+            file_offset: offset,
+        };
+        Self::new(Memory::Mapped(vec![piece]), length, writable)
     }
 
     /// Memory of another process, at its own addresses.
@@ -272,6 +293,20 @@ impl Region {
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.inner.writable
+    }
+
+    /// What keeps the memory of its files, where they are nobody else's. Who drops the last of it
+    /// may wait until as many bytes are freed.
+    #[must_use]
+    pub fn backing(&self) -> Box<dyn Send> {
+        match self.inner.enter().as_ref().map(Gates::memory) {
+            Some(Memory::Mapped(pieces)) => {
+                let own = pieces.iter().filter(|piece| piece.guest.is_none());
+                let kept = |piece: &Piece| (Arc::clone(&piece.mapping), Arc::clone(&piece.file));
+                Box::new(own.map(kept).collect::<Vec<_>>())
+            }
+            _ => Box::new(()),
+        }
     }
 
     /// Number of extents; none where it was revoked.
@@ -387,6 +422,24 @@ impl Region {
             return Err(refuse());
         }
         let length = self.inner.length;
+        // Laid over a smaller mapping, a huge page would replace what lies behind that.
+        let mut huge = false;
+        for piece in pieces {
+            huge |= memory_file::has_huge_pages(piece.file.as_fd())?;
+        }
+        if huge {
+            return match &pieces[..] {
+                [piece] if piece.file_offset.is_multiple_of(PAGE_BYTES) => {
+                    let mapping = Arc::clone(&piece.mapping);
+                    Ok(SharedMemory::inside(
+                        mapping,
+                        piece.offset,
+                        to_usize(length),
+                    ))
+                }
+                _ => Err(refuse()),
+            };
+        }
         let mut mapping = Mapping::reserve(length.next_multiple_of(PAGE_BYTES))?;
         for piece in pieces {
             let is_last = piece.start + piece.length == length;

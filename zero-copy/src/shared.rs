@@ -52,6 +52,15 @@ impl SharedMemory {
         }
     }
 
+    /// `length` bytes of a mapping from `start` on, a multiple of eight, or as many as there are.
+    pub(crate) fn inside(mapping: Arc<Mapping>, start: usize, length: usize) -> Self {
+        Self {
+            start,
+            length: length.min(mapping.len().saturating_sub(start)),
+            mapping,
+        }
+    }
+
     /// `length` bytes of it from `offset` on, a multiple of eight.
     ///
     /// # Errors

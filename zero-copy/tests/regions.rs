@@ -184,8 +184,35 @@ fn a_file_that_could_shrink_is_refused() {
 }
 
 #[test]
-fn bytes_of_a_file_are_a_region_wherever_they_lie_in_it() {
-    let fd = memfd(3 * PAGE);
+fn huge_pages_of_a_process_are_not_mapped() {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+    // There need be none for that.
+    let fd = rustix::fs::memfd_create("huge", flags | MemfdFlags::HUGE_2MB).unwrap();
+    rustix::fs::ftruncate(&fd, 4 << 20).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+    let same = fd.try_clone().unwrap();
+    for region in [
+        Region::from_memfd(same, PAGE, true),
+        Region::from_full_memfd(fd, 0, PAGE, true),
+    ] {
+        assert!(matches!(region, Err(RegionError::HugePages)));
+    }
+}
+
+/// A memfd that cannot shrink, and has all its pages if `full`.
+fn kept_memfd(bytes: u64, full: bool) -> OwnedFd {
+    let fd = memfd(bytes);
+    if full {
+        let flags = rustix::fs::FallocateFlags::empty();
+        rustix::fs::fallocate(&fd, flags, 0, bytes).unwrap();
+    }
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+    fd
+}
+
+#[test]
+fn a_memfd_is_a_region_where_it_has_all_its_pages_and_keeps_them() {
+    let fd = kept_memfd(3 * PAGE, true);
     let same = || fd.try_clone().unwrap();
     for (offset, length) in [
         (0, 3 * PAGE + 1),
@@ -194,15 +221,24 @@ fn bytes_of_a_file_are_a_region_wherever_they_lie_in_it() {
         (1 << 40, PAGE),
     ] {
         assert!(matches!(
-            Region::from_file(same(), offset, length, true),
+            Region::from_full_memfd(same(), offset, length, true),
             Err(RegionError::File(_))
         ));
     }
     assert!(matches!(
-        Region::from_file(same(), 8, 0, true),
+        Region::from_full_memfd(same(), 8, 0, true),
         Err(RegionError::Empty)
     ));
-    let region = Region::from_file(same(), PAGE + 100, PAGE, true).unwrap();
+    assert!(matches!(
+        Region::from_full_memfd(memfd(PAGE), 0, PAGE, true),
+        Err(RegionError::Shrinks { .. })
+    ));
+    assert!(matches!(
+        Region::from_full_memfd(kept_memfd(2 * PAGE, false), 0, PAGE, true),
+        Err(RegionError::Sparse)
+    ));
+    let theirs = Mapping::new(std::os::fd::AsFd::as_fd(&fd), 0, 3 * PAGE, true).unwrap();
+    let region = Region::from_full_memfd(same(), PAGE + 100, PAGE, true).unwrap();
     assert_eq!(
         (region.len(), region.extents(), region.own_files()),
         (PAGE, 1, 1)
@@ -212,12 +248,18 @@ fn bytes_of_a_file_are_a_region_wherever_they_lie_in_it() {
     let mut bytes = [0; 4];
     rustix::io::pread(&fd, &mut bytes, 2 * PAGE + 97).unwrap();
     assert_eq!(&bytes, b"abc\0");
+    // Nobody takes its pages, or maps it to write; who has it mapped goes on.
+    assert!(punch_hole(&fd, 0, PAGE).is_err());
+    assert!(Region::from_full_memfd(same(), 0, PAGE, true).is_err());
+    // SAFETY: inside of the mapping, which nobody else has.
+    unsafe { theirs.base().write_volatile(b'd') };
     // The same bytes at another offset, once: nothing is between them.
-    let whole = Region::from_file(fd, 0, 3 * PAGE, false).unwrap();
+    let whole = Region::from_full_memfd(fd, 0, 3 * PAGE, false).unwrap();
     let way = copy(&region, 0, &whole, 2 * PAGE + 97, 3).unwrap();
     assert_eq!(way, CopyWay::Mapped);
     copy_to_slice(&whole, PAGE + 100, &mut bytes[..3]).unwrap();
-    assert_eq!(&bytes, b"abc\0");
+    copy_to_slice(&whole, 0, &mut bytes[3..]).unwrap();
+    assert_eq!(&bytes, b"abcd");
     assert!(copy(&whole, 0, &region, 0, 1).is_err());
 }
 

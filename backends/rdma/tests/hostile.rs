@@ -362,7 +362,8 @@ fn a_hostile_process_is_refused_and_leaves_nothing_behind() {
             length: 0x8000.into(),
             ..Request::default()
         };
-        let soft = rustix::fs::memfd_create("soft", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let sealable = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let soft = rustix::fs::memfd_create("soft", sealable).unwrap();
         rustix::fs::ftruncate(&soft, 0x8000).unwrap();
         for fd in [&soft, &null] {
             assert_eq!(
@@ -370,7 +371,14 @@ fn a_hostile_process_is_refused_and_leaves_nothing_behind() {
                 of(Errno::EINVAL)
             );
         }
-        // Memory that is a file's, which is none, or shorter, or a VM's way to name it.
+        // Memory that is a file's, which is none, has holes, could shrink, or is shorter.
+        let full = rustix::fs::memfd_create("full", sealable).unwrap();
+        rustix::fs::fallocate(&full, rustix::fs::FallocateFlags::empty(), 0, 0x8000).unwrap();
+        let sparse = rustix::fs::memfd_create("sparse", sealable).unwrap();
+        rustix::fs::ftruncate(&sparse, 0x8000).unwrap();
+        for file in [&full, &sparse] {
+            rustix::fs::fcntl_add_seals(file, rustix::fs::SealFlags::SHRINK).unwrap();
+        }
         let shared = Request {
             op: OP_ATTACH.into(),
             kind: KIND_SHARED.into(),
@@ -380,18 +388,23 @@ fn a_hostile_process_is_refused_and_leaves_nothing_behind() {
             length: 1.into(),
             ..Request::default()
         };
-        assert_eq!(say(&socket, shared.as_bytes(), &[soft.as_fd()]), Some(0));
         let beyond = Request {
-            region: 10.into(),
             length: 2.into(),
             ..shared
         };
-        for (request, fd) in [(&beyond, &soft), (&shared, &null), (&shared, &one)] {
+        for (request, fd) in [
+            (&beyond, &full),
+            (&shared, &sparse),
+            (&shared, &soft),
+            (&shared, &null),
+            (&shared, &one),
+        ] {
             assert_eq!(
                 say(&socket, request.as_bytes(), &[fd.as_fd()]),
                 of(Errno::EINVAL)
             );
         }
+        assert_eq!(say(&socket, shared.as_bytes(), &[full.as_fd()]), Some(0));
         // Events that are none.
         let bind = Request {
             op: OP_BIND_EVENT.into(),

@@ -58,6 +58,7 @@ pub use farlane_abi::rdma::{
     AllocBuffer, DeviceAttr, DeviceLimits, Gid, PortAttr, QpAttr, SrqAttr, VerbsStubs, VerbsVersion,
 };
 pub use farlane_transport::{Address, DeviceInfo, TransportError, devices};
+pub use farlane_transport::{SHARE_VARIABLE, allow_sharing};
 pub use mr::Mr;
 pub use pd::Pd;
 pub use qp::{Qp, QpCaps, QpInit};

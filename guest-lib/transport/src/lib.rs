@@ -38,7 +38,7 @@ pub use fork::Origin;
 pub use map::Map;
 pub use quiet::{spawn_quiet, with_signals_blocked};
 pub use region::{Mapping, Pin, Segment};
-pub use shared_memory::SHARE_VARIABLE;
+pub use shared_memory::{SHARE_VARIABLE, allow_sharing};
 
 /// What a transport knows about its device without asking the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -23,13 +23,8 @@ impl FileId {
 /// What all bytes of a range are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Behind {
-    /// Bytes of one file from this offset on, which all who map it share. `writable` where all may
-    /// be written.
-    File {
-        file: FileId,
-        offset: u64,
-        writable: bool,
-    },
+    /// Bytes of one file from this offset on, which all who map it share, readable and writable.
+    File { file: FileId, offset: u64 },
     /// This process's alone, readable and writable: its heap and anonymous mappings.
     Private,
 }
@@ -66,12 +61,10 @@ impl<'a> Entry<'a> {
     fn at(&self, address: usize) -> Option<Behind> {
         let skip = u64::try_from(address - self.range.start).ok()?;
         match self.file {
-            Some(file) if self.rights.starts_with('r') && self.rights.ends_with('s') => {
-                Some(Behind::File {
-                    file,
-                    offset: self.offset.checked_add(skip)?,
-                    writable: self.rights.starts_with("rw"),
-                })
+            // The numbers of System V's segments may be those of memfds, of the same device.
+            Some(file) if self.rights == "rw-s" && !self.name.starts_with("/SYSV") => {
+                let offset = self.offset.checked_add(skip)?;
+                Some(Behind::File { file, offset })
             }
             // A stack grows at its end.
             None if self.rights == "rw-p" && !self.name.starts_with("[stack") => {
@@ -115,21 +108,12 @@ fn joined(before: Behind, next: Behind, done: u64) -> Option<Behind> {
     match (before, next) {
         (Behind::Private, Behind::Private) => Some(Behind::Private),
         (
-            Behind::File {
-                file,
-                offset,
-                writable,
-            },
+            Behind::File { file, offset },
             Behind::File {
                 file: same,
                 offset: then,
-                writable: also,
             },
-        ) if file == same && offset.checked_add(done) == Some(then) => Some(Behind::File {
-            file,
-            offset,
-            writable: writable && also,
-        }),
+        ) if file == same && offset.checked_add(done) == Some(then) => Some(before),
         _ => None,
     }
 }
@@ -142,33 +126,33 @@ mod tests {
 00400000-00401000 r-xp 00000000 08:01 77                         /bin/true
 01000000-01021000 rw-p 00000000 00:00 0                          [heap]
 7f0000000000-7f0000002000 rw-s 00001000 00:01 42                 /memfd:a b (deleted)
-7f0000002000-7f0000003000 r--s 00003000 00:01 42                 /memfd:a b (deleted)
+7f0000002000-7f0000003000 rw-s 00003000 00:01 42                 /memfd:a b (deleted)
 7f0000003000-7f0000004000 rw-s 00009000 00:01 42                 /memfd:a b (deleted)
 7f0000010000-7f0000011000 rw-p 00000000 00:00 0 
 7f0000011000-7f0000013000 rw-p 00000000 00:00 0                  [anon:x]
 7f0000013000-7f0000014000 rw-p 00000000 08:01 77                 /bin/true
+7f0000020000-7f0000021000 r--s 00000000 00:01 42                 /memfd:a b (deleted)
+7f0000030000-7f0000031000 rw-s 00000000 00:01 42                 /SYSV00000000 (deleted)
 7ffff0000000-7ffff0021000 rw-p 00000000 00:00 0                  [stack]
 ";
 
-    fn file(offset: u64, writable: bool) -> Option<Behind> {
+    fn file(offset: u64) -> Option<Behind> {
         let file = FileId {
             device: makedev(0, 1),
             inode: 42,
         };
-        Some(Behind::File {
-            file,
-            offset,
-            writable,
-        })
+        Some(Behind::File { file, offset })
     }
 
     #[test]
     fn a_range_is_one_files_where_its_bytes_follow_each_other() {
         let at = |range| behind(MAPS, &range);
-        assert_eq!(at(0x7f00_0000_0800..0x7f00_0000_1000), file(0x1800, true));
-        assert_eq!(at(0x7f00_0000_0000..0x7f00_0000_2001), file(0x1000, false));
+        assert_eq!(at(0x7f00_0000_0800..0x7f00_0000_1000), file(0x1800));
+        assert_eq!(at(0x7f00_0000_0000..0x7f00_0000_2001), file(0x1000));
         assert_eq!(at(0x7f00_0000_2000..0x7f00_0000_3001), None);
         assert_eq!(at(0x7f00_0000_3fff..0x7f00_0000_4001), None);
+        assert_eq!(at(0x7f00_0002_0000..0x7f00_0002_1000), None);
+        assert_eq!(at(0x7f00_0003_0000..0x7f00_0003_1000), None);
     }
 
     #[test]

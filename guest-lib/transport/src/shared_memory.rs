@@ -1,13 +1,13 @@
-//! Memory of the program that others can map: bytes of a file of memory.
+//! Private memory of the program that the backend can map while it is registered.
 //!
-//! What is such memory already (a memfd, a file of tmpfs or hugetlbfs, as DPDK and SPDK allocate)
-//! is found by its mapping. Where the user has allowed it ([`SHARE_VARIABLE`]), private memory
-//! becomes such memory while it is registered: its pages move into a memfd, and back into private
-//! memory with the last registration. In between
+//! Where that is allowed ([`allow_sharing`]), pages that are registered move into a memfd, and back
+//! into private memory when nothing of them is registered any more. In between a child of `fork`
+//! shares them with its parent instead of having a copy, and advice (`madvise`, `mlock`) that they
+//! were given holds no more. What is written at the moment of a move may be lost, so
 //!
-//! * a child of `fork` shares them with its parent instead of having a copy;
-//! * what another thread writes at the very moment of a move may be lost, so that the program must
-//!   not write memory while it registers it, or ends the registration.
+//! * the program must not write memory while it registers it, or ends its registration, and nothing
+//!   else may have pages of it pinned (`io_uring`'s buffers, another device);
+//! * nothing is moved that is registered already, in part or whole: peers may be writing it.
 
 use crate::Origin;
 use crate::maps::{Behind, FileId, behind};
@@ -15,201 +15,180 @@ use farlane_abi::PAGE_BYTES;
 use farlane_abi::width::to_usize;
 use farlane_sys::Mmap;
 use farlane_sys::sync::lock;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate};
-use rustix::fs::{OFlags, fcntl_getfl, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{fallocate, fcntl_add_seals, fstat, memfd_create};
 use rustix::io::Errno;
-use std::ffi::CStr;
+use rustix::process::{Resource, getrlimit};
+use std::collections::HashMap;
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::ptr::with_exposed_provenance;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The environment variable that allows private memory to become shared while it is registered:
-/// `1`.
+/// The environment variable by which a user allows a program's private memory to become shared
+/// while it is registered: `1`.
 pub const SHARE_VARIABLE: &str = "FARLANE_SHARE_MEMORY";
 
-/// Shorter memory is not looked at: the list of all mappings is read for that.
+/// Shorter memory is not moved: that would cost more than it saves.
 const FEWEST_BYTES: usize = 64 << 10;
 
-/// Memory of the program that is bytes of a file.
-#[derive(Debug)]
-pub(crate) struct SharedMemory {
-    /// The file. It may be another owner's, too.
-    pub(crate) file: OwnedFd,
-    /// Offset of the first byte in it.
-    pub(crate) offset: u64,
-    lease: Option<Lease>,
+static ALLOWED: AtomicBool = AtomicBool::new(false);
+
+/// Says whether transports over a socket that are opened from now on may share private memory. Only
+/// one library of a process may allow that: what others have registered it does not know.
+pub fn allow_sharing(allowed: bool) {
+    ALLOWED.store(allowed, Ordering::Relaxed);
 }
 
-impl SharedMemory {
-    /// What keeps it as it is: to be held as long as somebody relies on that.
-    pub(crate) fn into_lease(self) -> Option<Lease> {
-        self.lease
-    }
+/// Whether they may.
+pub(crate) fn is_sharing_allowed() -> bool {
+    ALLOWED.load(Ordering::Relaxed)
 }
 
-/// One user of memory that was moved.
-#[derive(Debug)]
-pub(crate) struct Lease {
-    file: FileId,
-    origin: Origin,
+/// What is registered of this process's memory, and what was moved of it.
+static LEDGER: Mutex<Ledger> = Mutex::new(Ledger {
+    registered: None,
+    next: 0,
+    moved: Vec::new(),
+});
+
+struct Ledger {
+    registered: Option<HashMap<u64, Range<usize>>>,
+    next: u64,
+    moved: Vec<Moved>,
 }
 
 /// Private memory that lies in a memfd now.
-#[derive(Debug)]
 struct Moved {
-    id: FileId,
-    file: OwnedFd,
+    file: FileId,
     range: Range<usize>,
-    users: usize,
 }
 
-/// All that was moved of this process.
-static MOVED: Mutex<Vec<Moved>> = Mutex::new(Vec::new());
-
-/// Finds the file behind `length` bytes at `address`, to be written if `writable`; moves them into
-/// one if they are private and `may_move`. `None` where there is none.
-///
-/// # Safety
-/// The memory is mapped, and nobody writes it now, if `may_move`.
-pub(crate) unsafe fn shared_memory(
-    address: usize,
-    length: usize,
-    writable: bool,
-    may_move: bool,
-) -> Option<SharedMemory> {
-    if length < FEWEST_BYTES {
-        return None;
-    }
-    let range = address..address.checked_add(length)?;
-    let mut moved = lock(&MOVED);
-    let maps = std::fs::read("/proc/self/maps").ok()?;
-    match behind(&String::from_utf8_lossy(&maps), &range)? {
-        Behind::File {
-            file,
-            offset,
-            writable: allowed,
-        } if allowed || !writable => {
-            if let Some(known) = moved.iter_mut().find(|moved| moved.id == file) {
-                return known.lease(offset).ok();
-            }
-            Some(SharedMemory {
-                file: descriptor_of(file, writable)?,
-                offset,
-                lease: None,
-            })
-        }
-        Behind::Private if may_move && is_pages(&range) => {
-            // SAFETY: private memory, as the kernel says; the rest is promised by the caller.
-            let mut new = unsafe { Moved::new(range) }.ok()?;
-            let shared = new.lease(0);
-            moved.push(new);
-            shared.ok()
-        }
-        _ => None,
-    }
+/// Memory that is registered. When it is dropped nobody else's writes may be under way to it.
+#[derive(Debug)]
+pub(crate) struct Registered {
+    id: u64,
+    origin: Origin,
 }
 
-fn is_pages(range: &Range<usize>) -> bool {
-    let page = to_usize(PAGE_BYTES);
-    range.start.is_multiple_of(page) && range.end.is_multiple_of(page)
-}
-
-/// A descriptor of this process for a file of memory, as a new one.
-fn descriptor_of(id: FileId, writable: bool) -> Option<OwnedFd> {
-    let entries = std::fs::read_dir("/proc/self/fd").ok()?;
-    entries.flatten().find_map(|entry| {
-        let number: RawFd = entry.file_name().to_str()?.parse().ok()?;
-        // SAFETY: duplicated at once; if another thread has closed it the kernel says so, and if it
-        // is another file now, the look at the copy does.
-        let file = unsafe { BorrowedFd::borrow_raw(number) };
-        // Only memory knows seals; others may have to be asked, which may wait.
-        fcntl_get_seals(file).ok()?;
-        let file = rustix::io::fcntl_dupfd_cloexec(file, 3).ok()?;
-        fcntl_get_seals(&file).ok()?;
-        let mode = fcntl_getfl(&file).ok()? & OFlags::ACCMODE;
-        let fits = FileId::of(&fstat(&file).ok()?) == id
-            && (mode == OFlags::RDWR || mode == OFlags::RDONLY && !writable);
-        fits.then_some(file)
-    })
-}
-
-/// A file of `length` zeroes that neither side can shrink under the other's feet.
-pub(crate) fn sealed_memory(name: &CStr, length: u64) -> Result<OwnedFd, Errno> {
-    let memory = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&memory, length)?;
-    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    fcntl_add_seals(&memory, seals)?;
-    Ok(memory)
-}
-
-impl Moved {
-    /// Moves pages into a memfd.
+impl Registered {
+    /// Takes note of `length` bytes at `address`. Moves them into a memfd, which it returns, where
+    /// they are whole pages and the process's own, and nothing of them is registered.
     ///
     /// # Safety
-    /// They are private memory, and nobody writes them now.
-    unsafe fn new(range: Range<usize>) -> Result<Self, Errno> {
-        let file = sealed_memory(c"farlane-shared", range.len() as u64)?;
-        let id = FileId::of(&fstat(&file)?);
-        let copy = Mmap::shared(&file, 0, range.len(), Mmap::READ_WRITE)?;
-        // SAFETY: as promised.
-        unsafe { replace_by(&range, copy) }?;
-        Ok(Self {
-            id,
-            file,
-            range,
-            users: 0,
-        })
-    }
-
-    fn lease(&mut self, offset: u64) -> Result<SharedMemory, Errno> {
-        let file = rustix::io::fcntl_dupfd_cloexec(&self.file, 3)?;
-        self.users += 1;
-        Ok(SharedMemory {
-            file,
-            offset,
-            lease: Some(Lease {
-                file: self.id,
-                origin: Origin::here(),
-            }),
-        })
-    }
-
-    /// Moves the pages back, where the program still has them there. What fails leaves them shared.
-    fn undo(&self) -> Result<(), Errno> {
-        let maps = std::fs::read("/proc/self/maps").map_err(|_| Errno::NOENT)?;
-        let found = behind(&String::from_utf8_lossy(&maps), &self.range);
-        let (file, offset, writable) = (self.id, 0, true);
-        if found
-            != Some(Behind::File {
-                file,
-                offset,
-                writable,
-            })
-        {
-            return Ok(());
-        }
-        let copy = Mmap::anonymous(self.range.len())?;
-        // SAFETY: mapped, as the kernel says; nobody writes it now, by the contract of who moved
-        // it.
-        unsafe { replace_by(&self.range, copy) }
+    /// The memory is mapped. Nobody writes it now, nor when the last registration of it ends.
+    pub(crate) unsafe fn new(address: usize, length: usize) -> (Self, Option<OwnedFd>) {
+        let range = address..address.saturating_add(length);
+        let mut ledger = lock(&LEDGER);
+        let file = if ledger.may_move(&range) {
+            // SAFETY: as promised; it is private, as the kernel has said.
+            unsafe { move_to_file(&range) }.ok()
+        } else {
+            None
+        };
+        let file = file.map(|(id, file)| {
+            let range = range.clone();
+            ledger.moved.push(Moved { file: id, range });
+            file
+        });
+        let id = ledger.next;
+        ledger.next += 1;
+        let registered = ledger.registered.get_or_insert_default();
+        registered.insert(id, range);
+        let origin = Origin::here();
+        (Self { id, origin }, file)
     }
 }
 
-impl Drop for Lease {
+impl Drop for Registered {
     fn drop(&mut self) {
+        // A child has its parent's ledger, and ends nothing of that.
         if !self.origin.is_here() {
             return;
         }
-        let mut moved = lock(&MOVED);
-        let Some(index) = moved.iter().position(|moved| moved.id == self.file) else {
+        let mut ledger = lock(&LEDGER);
+        let registered = ledger.registered.get_or_insert_default();
+        let Some(range) = registered.remove(&self.id) else {
             return;
         };
-        moved[index].users -= 1;
-        if moved[index].users == 0 {
-            // Whatever fails: it stays shared.
-            let _ = moved.swap_remove(index).undo();
+        ledger.move_back(&range);
+    }
+}
+
+fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+impl Ledger {
+    fn is_registered(&self, range: &Range<usize>) -> bool {
+        let mut all = self.registered.iter().flatten();
+        all.any(|(_, registered)| overlap(registered, range))
+    }
+
+    fn may_move(&self, range: &Range<usize>) -> bool {
+        let page = to_usize(PAGE_BYTES);
+        range.len() >= FEWEST_BYTES
+            && range.start.is_multiple_of(page)
+            && range.end.is_multiple_of(page)
+            && !self.is_registered(range)
+            && what_is_behind(range) == Some(Behind::Private)
+    }
+
+    /// Moves back what lies in a range, wholly or in part, and is not registered any more.
+    fn move_back(&mut self, range: &Range<usize>) {
+        let mut index = 0;
+        while let Some(moved) = self.moved.get(index) {
+            if overlap(&moved.range, range) && !self.is_registered(&moved.range) {
+                // Whatever fails: it stays shared.
+                let _ = self.moved.swap_remove(index).move_back();
+            } else {
+                index += 1;
+            }
         }
+    }
+}
+
+fn what_is_behind(range: &Range<usize>) -> Option<Behind> {
+    let maps = std::fs::read("/proc/self/maps").ok()?;
+    behind(&String::from_utf8_lossy(&maps), range)
+}
+
+/// Moves pages into a memfd, all of which is there, and which cannot shrink.
+///
+/// # Safety
+/// They are private memory, and nobody writes them now.
+unsafe fn move_to_file(range: &Range<usize>) -> Result<(FileId, OwnedFd), Errno> {
+    let length = range.len() as u64;
+    // Beyond it the kernel would end the program.
+    if getrlimit(Resource::Fsize)
+        .current
+        .is_some_and(|most| most < length)
+    {
+        return Err(Errno::FBIG);
+    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = memfd_create("farlane-shared", flags)?;
+    fallocate(&file, FallocateFlags::empty(), 0, length)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+    let id = FileId::of(&fstat(&file)?);
+    let pages = Mmap::shared(&file, 0, range.len(), Mmap::READ_WRITE)?;
+    // SAFETY: as promised.
+    unsafe { replace_by(range, pages) }?;
+    Ok((id, file))
+}
+
+impl Moved {
+    /// Moves pages back into private memory, where the program still has them there.
+    fn move_back(&self) -> Result<(), Errno> {
+        let (file, offset) = (self.file, 0);
+        if what_is_behind(&self.range) != Some(Behind::File { file, offset }) {
+            return Ok(());
+        }
+        let pages = Mmap::anonymous(self.range.len())?;
+        // SAFETY: mapped, as the kernel says; nobody writes it now, by the contract of who moved
+        // it.
+        unsafe { replace_by(&self.range, pages) }
     }
 }
 
@@ -228,11 +207,9 @@ unsafe fn replace_by(range: &Range<usize>, pages: Mmap) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farlane_sys::Mmap;
 
     const BYTES: usize = 2 * FEWEST_BYTES;
 
-    /// Bytes of the program, all `with`.
     fn filled(memory: &Mmap, with: u8) {
         // SAFETY: this test's own mapping.
         unsafe { memory.base().as_ptr().write_bytes(with, memory.len()) };
@@ -243,72 +220,74 @@ mod tests {
         unsafe { memory.base().as_ptr().add(at).read_volatile() }
     }
 
-    fn find(memory: &Mmap, skip: usize, writable: bool, may_move: bool) -> Option<SharedMemory> {
+    fn register(memory: &Mmap, skip: usize, length: usize) -> (Registered, Option<OwnedFd>) {
         let address = memory.base().as_ptr().expose_provenance() + skip;
         // SAFETY: mapped, and this thread alone has it.
-        unsafe { shared_memory(address, memory.len() - skip, writable, may_move) }
+        unsafe { Registered::new(address, length) }
     }
 
-    fn first_byte(shared: &SharedMemory) -> u8 {
+    fn byte_of(file: &OwnedFd, at: u64) -> u8 {
         let mut byte = [0];
-        rustix::io::pread(&shared.file, &mut byte, shared.offset).unwrap();
+        rustix::io::pread(file, &mut byte, at).unwrap();
         byte[0]
     }
 
     #[test]
-    fn a_mapping_of_a_memfd_is_found_by_its_descriptor() {
-        let file = sealed_memory(c"t", 4 * BYTES as u64).unwrap();
-        let memory = Mmap::shared(&file, BYTES as u64, BYTES, Mmap::READ_WRITE).unwrap();
-        filled(&memory, 7);
-        let found = find(&memory, 100, true, false).unwrap();
-        assert_eq!(found.offset, BYTES as u64 + 100);
-        assert_eq!(first_byte(&found), 7);
-        drop((file, found));
-        // Nobody can have it whose descriptors are closed.
-        assert!(find(&memory, 100, true, true).is_none());
-    }
-
-    #[test]
-    fn memory_that_may_not_be_written_is_not_given_to_be_written() {
-        let file = sealed_memory(c"t", BYTES as u64).unwrap();
-        let memory = Mmap::shared(&file, 0, BYTES, rustix::mm::ProtFlags::READ).unwrap();
-        assert!(find(&memory, 0, true, true).is_none());
-        assert!(find(&memory, 0, false, false).is_some());
-    }
-
-    #[test]
-    fn private_memory_is_shared_until_its_last_user_ends() {
+    fn private_memory_is_shared_until_nothing_of_it_is_registered() {
         let memory = Mmap::anonymous(BYTES).unwrap();
         filled(&memory, 1);
-        assert!(find(&memory, 0, true, false).is_none(), "only if it may");
-        assert!(find(&memory, 8, true, true).is_none(), "whole pages");
-        let first = find(&memory, 0, true, true).unwrap();
-        assert_eq!(first_byte(&first), 1);
-        rustix::io::pwrite(&first.file, &[2], 5000).unwrap();
+        let (first, file) = register(&memory, 0, BYTES);
+        let file = file.unwrap();
+        assert_eq!(byte_of(&file, 0), 1);
+        rustix::io::pwrite(&file, &[2], 5000).unwrap();
         assert_eq!((byte(&memory, 5000), byte(&memory, 5001)), (2, 1));
-
-        let second = find(&memory, 4096, true, true).unwrap();
-        assert_eq!(second.offset, 4096);
+        // A part of it, and what begins in it, are not moved once more.
+        let (part, none) = register(&memory, 4096, FEWEST_BYTES);
+        assert!(none.is_none());
         drop(first);
         filled(&memory, 3);
-        assert_eq!(first_byte(&second), 3);
-        let file = second.file.try_clone().unwrap();
-        drop(second);
+        assert_eq!(byte_of(&file, 5000), 3);
+        drop(part);
         filled(&memory, 4);
-        let mut byte_of_file = [0];
-        rustix::io::pread(&file, &mut byte_of_file, 0).unwrap();
-        assert_eq!((byte_of_file, byte(&memory, 0)), ([3], 4));
+        assert_eq!((byte_of(&file, 0), byte(&memory, 0)), (3, 4));
+    }
+
+    #[test]
+    fn what_is_registered_in_part_is_not_moved() {
+        let memory = Mmap::anonymous(BYTES).unwrap();
+        let (part, none) = register(&memory, BYTES - 8, 8);
+        assert!(none.is_none());
+        let (whole, none) = register(&memory, 0, BYTES);
+        assert!(none.is_none(), "a peer may write the last bytes");
+        drop((whole, part));
+        assert!(register(&memory, 0, BYTES).1.is_some());
+    }
+
+    #[test]
+    fn only_whole_private_pages_are_moved() {
+        let file = memfd_create("t", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, BYTES as u64).unwrap();
+        let shared = Mmap::shared(&file, 0, BYTES, Mmap::READ_WRITE).unwrap();
+        assert!(register(&shared, 0, BYTES).1.is_none());
+        let memory = Mmap::anonymous(BYTES).unwrap();
+        for (skip, length) in [(8, BYTES - 8), (0, BYTES - 8), (0, FEWEST_BYTES - 4096)] {
+            assert!(
+                register(&memory, skip, length).1.is_none(),
+                "{length} at {skip}"
+            );
+        }
     }
 
     #[test]
     fn what_the_program_has_replaced_is_not_touched() {
         let memory = Mmap::anonymous(BYTES).unwrap();
-        let shared = find(&memory, 0, true, true).unwrap();
+        let (registered, file) = register(&memory, 0, BYTES);
+        assert!(file.is_some());
         let other = Mmap::anonymous(BYTES).unwrap();
         filled(&other, 9);
         // SAFETY: this test's own addresses; `memory` unmaps what is there when it ends.
         unsafe { other.move_to(memory.base().as_ptr().expose_provenance()) }.unwrap();
-        drop(shared);
+        drop(registered);
         assert_eq!(byte(&memory, 0), 9);
     }
 }

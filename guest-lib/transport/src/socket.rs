@@ -2,7 +2,7 @@
 
 use crate::packet::exchange;
 use crate::region_ids::RegionIds;
-use crate::shared_memory::{Lease, SHARE_VARIABLE, sealed_memory, shared_memory};
+use crate::shared_memory::{Registered, is_sharing_allowed};
 use crate::watch::{Fate, Watcher, signal};
 use crate::{Map, Origin, PinKind, Transport, TransportError, TransportInfo};
 use farlane_abi::PAGE_BYTES;
@@ -10,7 +10,10 @@ use farlane_abi::config::{ABI_VERSION, FEATURE_WINDOW};
 use farlane_abi::control::{self, Reply, Request};
 use farlane_sys::sync::lock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{fcntl_getfl, fcntl_setfl, fstat};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, fstat, ftruncate,
+    memfd_create,
+};
 use rustix::io::Errno as Os;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{PTracer, Pid, set_ptracer};
@@ -30,10 +33,8 @@ pub struct SocketTransport {
     exchanging: Mutex<()>,
     doorbell: OwnedFd,
     regions: Mutex<RegionIds>,
-    /// What keeps the memory of pins shared, by the region's id.
-    leases: Mutex<HashMap<u32, Lease>>,
-    /// Whether private memory may become shared.
-    may_move: bool,
+    /// The memory of pins, by the region's id, where private memory may become shared.
+    registered: Option<Mutex<HashMap<u32, Registered>>>,
     fate: Arc<Fate>,
     origin: Origin,
 }
@@ -90,8 +91,7 @@ impl SocketTransport {
             exchanging: Mutex::new(()),
             doorbell,
             regions: Mutex::new(RegionIds::default()),
-            leases: Mutex::default(),
-            may_move: std::env::var_os(SHARE_VARIABLE).is_some_and(|value| value == "1"),
+            registered: is_sharing_allowed().then(Mutex::default),
             fate,
             origin: Origin::here(),
         })
@@ -154,8 +154,7 @@ impl Transport for SocketTransport {
 
     fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), TransportError> {
         let length = (length as u64).next_multiple_of(PAGE_BYTES);
-        let memory = sealed_memory(c"farlane-segment", length)
-            .map_err(|source| TransportError::os("memfd_create", source))?;
+        let memory = sealed_memory(length)?;
         let map = Arc::new(Map::shared(memory.as_fd(), 0, to_usize(length)?)?);
         let request = Request {
             kind: control::KIND_SEGMENT.into(),
@@ -193,26 +192,28 @@ impl Transport for SocketTransport {
             length: (length as u64).into(),
             ..Request::default()
         };
-        let shared = match kind {
-            // SAFETY: mapped, as promised; who lets memory move does not write it now.
-            control::KIND_PIN => unsafe { shared_memory(address, length, writable, self.may_move) },
-            _ => None,
+        let Some(all) = &self.registered else {
+            return self.attach(what, &pin, &[]);
         };
-        if let Some(shared) = shared {
+        let (address, length) = match kind {
+            control::KIND_ADDRESS_SPACE => (0, usize::MAX),
+            _ => (address, length),
+        };
+        // SAFETY: mapped, as promised; who allows memory to be shared does not write it now. All
+        // addresses are not those of whole pages.
+        let (registered, file) = unsafe { Registered::new(address, length) };
+        let shared = file.and_then(|file| {
             let request = Request {
                 kind: control::KIND_SHARED.into(),
-                address: shared.offset.into(),
+                address: 0.into(),
                 ..pin
             };
-            // What the backend cannot map is memory of this process as ever.
-            if let Ok(region) = self.attach(what, &request, &[shared.file.as_fd()]) {
-                if let Some(lease) = shared.into_lease() {
-                    lock(&self.leases).insert(region, lease);
-                }
-                return Ok(region);
-            }
-        }
-        self.attach(what, &pin, &[])
+            self.attach(what, &request, &[file.as_fd()]).ok()
+        });
+        // What the backend cannot map is memory of this process as ever.
+        let region = shared.map_or_else(|| self.attach(what, &pin, &[]), Ok)?;
+        lock(all).insert(region, registered);
+        Ok(region)
     }
 
     fn detach(&self, region: u32) -> Result<(), TransportError> {
@@ -222,8 +223,10 @@ impl Transport for SocketTransport {
             ..Request::default()
         };
         let detached = self.request("Detaching a region", &request, &[]);
-        let lease = lock(&self.leases).remove(&region);
-        drop(lease);
+        if let Some(all) = &self.registered {
+            let registered = lock(all).remove(&region);
+            drop(registered);
+        }
         detached?;
         let mut ids = lock(&self.regions);
         ids.give(region);
@@ -328,6 +331,19 @@ fn let_backend_reach_memory(process: u64) {
     if let Some(process) = i32::try_from(process).ok().and_then(Pid::from_raw) {
         let _ = set_ptracer(PTracer::ProcessID(process));
     }
+}
+
+/// Memory that neither side can shrink under the other's feet.
+fn sealed_memory(length: u64) -> Result<OwnedFd, TransportError> {
+    let memory = memfd_create(
+        "farlane-segment",
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )
+    .map_err(|source| TransportError::os("memfd_create", source))?;
+    ftruncate(&memory, length).map_err(|source| TransportError::os("ftruncate", source))?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    fcntl_add_seals(&memory, seals).map_err(|source| TransportError::os("fcntl", source))?;
+    Ok(memory)
 }
 
 fn to_usize(length: u64) -> Result<usize, TransportError> {

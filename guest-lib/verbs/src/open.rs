@@ -6,7 +6,7 @@ use crate::import::{self, Importable};
 use crate::object::Plain as _;
 use crate::sys::*;
 use crate::{advise, attributes, completion, device, parent_domain, poll_ex, post, queue_pair};
-use farlane_rdma_client::Context;
+use farlane_rdma_client::{Context, SHARE_VARIABLE, allow_sharing};
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::{Arc, Mutex};
@@ -18,6 +18,7 @@ const EXTENDED: *mut c_void = usize::MAX as *mut c_void;
 pub unsafe fn device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: by the caller's contract.
     let info = unsafe { device::info(device) };
+    allow_sharing(std::env::var_os(SHARE_VARIABLE).is_some_and(|value| value == "1"));
     let context = match Context::open(info) {
         Ok(context) => context,
         Err(error) => return fail_null(error.errno().raw_os_error()),

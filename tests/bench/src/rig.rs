@@ -5,9 +5,8 @@ use farlane_abi::queue::{OP_RDMA_WRITE, SEND_SIGNALED};
 use farlane_abi::rdma::{self, QpAttr};
 use farlane_rdma_client::{
     Address, Channel, Completion, Context, Cq, DeviceInfo, Mr, Payload, Pd, Qp, QpCaps, QpInit,
-    SendRequest, Sge,
+    SendRequest, Sge, allow_sharing,
 };
-use farlane_sys::Mmap;
 use farlane_vm_front_end::guest_device::Vm;
 use std::path::Path;
 use std::sync::Arc;
@@ -27,8 +26,6 @@ pub enum Memory {
     Vm(Arc<Vm>),
     /// A process's own.
     Process,
-    /// A process's mapping of a memfd, which the backend maps, too.
-    Shared,
 }
 
 impl Memory {
@@ -45,15 +42,6 @@ impl Memory {
                 // SAFETY: a new mapping touches nothing of ours.
                 unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, prot, flags) }?
                     .cast()
-            }
-            Self::Shared => {
-                let flags = rustix::fs::MemfdFlags::CLOEXEC;
-                let file = rustix::fs::memfd_create("bench", flags)?;
-                rustix::fs::ftruncate(&file, bytes as u64)?;
-                let memory = Mmap::shared(&file, 0, bytes, Mmap::READ_WRITE)?;
-                // Neither is ever freed: by its descriptor the library finds the file.
-                std::mem::forget(file);
-                std::mem::ManuallyDrop::new(memory).base().as_ptr()
             }
         };
         // SAFETY: just allocated with `bytes` bytes.
@@ -111,7 +99,7 @@ impl End {
     pub fn beside(other: &Self) -> Result<Self> {
         match &other.memory {
             Memory::Vm(vm) => Self::in_this_vm(vm),
-            Memory::Process | Memory::Shared => bail!("not in a VM"),
+            Memory::Process => bail!("not in a VM"),
         }
     }
 
@@ -127,20 +115,19 @@ impl End {
 
     /// An end in this process: the backend reaches its memory by system calls.
     pub fn on_host(socket: &Path) -> Result<Self> {
-        Self::in_process(socket, Memory::Process)
-    }
-
-    /// An end in this process whose memory the backend has mapped.
-    pub fn sharing(socket: &Path) -> Result<Self> {
-        Self::in_process(socket, Memory::Shared)
-    }
-
-    fn in_process(socket: &Path, memory: Memory) -> Result<Self> {
         let device = DeviceInfo {
             number: 0,
             address: Address::Socket(socket.to_owned()),
         };
-        Self::new(Context::open(&device)?, memory)
+        Self::new(Context::open(&device)?, Memory::Process)
+    }
+
+    /// An end in this process whose memory the backend has mapped.
+    pub fn sharing(socket: &Path) -> Result<Self> {
+        allow_sharing(true);
+        let end = Self::on_host(socket);
+        allow_sharing(false);
+        end
     }
 
     /// Posts an RDMA write of `bytes` from the start of the buffer to the start of the peer's.

@@ -47,10 +47,11 @@ pub const KIND_PIN: u32 = 2;
 /// `ATTACH`: memory of a device, such as a BAR, that the process has mapped. Only backends with
 /// [`crate::config::FEATURE_TUNNEL`] take it.
 pub const KIND_DEVICE: u32 = 3;
-/// `ATTACH`, host socket only: memory of the process that is a shared mapping of a file of memory
-/// (a memfd, a file of tmpfs or hugetlbfs). The file comes with it; `address` is the offset of the
-/// first byte in the file. The backend maps it too, instead of reaching it by system calls as a
-/// pin.
+/// `ATTACH`, host socket only: memory of the process that is a shared mapping of a memfd, which
+/// comes with it; `address` is the offset of the first byte in the file. The backend maps it too,
+/// instead of reaching it by system calls as a pin. The file is sealed against shrinking, and may
+/// be sealed further; it has all its pages. The backend seals it against future writing, so that
+/// no page can be taken away again.
 pub const KIND_SHARED: u32 = 4;
 /// `ATTACH`, host socket only: all memory that the process has at the time when it is used, at its
 /// own addresses. The request says neither address nor length; the region begins at address 0 and

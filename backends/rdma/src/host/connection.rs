@@ -6,12 +6,13 @@ use super::{HostState, Sender};
 use farlane_abi::Errno;
 use farlane_abi::config::ABI_VERSION;
 use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, Reply};
-use farlane_abi::ids::ContextId;
+use farlane_abi::ids::{ContextId, RegionId};
 use farlane_daemon::{eventfd, warn_limited};
 use farlane_guest_device::control::{MAX_MAPPINGS, region_errno};
 use farlane_guest_device::request::{HostRequest, Kind, NewRegion, WindowRange, parse_host};
 use farlane_rdma_remoting::{BufferMapping, Context, Doorbell, Resource, Share};
 use farlane_zero_copy::{Pool, Process, Region};
+use std::collections::HashMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -50,6 +51,8 @@ struct Open {
     context: Arc<Context>,
     events: Arc<ProcessEvents>,
     _doorbell: Doorbell,
+    /// What keeps the memory of shared regions: its last owner may take long to free it.
+    backings: HashMap<RegionId, Box<dyn Send>>,
     /// Number of attached regions.
     regions: u32,
     /// Number of mapped buffers.
@@ -174,8 +177,12 @@ impl Connection {
     }
 
     fn end(&mut self, host: &HostState, id: ContextId) {
-        if self.open.take().is_some() {
+        let sender = self.sender();
+        if let Some(open) = self.open.take() {
             let _ = host.port.close(id);
+            if !open.backings.is_empty() {
+                host.closing.close(sender, Vec::new(), open.backings);
+            }
             log::debug!("Host process {} has closed its context", self.process.pid());
         }
     }
@@ -196,6 +203,7 @@ impl Connection {
             }
             _ => {}
         }
+        let sender = self.sender();
         let open = self.open.as_mut().ok_or(Errno::ENOENT)?;
         match request {
             HostRequest::Attach(new) => {
@@ -204,6 +212,9 @@ impl Connection {
             }
             HostRequest::Detach { region } => {
                 open.context.detach(region)?;
+                if let Some(backing) = open.backings.remove(&region) {
+                    host.closing.close(sender, Vec::new(), backing);
+                }
                 open.regions = open.regions.saturating_sub(1);
             }
             HostRequest::WindowMap(place) => {
@@ -259,6 +270,7 @@ impl Connection {
             context,
             events,
             _doorbell: doorbell,
+            backings: HashMap::new(),
             regions: 0,
             mappings: 0,
         });
@@ -297,10 +309,12 @@ impl Open {
             }
             Kind::Shared { writable } => {
                 let file = file.ok_or(Errno::EPROTO)?;
-                let memory = Region::from_file(file, new.address, new.length, writable);
+                let memory = Region::from_full_memfd(file, new.address, new.length, writable);
                 let memory = memory.map_err(|e| region_errno(&e))?;
                 host.locate(&memory);
+                let backing = memory.backing();
                 self.context.attach_pin(new.region, memory)?;
+                self.backings.insert(new.region, backing);
             }
             Kind::Phony | Kind::Device { .. } => return Err(Errno::EOPNOTSUPP),
         }
