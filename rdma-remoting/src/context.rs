@@ -1,9 +1,10 @@
 //! The objects of one process: what it owns, and what ends with it.
 
+use crate::address_handles::AddressHandles;
 use crate::async_ring::{AsyncRing, EventSink};
 use crate::call_ring::{CallRing, CallRingError};
 use crate::counters::{self, Counters};
-use crate::engine::{Engine, PortAddress, RawGid};
+use crate::engine::{Admission, Destination, Engine, PortAddress, RawGid};
 use crate::ledger::{Account, Resource, Share};
 use crate::memory::MemoryTable;
 use crate::objects::{BufferObject, MAX_MRS, Member, Objects};
@@ -14,7 +15,7 @@ use farlane_abi::Errno;
 use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
 use farlane_abi::control::{EVENT_WAKE, MAX_SEGMENT_BYTES};
 use farlane_abi::ids::{ContextId, RegionId};
-use farlane_abi::rdma::{EVENT_DEVICE_FATAL, QpAttr};
+use farlane_abi::rdma::EVENT_DEVICE_FATAL;
 use farlane_abi::width::to_u64;
 use farlane_sys::log_limit::LogLimit;
 use farlane_sys::sync::lock;
@@ -73,6 +74,8 @@ pub struct Context {
     pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) memory: Arc<MemoryTable>,
+    /// Whom its datagrams may name.
+    pub(crate) addresses: Arc<AddressHandles>,
     /// What it takes of what all share.
     pub(crate) account: Arc<Account>,
     /// Of what it can have logged.
@@ -151,6 +154,7 @@ impl Context {
             pool,
             counters,
             memory: Arc::new(MemoryTable::new(MAX_MRS)),
+            addresses: Arc::default(),
             account,
             limit,
             header: OnceLock::new(),
@@ -173,9 +177,14 @@ impl Context {
         self.address
     }
 
-    /// Whether the operator lets it connect to the port that these attributes name.
-    pub(crate) fn may_reach(&self, attr: &QpAttr) -> bool {
-        self.reach.includes(attr)
+    /// Whether the operator lets it have to do with the port that this names.
+    pub(crate) fn may_reach(&self, destination: Destination) -> bool {
+        self.reach.includes(destination)
+    }
+
+    /// Whom the operator lets it have to do with; all where there is none.
+    pub(crate) fn admission(&self) -> Option<Arc<dyn Admission>> {
+        self.reach.admission()
     }
 
     fn regions(&self) -> MutexGuard<'_, HashMap<RegionId, Attached>> {
@@ -460,6 +469,7 @@ impl Context {
             qp.engine.destroy();
         }
         drop(qps);
+        self.addresses.clear();
         let count = to_u64(srqs.len());
         counters::uncount(&self.counters.shared_receive_queues, count);
         let regions = self.memory.drain();

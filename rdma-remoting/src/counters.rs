@@ -8,7 +8,7 @@ farlane_worker::counters! {
     calls: "Calls answered.",
     requests: "Send requests that ended in success.",
     failures: "Send requests that ended in an error.",
-    dropped: "Messages of unreliable connections that nobody received: their requests succeed.",
+    dropped: "Messages of unreliable queue pairs that nobody received: their requests succeed.",
     flushed: "Requests of either kind that were flushed.",
     bytes_out: "Payload bytes written to a peer by sends and RDMA writes.",
     bytes_in: "Payload bytes read from a peer by RDMA reads.",

@@ -1,6 +1,6 @@
 //! What the VMs and processes of a backend share, and none may take alone: mappings of the
 //! backend's process (`vm.max_map_count`), queue pairs of its engine, memory for keys, completion
-//! queues, shared receive queues and extents, descriptors.
+//! queues, shared receive queues, address handles and extents, descriptors.
 //!
 //! A tenant never has more than what is left for all others: alone it comes to one half, and the
 //! next one to one half of the rest
@@ -31,6 +31,8 @@ const MEMORY_KEYS: u64 = 1 << 20;
 const COMPLETION_QUEUES: u64 = 1 << 18;
 /// Shared receive queues of all tenants, which are memory of the backend, too.
 const SHARED_RECEIVE_QUEUES: u64 = 1 << 18;
+/// Address handles of all tenants: some 200 bytes each.
+const ADDRESS_HANDLES: u64 = 1 << 20;
 /// Extents of all tenants: as often each page of the host's memory can be one, of 64 bytes.
 const EXTENTS_OF_A_PAGE: u64 = 4;
 /// Memory of the host where the system does not say.
@@ -86,6 +88,7 @@ resources! {
     MemoryKeys, "memory_keys", "Room for memory keys";
     Extents, "extents", "Extents of pinned memory";
     Descriptors, "descriptors", "Descriptors of the backend's process";
+    AddressHandles, "address_handles", "Address handles";
 }
 
 impl Resource {
@@ -192,6 +195,7 @@ impl Ledger {
             Resource::MemoryKeys => MEMORY_KEYS,
             Resource::Extents => extents,
             Resource::Descriptors => descriptors,
+            Resource::AddressHandles => ADDRESS_HANDLES,
         })
     }
 

@@ -2,11 +2,12 @@
 //!
 //! Bottom to top:
 //!
+//! * [`address`]: ports, queue pairs and groups by name;
 //! * [`request`]: bytes of a work request to a typed one, once, at the edge;
 //! * `ring`, [`work_queue`], [`completion_queue`], [`call_ring`]: rings in memory shared with a
 //!   process;
 //! * [`shared_receive_queue`]: receive requests that several queue pairs take;
-//! * [`table`], [`memory`]: handles and memory keys, each owned by one context;
+//! * [`table`], [`memory`], `address_handles`: handles and memory keys, each owned by one context;
 //! * [`engine`]: what carries work out; [`engine::soft`] is the embedded one;
 //! * [`local`]: the same engine without remoting;
 //! * [`context`], `objects`, `async_ring`: what one process owns; `verbs`: the calls on it;
@@ -16,6 +17,8 @@
 //!   ports share, [`ledger`]: how much of it each has; [`server`]: all of them.
 
 mod adapter;
+pub mod address;
+mod address_handles;
 mod async_ring;
 pub mod call_ring;
 pub mod completion_queue;

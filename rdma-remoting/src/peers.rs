@@ -1,8 +1,7 @@
-//! Whom a port may connect to.
+//! Whom a port may connect to, and exchange datagrams with.
 
 use crate::adapter::Lids;
-use crate::engine::RawGid;
-use farlane_abi::rdma::QpAttr;
+use crate::engine::{Admission, Destination, RawGid};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -29,15 +28,29 @@ impl Reach {
         Self { own, peers, lids }
     }
 
-    /// Whether the port that these attributes name, by GID or by LID, is one of them.
-    pub fn includes(&self, attr: &QpAttr) -> bool {
-        let Peers::Only(gids) = &self.peers else {
+    /// Whether the port that this names, by GID or by LID, is one of them.
+    pub fn includes(&self, destination: Destination) -> bool {
+        if self.peers == Peers::All {
             return true;
+        }
+        let gid = match destination {
+            Destination::Lid(lid) => self.lids.gid(lid),
+            Destination::Gid(gid) => Some(gid),
         };
-        let gid = match attr.is_global {
-            0 => self.lids.gid(attr.dlid.get()),
-            _ => Some(attr.dgid),
-        };
-        gid.is_some_and(|gid| gid == self.own || gids.contains(&gid))
+        gid.is_some_and(|gid| self.admits(&gid))
+    }
+
+    /// What an engine asks; nothing where all are included.
+    pub fn admission(self: &Arc<Self>) -> Option<Arc<dyn Admission>> {
+        (self.peers != Peers::All).then(|| Arc::clone(self) as _)
+    }
+}
+
+impl Admission for Reach {
+    fn admits(&self, gid: &RawGid) -> bool {
+        match &self.peers {
+            Peers::All => true,
+            Peers::Only(gids) => *gid == self.own || gids.contains(gid),
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Work requests: bytes in, typed requests out. The only place that reads their layout.
 
+use crate::address::{AddressVector, Datagram, QpNumber};
 use farlane_abi::queue::{
     MAX_INLINE_BYTES, MAX_SGE, OP_ATOMIC_WRITE, OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD,
     OP_LOCAL_INVALIDATE, OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM,
@@ -10,6 +11,7 @@ use farlane_abi::rdma::VerbsVersion;
 use farlane_abi::width::{halves, to_usize};
 use farlane_abi::zerocopy::FromBytes;
 use farlane_abi::zerocopy::little_endian::U32;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// What a send request asks for.
@@ -181,6 +183,16 @@ impl Elements {
     }
 }
 
+/// Whom a send request is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Target {
+    /// Whoever the queue pair is connected to.
+    #[default]
+    Peer,
+    /// Whoever it says.
+    Datagram(Datagram),
+}
+
 /// A send request. Reused from request to request, so that no memory is allocated for one.
 #[derive(Clone, Debug)]
 pub struct SendWqe {
@@ -188,6 +200,8 @@ pub struct SendWqe {
     pub wr_id: u64,
     /// What to do.
     pub opcode: Opcode,
+    /// Whom it is for.
+    pub target: Target,
     /// Completes into the completion queue also when it succeeds.
     pub signalled: bool,
     /// The peer's completion is a solicited one.
@@ -211,6 +225,7 @@ impl Default for SendWqe {
         Self {
             wr_id: 0,
             opcode: Opcode::Send,
+            target: Target::Peer,
             signalled: false,
             solicited: false,
             fence: false,
@@ -255,6 +270,9 @@ pub enum WqeError {
     /// without room for them.
     #[error("Operands of opcode {0}")]
     Operands(u8),
+    /// An address handle that names nothing in its queue pair's domain.
+    #[error("Address handle {0:#x}")]
+    Address(u32),
 }
 
 /// A work request as an entry of its queue has it.
@@ -278,11 +296,29 @@ pub trait WorkRequest {
     }
 }
 
+/// What the address handles of requests name.
+pub trait ResolveAddress: Send + Sync {
+    /// The address that a handle names.
+    fn resolve(&self, handle: u32) -> Option<AddressVector>;
+}
+
+/// How requests say whom they are for.
+#[derive(Clone, Default)]
+pub enum Addressing {
+    /// Not at all: their queue pair is connected.
+    #[default]
+    Connected,
+    /// Each by an address handle.
+    Handles(Arc<dyn ResolveAddress>),
+}
+
 /// How the entries of a send queue are read.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct SendFormat {
     /// Which operations and operands they may have.
     pub version: VerbsVersion,
+    /// How they say whom they are for.
+    pub addressing: Addressing,
 }
 
 /// The head of a send entry with its operands: what its opcode is made of.
@@ -321,9 +357,9 @@ impl Head {
         Ok((tail.a.get(), tail.b.get()))
     }
 
-    fn opcode(&self, version: VerbsVersion) -> Result<Opcode, WqeError> {
+    fn opcode(&self, format: &SendFormat) -> Result<Opcode, WqeError> {
         let number = self.entry.opcode;
-        let opcode = match (number, version) {
+        let opcode = match (number, format.version) {
             (OP_SEND, _) => Opcode::Send,
             (OP_SEND_IMM, _) => Opcode::SendImm,
             (OP_RDMA_WRITE, _) => Opcode::Write,
@@ -344,10 +380,28 @@ impl Head {
             (OP_ATOMIC_WRITE, _) => Opcode::AtomicWrite,
             _ => return Err(WqeError::Opcode(number)),
         };
-        match self.tail {
-            None => Ok(opcode),
-            Some(_) => Err(WqeError::Operands(number)),
+        let wanted = match format.addressing {
+            Addressing::Connected => false,
+            Addressing::Handles(_) => true,
+        };
+        match self.tail.is_some() == wanted {
+            true => Ok(opcode),
+            false => Err(WqeError::Operands(number)),
         }
+    }
+
+    fn target(&self, format: &SendFormat) -> Result<Target, WqeError> {
+        let Addressing::Handles(handles) = &format.addressing else {
+            return Ok(Target::Peer);
+        };
+        let (handle_and_number, qkey) = self.operands()?;
+        let ([handle, number], [qkey, _]) = (halves(handle_and_number), halves(qkey));
+        let address = handles.resolve(handle).ok_or(WqeError::Address(handle))?;
+        Ok(Target::Datagram(Datagram {
+            address,
+            number: QpNumber::of(number),
+            qkey,
+        }))
     }
 
     /// The key to invalidate.
@@ -403,7 +457,8 @@ impl WorkRequest for SendWqe {
             SendEntry::read_from_prefix(entry).map_err(|_| WqeError::Short(entry.len()))?;
         self.wr_id = head.wr_id.get();
         let (head, payload) = Head::split(format.version, head, rest)?;
-        self.opcode = head.opcode(format.version)?;
+        self.opcode = head.opcode(format)?;
+        self.target = head.target(format)?;
         let Head { entry: head, .. } = head;
         self.signalled = head.flags & SEND_SIGNALED != 0;
         self.solicited = head.flags & SEND_SOLICITED != 0;
@@ -471,6 +526,7 @@ impl WorkRequest for RecvWqe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::{Destination, Recipients};
     use farlane_abi::zerocopy::IntoBytes;
     use proptest::prelude::*;
 
@@ -507,7 +563,59 @@ mod tests {
 
     const V2: SendFormat = SendFormat {
         version: VerbsVersion::V2,
+        addressing: Addressing::Connected,
     };
+
+    /// Knows the handle 5.
+    struct Five;
+
+    const ADDRESS: AddressVector = AddressVector {
+        to: Recipients::Port(Destination::Lid(9)),
+        sl: 0,
+        flow_label: 0,
+        traffic_class: 0,
+        hop_limit: 0,
+    };
+
+    impl ResolveAddress for Five {
+        fn resolve(&self, handle: u32) -> Option<AddressVector> {
+            (handle == 5).then_some(ADDRESS)
+        }
+    }
+
+    #[test]
+    fn a_datagram_names_its_receiver_by_a_handle_that_is_looked_up_once() {
+        let format = SendFormat {
+            version: VerbsVersion::V2,
+            addressing: Addressing::Handles(Arc::new(Five)),
+        };
+        let parse = |flags, a: u64, b: u64| {
+            let head = SendEntry {
+                opcode: OP_SEND,
+                flags,
+                ..Default::default()
+            };
+            let tail = SendTail {
+                a: a.into(),
+                b: b.into(),
+            };
+            let mut request = SendWqe::default();
+            let parsed = request.parse_as(&format, &entry(head, tail.as_bytes()));
+            parsed.map(|()| request.target)
+        };
+        let datagram = Datagram {
+            address: ADDRESS,
+            number: QpNumber::of(0x12_3456),
+            qkey: 0x8000_0001,
+        };
+        let sent = parse(SEND_TAIL, 0xff12_3456 << 32 | 5, 0x9_8000_0001);
+        assert_eq!(sent, Ok(Target::Datagram(datagram)));
+        for unknown in [0, 4, u32::MAX] {
+            let refused = Err(WqeError::Address(unknown));
+            assert_eq!(parse(SEND_TAIL, unknown.into(), 0), refused);
+        }
+        assert_eq!(parse(0, 5, 0), Err(WqeError::Operands(OP_SEND)));
+    }
 
     #[test]
     fn operations_of_version_2_are_none_in_version_1() {

@@ -3,6 +3,7 @@
 //! Here are those of the device, of its port and of protection domains; the others lie in a file
 //! for each type of object.
 
+mod address_handles;
 mod buffers;
 mod completion_queues;
 mod memory_regions;
@@ -10,6 +11,7 @@ mod on_demand;
 mod queue_pairs;
 mod shared_receive_queues;
 
+use crate::address_handles::MAX_AHS;
 use crate::context::Context;
 use crate::ledger::{Resource, Share};
 use crate::objects::{MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject, SrqObject};
@@ -17,9 +19,9 @@ use crate::segment::Part;
 use farlane_abi::Errno;
 use farlane_abi::ids::RegionId;
 use farlane_abi::rdma::{
-    AllocBuffer, Buffer, CreateCq, CreateQp, CreateQpEx, CreateSrq, DeviceAttr, DeviceLimits, Gid,
-    Handle, MAX_QPS, MAX_SRQS, ModifyQp, ModifySrq, Mr, PortAttr, Qp, QpAttr, QueryGid, RegMr, Srq,
-    SrqAttr, Verbs, VerbsVersion, VersionRange,
+    AllocBuffer, Buffer, CreateAh, CreateCq, CreateQp, CreateQpEx, CreateSrq, DeviceAttr,
+    DeviceLimits, Gid, Handle, MAX_QPS, MAX_SRQS, McastGroup, ModifyQp, ModifySrq, Mr, PortAttr,
+    Qp, QpAttr, QueryGid, RegMr, Srq, SrqAttr, Verbs, VerbsVersion, VersionRange,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
@@ -88,10 +90,27 @@ impl Verbs for CallHost<'_> {
         attr.max_srq = limits
             .at_most(Resource::SharedReceiveQueues, MAX_SRQS)
             .into();
+        attr.max_ah = limits.at_most(Resource::AddressHandles, MAX_AHS).into();
         if self.context.on_demand {
             on_demand::announce(&mut attr);
         }
         Ok(attr)
+    }
+
+    fn create_ah(&mut self, args: CreateAh) -> Result<Handle, Errno> {
+        self.add_ah(&args)
+    }
+
+    fn destroy_ah(&mut self, ah: Handle) -> Result<(), Errno> {
+        self.remove_ah(ah)
+    }
+
+    fn attach_mcast(&mut self, args: McastGroup) -> Result<(), Errno> {
+        self.attach(&args)
+    }
+
+    fn detach_mcast(&mut self, args: McastGroup) -> Result<(), Errno> {
+        self.detach(&args)
     }
 
     fn query_device(&mut self, (): ()) -> Result<DeviceAttr, Errno> {

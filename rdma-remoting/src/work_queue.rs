@@ -1,6 +1,6 @@
 //! Work queues in shared memory, the backend's end.
 
-use crate::request::{RecvWqe, SendFormat, SendWqe, WorkRequest, WqeError};
+use crate::request::{Addressing, RecvWqe, SendFormat, SendWqe, WorkRequest, WqeError};
 use crate::ring::Place;
 use farlane_abi::queue::{
     MAX_INLINE_BYTES, MAX_SGE, QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED,
@@ -197,13 +197,25 @@ pub fn shared_receive_queue(
     Ok(SharedQueue::new(memory, place, ()))
 }
 
-/// Both queues of a queue pair in `memory`.
+/// Both queues of a queue pair in `memory`, which is connected.
 ///
 /// # Errors
 /// [`OutOfBounds`] where the segment is shorter than the layout needs.
 pub fn shared_queues(
     memory: &SharedMemory,
     layout: &QpLayout,
+) -> Result<(SharedSendQueue, SharedRecvQueue), OutOfBounds> {
+    addressed_queues(memory, layout, Addressing::Connected)
+}
+
+/// The same of a queue pair whose requests say in this way whom they are for.
+///
+/// # Errors
+/// [`OutOfBounds`] where the segment is shorter than the layout needs.
+pub fn addressed_queues(
+    memory: &SharedMemory,
+    layout: &QpLayout,
+    addressing: Addressing,
 ) -> Result<(SharedSendQueue, SharedRecvQueue), OutOfBounds> {
     memory.require(layout.segment_bytes())?;
     let sends = Place {
@@ -222,6 +234,7 @@ pub fn shared_queues(
     };
     let format = SendFormat {
         version: layout.version,
+        addressing,
     };
     Ok((
         SharedQueue::new(memory, sends, format),

@@ -4,7 +4,7 @@
 
 use farlane_abi::rdma::{self, *};
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine, PortAddress, QpSpec, Receives};
+use farlane_rdma_remoting::engine::{Engine, PortAddress, QpExtras, QpSpec, Receives};
 use farlane_rdma_remoting::local::LocalCompletionQueue;
 use farlane_rdma_remoting::memory::{MemoryTable, PdHandle};
 use farlane_rdma_remoting::work_queue::{QueueError, WorkSource};
@@ -70,6 +70,7 @@ fn give_up(engine: &SoftEngine, tenant: &Arc<LogLimit>, state: u8) {
             events: Box::new(|_| ()),
             counters: Arc::default(),
             limit: Arc::clone(tenant),
+            extras: QpExtras::default(),
         })
         .unwrap();
     let attr = |qp_state| QpAttr {

@@ -21,6 +21,7 @@
 //! **Fork.** For a child process the device is gone: everything fails with `ENODEV`, and its
 //! parent notices nothing.
 
+mod address_handle;
 mod arena;
 mod buffer;
 mod call;
@@ -46,6 +47,7 @@ mod srq_tests;
 mod version_tests;
 mod work;
 
+pub use address_handle::AddressHandle;
 pub use buffer::{Buffer, Placement};
 pub use channel::Channel;
 pub use context::Context;
@@ -55,7 +57,8 @@ pub use farlane_abi as abi;
 pub use farlane_abi::Errno;
 pub use farlane_abi::queue::{Completion, SendTail, Sge};
 pub use farlane_abi::rdma::{
-    AllocBuffer, DeviceAttr, DeviceLimits, Gid, PortAttr, QpAttr, SrqAttr, VerbsStubs, VerbsVersion,
+    AllocBuffer, CreateAh, DeviceAttr, DeviceLimits, Gid, PortAttr, QpAttr, SrqAttr, VerbsStubs,
+    VerbsVersion,
 };
 pub use farlane_transport::{Address, DeviceInfo, TransportError, devices};
 pub use farlane_transport::{SHARE_VARIABLE, allow_sharing};

@@ -8,8 +8,8 @@ use crate::{Context, Cq, Error, Pd, QpAttr, Srq};
 use farlane_abi::Errno;
 use farlane_abi::queue::{QP_OFF_RECV_CONSUMED, QP_OFF_SEND_CONSUMED, QpLayout};
 use farlane_abi::rdma::{
-    CreateQp, CreateQpEx, MAX_QPS, ModifyQp, QP_STATE, QPS_INIT, QPS_RESET, QPS_RTS, QPT_RC,
-    VerbsVersion, slot_of,
+    CreateQp, CreateQpEx, MAX_QPS, McastGroup, ModifyQp, QP_STATE, QPS_INIT, QPS_RESET, QPS_RTS,
+    QPT_RC, VerbsVersion, slot_of,
 };
 use farlane_sys::sync::lock;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -237,6 +237,33 @@ impl Qp {
     /// `ENODEV` where the device is gone.
     pub fn query(&self) -> Result<QpAttr, Error> {
         self.context().verbs().query_qp(&self.handle.into())
+    }
+
+    /// Has it receive what is sent to the multicast group with this GID.
+    ///
+    /// # Errors
+    /// `EINVAL` where it receives no datagrams or the GID is of no group, `ENOMEM` where it or its
+    /// port is in too many, `ENODEV` where the device is gone.
+    pub fn attach(&self, gid: [u8; 16]) -> Result<(), Error> {
+        let group = self.in_group(gid);
+        self.context().verbs().attach_mcast(&group)
+    }
+
+    /// Ends that.
+    ///
+    /// # Errors
+    /// `EINVAL` where it is not in the group, `ENODEV` where the device is gone.
+    pub fn detach(&self, gid: [u8; 16]) -> Result<(), Error> {
+        let group = self.in_group(gid);
+        self.context().verbs().detach_mcast(&group)
+    }
+
+    fn in_group(&self, gid: [u8; 16]) -> McastGroup {
+        McastGroup {
+            qp: self.handle.into(),
+            gid,
+            lid: 0.into(),
+        }
     }
 
     /// Locks the send queue for several requests; see [`SendQueue`].

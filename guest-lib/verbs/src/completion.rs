@@ -8,6 +8,7 @@ use crate::object::{Address, Object, Plain};
 use crate::parent_domain::Use;
 use crate::sys::*;
 use farlane_abi::Errno;
+use farlane_abi::queue::WC_STATUS_SUCCESS;
 use farlane_abi::width::{at_most, to_u64};
 use farlane_rdma_client::{Completion, Cq};
 use farlane_sys::sync::lock;
@@ -142,11 +143,17 @@ pub unsafe fn ack_events(cq: *mut ibv_cq, count: c_uint) {
 /// A completion in C's form.
 #[inline]
 pub(crate) fn work_completion(completion: &Completion) -> ibv_wc {
+    // Of what has succeeded the detail says whence it came.
+    let (vendor_err, route) = match completion.status {
+        WC_STATUS_SUCCESS => (0, completion.vendor_err.get()),
+        _ => (completion.vendor_err.get(), 0),
+    };
+    let [low, high, sl, _] = route.to_le_bytes();
     ibv_wc {
         wr_id: completion.wr_id.get(),
         status: completion.status.into(),
         opcode: completion.opcode.into(),
-        vendor_err: completion.vendor_err.get(),
+        vendor_err,
         byte_len: completion.byte_len.get(),
         imm: ibv_wc_imm {
             imm_data: completion.imm.get(),
@@ -155,8 +162,8 @@ pub(crate) fn work_completion(completion: &Completion) -> ibv_wc {
         src_qp: completion.src_qp.get(),
         wc_flags: completion.flags.get().into(),
         pkey_index: 0,
-        slid: 0,
-        sl: 0,
+        slid: u16::from_le_bytes([low, high]),
+        sl: sl & 0xf,
         dlid_path_bits: 0,
     }
 }
@@ -196,6 +203,19 @@ pub unsafe extern "C" fn request_notification(cq: *mut ibv_cq, solicited_only: c
 mod tests {
     use super::*;
     use farlane_abi::queue;
+
+    #[test]
+    fn a_datagram_says_whence_it_came() {
+        let wc = work_completion(&Completion {
+            opcode: queue::WC_OPCODE_RECV,
+            flags: queue::WC_FLAG_GRH.into(),
+            src_qp: 6.into(),
+            vendor_err: 0x0003_1234.into(),
+            ..Completion::default()
+        });
+        assert_eq!((wc.slid, wc.sl, wc.vendor_err), (0x1234, 3, 0));
+        assert_eq!((wc.wc_flags, wc.src_qp), (IBV_WC_GRH, 6));
+    }
 
     #[test]
     fn a_completion_keeps_every_field() {

@@ -6,8 +6,8 @@
 
 use crate::sys::*;
 use crate::{
-    attributes, channel, completion, context, device, event, import, memory, open, queue_pair,
-    rates, srq, strings, tables,
+    address, attributes, channel, completion, context, device, event, import, memory, open,
+    queue_pair, rates, srq, strings, tables,
 };
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -74,6 +74,26 @@ exports! {
     fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr = import::mr;
     /// Gives back a registration.
     fn ibv_unimport_mr(mr: *mut ibv_mr) = import::unimport_mr;
+}
+
+// Address handles and multicast.
+exports! {
+    /// Creates an address handle.
+    fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah = address::create;
+    /// Fills in an address from a completion.
+    fn ibv_init_ah_from_wc(context: *mut ibv_context, port: u8, wc: *mut ibv_wc,
+        grh: *mut ibv_grh, attr: *mut ibv_ah_attr) -> c_int = address::from_completion;
+    /// Creates an address handle from a completion.
+    fn ibv_create_ah_from_wc(pd: *mut ibv_pd, wc: *mut ibv_wc, grh: *mut ibv_grh, port: u8)
+        -> *mut ibv_ah = address::create_from_completion;
+    /// Destroys an address handle.
+    fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int = address::destroy;
+    /// Joins a multicast group.
+    fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int
+        = address::attach;
+    /// Leaves a multicast group.
+    fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int
+        = address::detach;
 }
 
 // Attributes.

@@ -1,5 +1,6 @@
 //! Posting work. No allocation, no call: a request goes straight into the shared queue.
 
+use crate::address;
 use crate::errno::fail;
 use crate::sys::*;
 use crate::{queue_pair, srq};
@@ -9,7 +10,7 @@ use farlane_abi::queue::{
     SEND_SIGNALED, SEND_SOLICITED,
 };
 use farlane_abi::width::to_usize;
-use farlane_rdma_client::{Payload, RecvQueue, RecvRequest, SendQueue, SendRequest, Sge};
+use farlane_rdma_client::{Payload, RecvQueue, RecvRequest, SendQueue, SendRequest, SendTail, Sge};
 use std::ffi::c_int;
 use std::mem::offset_of;
 
@@ -67,9 +68,14 @@ pub(crate) fn flags(flags: u32) -> Result<u8, Errno> {
         | bit(SEND_SOLICITED, IBV_SEND_SOLICITED))
 }
 
-/// Writes one send request into the queue.
+/// Writes one send request into the queue, of a queue pair whose requests say whom they are for
+/// where it `is_addressed`.
 #[inline]
-unsafe fn push_send(queue: &mut SendQueue<'_>, wr: &ibv_send_wr) -> Result<(), Errno> {
+unsafe fn push_send(
+    queue: &mut SendQueue<'_>,
+    wr: &ibv_send_wr,
+    is_addressed: bool,
+) -> Result<(), Errno> {
     let opcode = opcode(wr.opcode)?;
     // SAFETY: by the caller's contract. The unions hold plain numbers, whichever variant was
     // written; for a request that is not RDMA the backend ignores these.
@@ -89,8 +95,24 @@ unsafe fn push_send(queue: &mut SendQueue<'_>, wr: &ibv_send_wr) -> Result<(), E
         rkey: rdma.rkey,
         payload: Payload::Gather(sges),
     };
+    let tail = match is_addressed {
+        false => None,
+        true => {
+            // Of the union only the datagram's variant was written.
+            (request.remote_addr, request.rkey) = (0, 0);
+            // SAFETY: by the caller's contract.
+            let ud = unsafe { wr.wr.ud };
+            // SAFETY: as above.
+            let handle = unsafe { address::handle(ud.ah)? };
+            Some(SendTail::datagram(handle, ud.remote_qpn, ud.remote_qkey))
+        }
+    };
+    let mut push = |request: &SendRequest<'_>| match &tail {
+        None => queue.push(request),
+        Some(tail) => queue.push_with(request, tail),
+    };
     if wr.send_flags & IBV_SEND_INLINE == 0 {
-        return queue.push(&request);
+        return push(&request);
     }
     let mut pieces: [&[u8]; ELEMENTS] = [&[]; ELEMENTS];
     for (piece, sge) in pieces.iter_mut().zip(sges) {
@@ -98,7 +120,7 @@ unsafe fn push_send(queue: &mut SendQueue<'_>, wr: &ibv_send_wr) -> Result<(), E
         *piece = unsafe { inline(sge)? };
     }
     request.payload = Payload::Inline(pieces.get(..sges.len()).ok_or(Errno::EINVAL)?);
-    queue.push(&request)
+    push(&request)
 }
 
 /// The memory of an element of an inline request; the key is ignored.
@@ -144,7 +166,7 @@ pub unsafe extern "C" fn send(
         while !wr.is_null() {
             // SAFETY: by the caller's contract a chain of valid requests.
             unsafe {
-                push_send(&mut queue, &*wr)?;
+                push_send(&mut queue, &*wr, state.is_addressed)?;
                 wr = (*wr).next;
             }
         }

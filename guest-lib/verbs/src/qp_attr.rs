@@ -98,10 +98,9 @@ fn address_to_wire(address: &ibv_ah_attr, wire: &mut QpAttr) {
     }
 }
 
-/// The attributes that the backend answered, with the capabilities that the queue pair has.
-#[must_use]
-pub fn from_wire(wire: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
-    let none = ibv_ah_attr {
+/// An address without anything.
+pub(crate) fn no_address() -> ibv_ah_attr {
+    ibv_ah_attr {
         grh: ibv_global_route {
             dgid: ibv_gid { raw: [0; 16] },
             flow_label: 0,
@@ -115,7 +114,13 @@ pub fn from_wire(wire: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
         static_rate: 0,
         is_global: 0,
         port_num: 0,
-    };
+    }
+}
+
+/// The attributes that the backend answered, with the capabilities that the queue pair has.
+#[must_use]
+pub fn from_wire(wire: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
+    let none = no_address();
     ibv_qp_attr {
         qp_state: wire.qp_state.into(),
         cur_qp_state: wire.cur_qp_state.into(),

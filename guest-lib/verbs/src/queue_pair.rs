@@ -25,6 +25,8 @@ pub(crate) struct State {
     pub(crate) async_events: Acknowledgements,
     /// The extended interface's requests, where the program has asked for that interface.
     pub(crate) posting: Option<Posting>,
+    /// Each of its send requests says whom it is for.
+    pub(crate) is_addressed: bool,
     signal_all: bool,
     shared: Arc<ContextState>,
     _domain: Option<Use>,
@@ -63,8 +65,8 @@ unsafe fn make(
     init: &mut ibv_qp_init_attr,
     operations: Option<Operations>,
 ) -> Result<*mut ibv_qp, Errno> {
-    let is_connected = matches!(init.qp_type, IBV_QPT_RC | IBV_QPT_UC);
-    if !is_connected {
+    let is_known = matches!(init.qp_type, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD);
+    if !is_known {
         return Err(Errno::EOPNOTSUPP);
     }
     if init.send_cq.is_null() || init.recv_cq.is_null() {
@@ -124,6 +126,7 @@ unsafe fn make(
             qp,
             async_events: Acknowledgements::default(),
             posting: operations.map(Posting::new),
+            is_addressed: init.qp_type == IBV_QPT_UD,
             signal_all,
             shared: Arc::clone(&domain.shared),
             _domain: domain.enter(),

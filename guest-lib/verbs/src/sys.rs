@@ -54,7 +54,7 @@ macro_rules! enumerations {
 }
 
 opaque! {
-    _compat_ibv_port_attr ibv_ah ibv_mw ibv_rwq_ind_table ibv_wq ibv_xrcd
+    _compat_ibv_port_attr ibv_mw ibv_rwq_ind_table ibv_wq ibv_xrcd
     verbs_ex_private
 }
 
@@ -96,7 +96,7 @@ enumerations! {
     }
     ibv_wc_status: c_uint { IBV_WC_REM_ACCESS_ERR = 10, }
     ibv_wc_opcode: c_uint { IBV_WC_RECV_RDMA_WITH_IMM = 129, }
-    ibv_wc_flags: c_uint { IBV_WC_WITH_IMM = 2, }
+    ibv_wc_flags: c_uint { IBV_WC_GRH = 1, IBV_WC_WITH_IMM = 2, }
     ibv_access_flags: c_uint {
         IBV_ACCESS_MW_BIND = 16,
         IBV_ACCESS_ZERO_BASED = 32,
@@ -113,7 +113,7 @@ enumerations! {
     ibv_advise_mr_flag: u32 { IBV_ADVISE_MR_FLAG_FLUSH = 1, }
     ibv_rate: c_uint { IBV_RATE_MAX = 0, }
     ibv_srq_attr_mask: c_uint { IBV_SRQ_MAX_WR = 1, IBV_SRQ_LIMIT = 2, }
-    ibv_qp_type: c_uint { IBV_QPT_RC = 2, IBV_QPT_UC = 3, }
+    ibv_qp_type: c_uint { IBV_QPT_RC = 2, IBV_QPT_UC = 3, IBV_QPT_UD = 4, }
     ibv_qp_init_attr_mask: c_uint {
         IBV_QP_INIT_ATTR_PD = 1,
         IBV_QP_INIT_ATTR_CREATE_FLAGS = 4,
@@ -370,6 +370,19 @@ layouts! { struct:
     ibv_pd {
         context: *mut ibv_context,
         handle: u32,
+    }
+    ibv_ah {
+        context: *mut ibv_context,
+        pd: *mut ibv_pd,
+        handle: u32,
+    }
+    ibv_grh {
+        version_tclass_flow: u32,
+        paylen: u16,
+        next_hdr: u8,
+        hop_limit: u8,
+        sgid: ibv_gid,
+        dgid: ibv_gid,
     }
     ibv_mr {
         context: *mut ibv_context,

@@ -1,5 +1,5 @@
 //! Functions that no Farlane backend offers yet: `EOPNOTSUPP`. The device's attributes say so
-//! too (`max_ah`, `max_mw`, multicast: zero).
+//! too (`max_mw`: zero).
 
 use crate::errno::{fail, fail_null};
 use crate::exports::pure_exports;
@@ -27,28 +27,11 @@ pure_exports! {
     fn ibv_resize_cq(_cq: *mut ibv_cq, _cqe: c_int) -> c_int = fail(UNSUPPORTED);
 }
 
-// Address handles and multicast.
+// Ethernet addresses.
 pure_exports! {
-    /// Creates an address handle.
-    fn ibv_create_ah(_pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut ibv_ah
-        = fail_null(UNSUPPORTED);
-    /// Fills in an address from a completion.
-    fn ibv_init_ah_from_wc(_context: *mut ibv_context, _port: u8, _wc: *mut ibv_wc,
-        _grh: *mut c_void, _attr: *mut ibv_ah_attr) -> c_int = fail(UNSUPPORTED);
-    /// Creates an address handle from a completion.
-    fn ibv_create_ah_from_wc(_pd: *mut ibv_pd, _wc: *mut ibv_wc, _grh: *mut c_void, _port: u8)
-        -> *mut ibv_ah = fail_null(UNSUPPORTED);
-    /// Destroys an address handle.
-    fn ibv_destroy_ah(_ah: *mut ibv_ah) -> c_int = fail(UNSUPPORTED);
     /// Finds the Ethernet address of a GID.
     fn ibv_resolve_eth_l2_from_gid(_context: *mut ibv_context, _attr: *mut ibv_ah_attr,
         _mac: *mut u8, _vlan: *mut u16) -> c_int = fail(UNSUPPORTED);
-    /// Joins a multicast group.
-    fn ibv_attach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int
-        = fail(UNSUPPORTED);
-    /// Leaves a multicast group.
-    fn ibv_detach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int
-        = fail(UNSUPPORTED);
 }
 
 // Queue pairs.

@@ -111,6 +111,13 @@ impl Budget {
         bytes
     }
 
+    /// Takes so many bytes, which move at once, also where there are not so many.
+    pub fn take_whole(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+        self.used.bytes = self.used.bytes.saturating_add(bytes);
+        self.spend(bytes);
+    }
+
     /// How many requests may be flushed, at most so many.
     #[must_use]
     pub fn flushes(&self, most: u32) -> u32 {

@@ -8,6 +8,8 @@
 mod budget;
 pub mod soft;
 
+use crate::address::GroupGid;
+pub use crate::address::{Destination, PortAddress, QpNumber, RawGid};
 pub use budget::{Budget, FLUSH_COST, LOOK_COST, OPERATION_COST, QUANTUM, Usage};
 
 use crate::completion_queue::CompletionSink;
@@ -19,76 +21,10 @@ use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::WorkSource;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr, QpAttr};
-use farlane_abi::zerocopy::little_endian::U32;
 use farlane_sys::log_limit::LogLimit;
 use farlane_zero_copy::topology::Node;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// A GID in network byte order.
-pub type RawGid = [u8; 16];
-
-/// Number of a queue pair (QPN, IBTA 10.2.4.4): 24 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct QpNumber(u32);
-
-impl QpNumber {
-    /// Bits of a number on the wire.
-    const BITS: u32 = 0x00ff_ffff;
-
-    /// The number in the low 24 bits.
-    #[must_use]
-    pub const fn of(bits: u32) -> Self {
-        Self(bits & Self::BITS)
-    }
-
-    /// As in completions and attributes.
-    #[must_use]
-    pub const fn get(self) -> u32 {
-        self.0
-    }
-}
-
-impl From<QpNumber> for U32 {
-    fn from(number: QpNumber) -> Self {
-        number.0.into()
-    }
-}
-
-impl std::fmt::Display for QpNumber {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "QP {:#x}", self.0)
-    }
-}
-
-/// What peers name a port by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PortAddress {
-    /// In addresses with a global route header.
-    pub gid: RawGid,
-    /// In those without one: a unicast LID (IBTA 4.1.3).
-    pub lid: u16,
-}
-
-impl PortAddress {
-    /// Whether this names it.
-    #[must_use]
-    pub fn is_named_by(&self, destination: Destination) -> bool {
-        match destination {
-            Destination::Gid(gid) => gid == self.gid,
-            Destination::Lid(lid) => lid == self.lid,
-        }
-    }
-}
-
-/// The port that an address vector names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Destination {
-    /// By its GID: there is a global route header.
-    Gid(RawGid),
-    /// By its LID: there is none.
-    Lid(u16),
-}
 
 /// Where a queue pair takes receive requests from.
 pub enum Receives {
@@ -127,6 +63,22 @@ pub struct QpSpec {
     pub counters: Arc<Counters>,
     /// Of what its owner can have logged.
     pub limit: Arc<LogLimit>,
+    /// What not every queue pair has.
+    pub extras: QpExtras,
+}
+
+/// Whom the port of a queue pair may have to do with.
+pub trait Admission: Send + Sync {
+    /// Whether the port with this GID is one of them.
+    fn admits(&self, gid: &RawGid) -> bool;
+}
+
+/// What not every queue pair has: nothing of it by default.
+#[derive(Clone, Default)]
+pub struct QpExtras {
+    /// Whom its port takes datagrams of, and sends those of multicast groups to; all where there
+    /// is none.
+    pub admission: Option<Arc<dyn Admission>>,
 }
 
 /// A turn of a queue pair.
@@ -215,6 +167,19 @@ pub trait EngineQp: Send + Sync {
     fn modify(&self, mask: u32, attr: &QpAttr) -> Result<(), Errno>;
     /// Present attributes and state.
     fn query(&self) -> QpAttr;
+    /// Has it receive what is sent to this multicast group. Twice is as once.
+    ///
+    /// # Errors
+    /// `EINVAL` for a queue pair that receives no datagrams, `ENOMEM` where it is in as many groups
+    /// as it may be, or its port has as many queue pairs in this one.
+    fn attach(&self, group: GroupGid) -> Result<(), Errno>;
+    /// Ends that.
+    ///
+    /// # Errors
+    /// `EINVAL` where it is not in this group.
+    fn detach(&self, group: GroupGid) -> Result<(), Errno>;
+    /// Whether it is in a multicast group.
+    fn is_attached(&self) -> bool;
     /// Carries out what is queued, within the budget of the turn: others have theirs then. A
     /// request that waits costs nothing.
     fn progress(&self, turn: Turn) -> Progress;

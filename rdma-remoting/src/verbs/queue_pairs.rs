@@ -1,15 +1,20 @@
 //! Queue pairs.
 
 use super::CallHost;
-use crate::engine::{QpSpec, Receives};
+use crate::address::GroupGid;
+use crate::address_handles::HandlesOfDomain;
+use crate::engine::{Destination, QpExtras, QpSpec, Receives};
 use crate::ledger::Resource;
 use crate::memory::PdHandle;
 use crate::objects::{Member, QpObject, SrqObject};
 use crate::ready::Scheduled;
-use crate::work_queue::shared_queues;
+use crate::request::Addressing;
+use crate::work_queue::addressed_queues;
 use farlane_abi::Errno;
 use farlane_abi::queue::QpLayout;
-use farlane_abi::rdma::{CreateQp, Handle, ModifyQp, QP_AV, Qp, QpAttr, VerbsVersion, slot_of};
+use farlane_abi::rdma::{
+    CreateQp, Handle, McastGroup, ModifyQp, QP_AV, QPT_UD, Qp, QpAttr, VerbsVersion, slot_of,
+};
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
 
@@ -32,7 +37,14 @@ impl CallHost<'_> {
         .ok_or(Errno::EINVAL)?;
         let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
         let part = self.part(args.region, args.offset, layout.segment_bytes())?;
-        let queues = shared_queues(&part.memory, &layout);
+        let addressing = match args.qp_type.get() {
+            QPT_UD => Addressing::Handles(Arc::new(HandlesOfDomain {
+                handles: Arc::clone(&self.context.addresses),
+                pd: PdHandle(args.pd.get()),
+            })),
+            _ => Addressing::Connected,
+        };
+        let queues = addressed_queues(&part.memory, &layout, addressing);
         let (sends, recvs) = queues.map_err(|_| Errno::EINVAL)?;
         let mut objects = self.context.objects();
         let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
@@ -60,6 +72,9 @@ impl CallHost<'_> {
                 events: Box::new(move |kind| asyncs.push(kind, handle)),
                 counters: Arc::clone(&self.context.counters),
                 limit: Arc::clone(&self.context.limit),
+                extras: QpExtras {
+                    admission: self.context.admission(),
+                },
             })?;
             Ok(QpObject {
                 engine,
@@ -83,7 +98,7 @@ impl CallHost<'_> {
         let qp = self.qp(args.qp)?;
         let mask = args.mask.get();
         // As the kernel answers where a security module or a route prohibits it.
-        if mask & QP_AV != 0 && !self.context.may_reach(&args.attr) {
+        if mask & QP_AV != 0 && !self.context.may_reach(Destination::of(&args.attr)) {
             return Err(Errno::EACCES);
         }
         qp.engine.modify(mask, &args.attr)
@@ -96,11 +111,28 @@ impl CallHost<'_> {
     pub(super) fn remove_qp(&self, qp: Handle) -> Result<(), Errno> {
         let object = {
             let mut objects = self.context.objects();
+            // As the kernel has it (ibv_destroy_qp(3)).
+            let present = objects.qps.get(qp.get()).ok_or(Errno::EBADF)?;
+            if present.engine.is_attached() {
+                return Err(Errno::EBUSY);
+            }
             let object = objects.qps.remove(qp.get()).ok_or(Errno::EBADF)?;
             self.context.ready().remove(object.scheduled.slot());
             object
         };
         object.engine.destroy();
         Ok(())
+    }
+
+    pub(super) fn attach(&self, args: &McastGroup) -> Result<(), Errno> {
+        let qp = self.qp(args.qp)?;
+        qp.engine
+            .attach(GroupGid::new(args.gid).ok_or(Errno::EINVAL)?)
+    }
+
+    pub(super) fn detach(&self, args: &McastGroup) -> Result<(), Errno> {
+        let qp = self.qp(args.qp)?;
+        qp.engine
+            .detach(GroupGid::new(args.gid).ok_or(Errno::EINVAL)?)
     }
 }

@@ -3,7 +3,7 @@
 use farlane_abi::queue::WC_STATUS_RETRY_EXC_ERR;
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec, Receives};
+use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpExtras, QpSpec, Receives};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
 use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, RecvWqe, SendWqe};
@@ -141,6 +141,7 @@ pub fn end_receiving(
             },
             counters: Arc::default(),
             limit: Arc::default(),
+            extras: QpExtras::default(),
         })
         .unwrap();
     End {

@@ -4,7 +4,7 @@ use crate::rig::{BUFFER, DEPTH};
 use anyhow::{Context as _, Result, bail};
 use farlane_abi::rdma::{self, QpAttr};
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec, Receives};
+use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpExtras, QpSpec, Receives};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
 use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, SendWqe};
@@ -67,6 +67,7 @@ impl End {
             events: Box::new(|_| ()),
             counters: Arc::default(),
             limit: Arc::default(),
+            extras: QpExtras::default(),
         })?;
         Ok(Self { qp, sends, cq, key })
     }

@@ -143,10 +143,26 @@ pod! {
         pub qp_num: U32,
         /// Number of the peer's queue pair.
         pub src_qp: U32,
-        /// Detail of an error.
+        /// Detail of an error. Of a datagram that was received: its sender's local identifier in
+        /// the low half, the service level in the byte above.
         pub vendor_err: U32,
     }
 }
+
+impl SendTail {
+    /// That of a datagram: its address handle, the queue pair there, and the Q_Key.
+    #[must_use]
+    pub fn datagram(handle: u32, number: u32, qkey: u32) -> Self {
+        Self {
+            a: (u64::from(number) << 32 | u64::from(handle)).into(),
+            b: u64::from(qkey).into(),
+        }
+    }
+}
+
+/// Bytes before the data of a datagram in the memory that receives it: a global route header where
+/// [`WC_FLAG_GRH`] is set (IBTA 11.4.1.2).
+pub const GRH_BYTES: u32 = 40;
 
 /// RDMA write.
 pub const OP_RDMA_WRITE: u8 = 0;

@@ -69,6 +69,15 @@ call_table! {
         ///
         /// [`QpLayout::with_tail`]: crate::queue::QpLayout::with_tail
         19 => fn create_qp_ex(CreateQpEx) -> Qp;
+        /// Creates an address handle. `EACCES` of a port that the operator does not let this one
+        /// talk to.
+        21 => fn create_ah(CreateAh) -> Handle;
+        /// Destroys an address handle. Requests that name it and are not complete fail.
+        22 => fn destroy_ah(Handle) -> ();
+        /// Has a datagram queue pair receive what is sent to a multicast group.
+        23 => fn attach_mcast(McastGroup) -> ();
+        /// Ends that. `EINVAL` where it does not.
+        24 => fn detach_mcast(McastGroup) -> ();
         /// Creates a shared receive queue. `EOPNOTSUPP` in version 1.
         25 => fn create_srq(CreateSrq) -> Srq;
         /// Changes a shared receive queue.
@@ -416,6 +425,46 @@ pod! {
         pub xrcd: U32,
     }
 
+    /// Creation of an address handle, `struct ibv_ah_attr` where names are the same.
+    pub struct CreateAh {
+        /// Protection domain.
+        pub pd: U32,
+        /// Flow label.
+        pub flow_label: U32,
+        /// GID of the port or of the multicast group, where there is a global route header.
+        pub dgid: [u8; 16],
+        /// Local identifier of the port, where there is none.
+        pub dlid: U16,
+        /// Not zero: there is a global route header.
+        pub is_global: u8,
+        /// Index of the source GID.
+        pub sgid_index: u8,
+        /// Hop limit.
+        pub hop_limit: u8,
+        /// Traffic class.
+        pub traffic_class: u8,
+        /// Service level.
+        pub sl: u8,
+        /// Source path bits.
+        pub src_path_bits: u8,
+        /// Static rate.
+        pub static_rate: u8,
+        /// Port, from 1 up.
+        pub port_num: u8,
+        /// Zero.
+        pub reserved: [u8; 2],
+    }
+
+    /// A queue pair and a multicast group.
+    pub struct McastGroup {
+        /// The queue pair.
+        pub qp: U32,
+        /// GID of the group.
+        pub gid: [u8; 16],
+        /// Local identifier of the group: not looked at, the GID says which it is.
+        pub lid: U32,
+    }
+
     /// Creation of a shared receive queue.
     pub struct CreateSrq {
         /// Protection domain of the memory that its requests name.
@@ -506,6 +555,9 @@ impl VersionRange {
         VerbsVersion::ALL.into_iter().find(is_in)
     }
 }
+
+/// Number of the queue pairs of a multicast group, in datagrams that are sent to it.
+pub const MULTICAST_QPN: u32 = 0x00ff_ffff;
 
 /// `RegMr::source`: a pin.
 pub const MR_SOURCE_PIN: u32 = 1;

@@ -82,18 +82,12 @@ pub fn modify(
     Ok((to, new))
 }
 
-/// The peer that [valid](modify) attributes connect a queue pair to that goes to state `to`: there
-/// is one in the states in which it answers.
-pub fn peer(to: State, attr: &QpAttr) -> Option<QpName> {
-    let destination = if attr.is_global == 0 {
-        Destination::Lid(attr.dlid.get())
-    } else {
-        Destination::Gid(attr.dgid)
-    };
-    let number = QpNumber::of(attr.dest_qp_num.get());
-    to.responds().then_some(QpName {
-        destination,
-        number,
+/// The peer that [valid](modify) attributes connect a queue pair to that goes to state `to`: one
+/// that is connected has one in the states in which it answers.
+pub fn peer(transport: Transport, to: State, attr: &QpAttr) -> Option<QpName> {
+    (to.responds() && !transport.is_addressed()).then(|| QpName {
+        destination: Destination::of(attr),
+        number: QpNumber::of(attr.dest_qp_num.get()),
     })
 }
 

@@ -6,7 +6,7 @@ use super::transport::Transport;
 use super::waits::{Receiver, Requesting};
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
-use crate::engine::{PortAddress, QpNumber, Schedule};
+use crate::engine::{PortAddress, QpExtras, QpNumber, RawGid, Schedule};
 use crate::memory::{MemoryTable, PdHandle};
 use farlane_sys::log_limit::LogLimit;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -44,6 +44,7 @@ pub struct QpCommon {
     pub events: Box<dyn Fn(u32) + Send + Sync>,
     pub counters: Arc<Counters>,
     pub limit: Arc<LogLimit>,
+    pub extras: QpExtras,
     pub state: SharedState,
 }
 
@@ -92,6 +93,12 @@ impl QpCommon {
     /// Whether it is the one that this names.
     pub fn is_named_by(&self, name: QpName) -> bool {
         name.number == self.number && self.address.is_named_by(name.destination)
+    }
+
+    /// Whether its port takes datagrams of the port with this GID, and may send it some.
+    pub fn admits(&self, gid: &RawGid) -> bool {
+        let admission = self.extras.admission.as_ref();
+        admission.is_none_or(|admission| admission.admits(gid))
     }
 
     pub fn state(&self) -> State {

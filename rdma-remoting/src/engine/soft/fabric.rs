@@ -1,5 +1,6 @@
 //! Which queue pair has which name: numbers are those of a port.
 
+use super::groups::Groups;
 use super::target::Target;
 use crate::draws::Draws;
 use crate::engine::{Destination, PortAddress, QpNumber, RawGid};
@@ -63,6 +64,8 @@ impl Ports {
 #[derive(Default)]
 pub struct Fabric {
     ports: RwLock<Ports>,
+    /// Multicast groups.
+    pub groups: Groups,
     /// Told of what is moved.
     pub transfers: Option<Arc<dyn TransferObserver>>,
 }

@@ -77,7 +77,19 @@ pub fn move_message(
     offset: u64,
     length: u64,
 ) -> Result<(), Failed> {
-    let mut to = Cursor::at(destination, offset);
+    move_behind(counters, 0, destination, source, offset, length)
+}
+
+/// The same behind so many bytes of the destination.
+pub fn move_behind(
+    counters: &Counters,
+    header: u64,
+    destination: &[Part],
+    source: Source<'_>,
+    offset: u64,
+    length: u64,
+) -> Result<(), Failed> {
+    let mut to = Cursor::at(destination, header + offset);
     let mut left = length;
     match source {
         Source::Inline(bytes) => {

@@ -5,11 +5,14 @@
 
 mod attributes;
 mod common;
+mod datagram;
 mod fabric;
 mod gather;
+mod groups;
 mod qp;
 mod requester;
 mod responder;
+mod route_header;
 mod target;
 mod transfer;
 mod transport;
@@ -24,6 +27,7 @@ use farlane_abi::queue::{
     MAX_CQ_ENTRIES, MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, MAX_SGE, MAX_WQ_ENTRIES,
 };
 use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr};
+use groups::{MAX_GROUPS, MEMBERS_OF_A_PORT};
 use qp::SoftQp;
 use std::sync::Arc;
 use transport::Transport;
@@ -82,7 +86,10 @@ impl Engine for SoftEngine {
         DeviceLimits {
             max_srq_wr: MAX_WQ_ENTRIES.into(),
             max_srq_sge: MAX_SGE.into(),
-            ..Default::default()
+            max_mcast_grp: MAX_GROUPS.into(),
+            max_mcast_qp_attach: MEMBERS_OF_A_PORT.into(),
+            max_total_mcast_qp_attach: MAX_GROUPS.into(),
+            ..DeviceLimits::default()
         }
     }
 

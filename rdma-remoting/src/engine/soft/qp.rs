@@ -3,10 +3,12 @@
 use super::attributes::{self, State};
 use super::common::{QpCommon, SharedState};
 use super::fabric::{Fabric, QpName};
+use super::groups::Groups;
 use super::requester::Requester;
 use super::target::Target;
 use super::transport::Transport;
 use super::waits::Requesting;
+use crate::address::GroupGid;
 use crate::counters;
 use crate::engine::{Budget, EngineQp, Progress, QpNumber, QpSpec, Turn};
 use farlane_abi::Errno;
@@ -53,6 +55,7 @@ impl SoftQp {
                 events: spec.events,
                 counters: spec.counters,
                 limit: spec.limit,
+                extras: spec.extras,
                 state: SharedState::default(),
             };
             Target::new(common, recvs)
@@ -133,7 +136,7 @@ impl EngineQp for SoftQp {
             }
         }
         *held = new;
-        let peer = attributes::peer(to, &new);
+        let peer = attributes::peer(qp.transport, to, &new);
         if to == State::Reset {
             requester.reset();
             responder.reset();
@@ -156,6 +159,22 @@ impl EngineQp for SoftQp {
             sq_draining: u8::from(state == State::Draining && self.requester().is_active()),
             ..*attr
         }
+    }
+
+    fn attach(&self, group: GroupGid) -> Result<(), Errno> {
+        if self.common().transport != Transport::Datagram {
+            return Err(Errno::EINVAL);
+        }
+        self.fabric.groups.attach(group, &self.target)
+    }
+
+    fn detach(&self, group: GroupGid) -> Result<(), Errno> {
+        let was_attached = self.fabric.groups.detach(group, &self.target);
+        was_attached.then_some(()).ok_or(Errno::EINVAL)
+    }
+
+    fn is_attached(&self) -> bool {
+        Groups::has(&self.target)
     }
 
     fn progress(&self, turn: Turn) -> Progress {
@@ -193,12 +212,14 @@ impl EngineQp for SoftQp {
         requester.pause(paused);
         responder.pause(paused);
         drop((requester, responder));
-        self.changed(attributes::peer(self.common().state(), &attr));
+        let qp = self.common();
+        self.changed(attributes::peer(qp.transport, qp.state(), &attr));
     }
 
     fn destroy(&self) {
         let common = self.common();
         self.fabric.remove(common.address, common.number);
+        self.fabric.groups.forget(&self.target);
         let mut requester = self.requester();
         let mut responder = self.target.responder();
         self.common().state.set(State::Reset);

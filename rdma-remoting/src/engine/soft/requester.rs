@@ -2,14 +2,16 @@
 
 use super::attributes::{ack_timeout, rnr_delay};
 use super::common::{Life, QpCommon};
+use super::datagram::{MAX_DATAGRAM_BYTES, Packet, Undelivered};
 use super::fabric::{Fabric, QpName};
-use super::responder::{Nak, Responder};
+use super::responder::{Arrival, Nak, Responder};
 use super::target::Target;
 use super::transfer::{Message, Refusal, Transfer};
+use crate::address::Recipients;
 use crate::counters;
 use crate::engine::{Budget, Progress, Turn};
 use crate::memory::{Part, Use};
-use crate::request::{Opcode, SendWqe};
+use crate::request::{Opcode, SendWqe, Target as RequestTarget};
 use crate::work_queue::{QueueError, WorkSource};
 use farlane_abi::queue::{
     Completion, MAX_MESSAGE_BYTES, WC_OPCODE_ATOMIC_WRITE, WC_OPCODE_BIND_WINDOW,
@@ -18,7 +20,7 @@ use farlane_abi::queue::{
     WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_RETRY_EXC_ERR, WC_STATUS_RNR_RETRY_EXC_ERR,
     WC_STATUS_SUCCESS, WC_STATUS_WR_FLUSH_ERR,
 };
-use farlane_abi::rdma::{EVENT_QP_FATAL, EVENT_SQ_DRAINED, QpAttr};
+use farlane_abi::rdma::{EVENT_QP_FATAL, EVENT_SQ_DRAINED, MULTICAST_QPN, QpAttr};
 use farlane_sys::warn_limited;
 use farlane_zero_copy::topology::Node;
 use std::mem::discriminant;
@@ -58,6 +60,8 @@ struct Active {
     waiting: Option<(Wait, Option<Instant>)>,
     retries_left: u8,
     rnr_retries_left: u8,
+    /// Members of the group that it is for which have had their turn.
+    members: usize,
 }
 
 /// State of the requester's half. Its lock comes before any responder's.
@@ -255,7 +259,9 @@ impl Requester {
     /// Opens the local memory of the request that was just taken.
     fn begin(&mut self, qp: &QpCommon) -> Result<(), u8> {
         self.parts.clear();
-        if !qp.transport.carries(self.request.opcode) {
+        let is_addressed = self.request.target != RequestTarget::Peer;
+        if !qp.transport.carries(self.request.opcode) || is_addressed != qp.transport.is_addressed()
+        {
             return Err(WC_STATUS_LOC_QP_OP_ERR);
         }
         let length = self.request.length();
@@ -288,6 +294,7 @@ impl Requester {
             waiting: None,
             retries_left: self.attr.retry_cnt,
             rnr_retries_left: self.attr.rnr_retry,
+            members: 0,
         });
         Ok(())
     }
@@ -347,6 +354,9 @@ impl Requester {
 
     /// Moves some of the request at hand, on a worker of `node`.
     fn step(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut Budget) -> Step {
+        if qp.transport.is_addressed() {
+            return self.send_datagram(qp, node, budget);
+        }
         let Some(peer) = self.peer() else {
             return self.unanswered(qp);
         };
@@ -394,6 +404,92 @@ impl Requester {
         }
     }
 
+    /// Sends the datagram at hand: to the one that it names, or to some of the members of a group.
+    /// The receivers' work is the sender's.
+    fn send_datagram(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut Budget) -> Step {
+        let (RequestTarget::Datagram(datagram), Some(active)) =
+            (self.request.target, self.active.as_mut())
+        else {
+            return Step::Failed(WC_STATUS_LOC_QP_OP_ERR);
+        };
+        let length = active.transfer.length;
+        // IBTA C10-93.1.1: one that is longer is not sent, and that is no error.
+        let Some(length) = u16::try_from(length)
+            .ok()
+            .filter(|_| length <= MAX_DATAGRAM_BYTES)
+        else {
+            return self.dropped(qp);
+        };
+        let packet = Packet {
+            from: qp,
+            own_qkey: self.attr.qkey.get(),
+            datagram,
+            request: &self.request,
+            parts: &self.parts,
+            length,
+        };
+        match datagram.address.to {
+            Recipients::Port(destination) => {
+                budget.take_whole(length.into());
+                let number = datagram.number;
+                let Some(peer) = self.fabric.find(QpName {
+                    destination,
+                    number,
+                }) else {
+                    return self.dropped(qp);
+                };
+                let mut receiver = peer.responder();
+                match packet.deliver(&peer.common, &mut receiver) {
+                    Ok(()) => {
+                        let arrival = packet.arrival();
+                        self.tell_transferred(node);
+                        // The sender is told first, as of a connection.
+                        self.complete(qp, length.into(), length.into());
+                        receiver.complete_receive(&peer.common, &arrival);
+                        Step::Done
+                    }
+                    Err(Undelivered::Dropped) => {
+                        drop(receiver);
+                        self.dropped(qp)
+                    }
+                    Err(Undelivered::Local(status)) => Step::Failed(status),
+                }
+            }
+            Recipients::Group(group) => {
+                let is_to_group = datagram.number.get() == MULTICAST_QPN;
+                let mut has_moved = false;
+                while is_to_group
+                    && let Some(member) = self.fabric.groups.member(group, active.members)
+                {
+                    if std::mem::replace(&mut has_moved, true) && !budget.has_operation() {
+                        return Step::More;
+                    }
+                    // The first one is paid with the request.
+                    if active.members > 0 {
+                        budget.begin();
+                    }
+                    budget.take_whole(length.into());
+                    active.members += 1;
+                    let mut receiver = member.responder();
+                    match packet.deliver(&member.common, &mut receiver) {
+                        Ok(()) => {
+                            receiver.complete_receive(&member.common, &packet.arrival());
+                            active.transfer.done += u64::from(length);
+                        }
+                        Err(Undelivered::Dropped) => {
+                            counters::count(&qp.counters.dropped, 1);
+                        }
+                        Err(Undelivered::Local(status)) => return Step::Failed(status),
+                    }
+                }
+                let moved = active.transfer.done;
+                self.tell_transferred(node);
+                self.complete(qp, length.into(), moved);
+                Step::Done
+            }
+        }
+    }
+
     /// Completes the peer's receive request, where the request at hand has consumed one.
     fn complete_receive(
         &self,
@@ -404,10 +500,16 @@ impl Requester {
     ) {
         let (request, opcode) = (&self.request, self.request.opcode);
         if opcode.consumes_receive() {
-            let immediate = opcode.has_immediate().then_some(request.immediate);
-            let by_write = opcode == Opcode::WriteImm;
-            let solicited = request.solicited;
-            responder.complete_receive(peer, qp.number, length, immediate, by_write, solicited);
+            let arrival = Arrival {
+                from: qp.number,
+                length,
+                immediate: opcode.has_immediate().then_some(request.immediate),
+                by_write: opcode == Opcode::WriteImm,
+                solicited: request.solicited,
+                flags: 0,
+                route: 0,
+            };
+            responder.complete_receive(peer, &arrival);
         }
     }
 

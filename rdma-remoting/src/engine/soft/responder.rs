@@ -30,6 +30,23 @@ pub enum Nak {
     Dropped,
 }
 
+/// A message that has arrived whole.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// Who has sent it.
+    pub from: QpNumber,
+    /// Its bytes, with its header where there is room for one.
+    pub length: u32,
+    pub immediate: Option<u32>,
+    /// It was an RDMA write.
+    pub by_write: bool,
+    pub solicited: bool,
+    /// `WC_FLAG_*` besides that of immediate data.
+    pub flags: u16,
+    /// Whence it came, as [`Completion::vendor_err`] has it; zero of a connection.
+    pub route: u32,
+}
+
 /// State of the responder's half. Its lock comes after the requester's of any queue pair.
 pub struct Responder {
     receives: Receives,
@@ -101,6 +118,11 @@ impl Responder {
         !self.paused
             && self.peer_name.is_some_and(|name| peer.is_named_by(name))
             && (!peer.transport.is_acknowledged() || self.heard.is_none_or(|heard| heard == life))
+    }
+
+    /// Whether it takes datagrams that have this Q_Key.
+    pub fn takes_datagrams_of(&self, qkey: u32) -> bool {
+        !self.paused && self.attr.qkey.get() == qkey
     }
 
     /// Whether the first message of a peer that starts at `psn` is in sequence.
@@ -347,36 +369,30 @@ impl Responder {
         }
     }
 
-    /// Completes the current receive request: a whole message of `length` bytes has arrived.
-    pub fn complete_receive(
-        &mut self,
-        qp: &QpCommon,
-        from: QpNumber,
-        length: u32,
-        immediate: Option<u32>,
-        rdma: bool,
-        solicited: bool,
-    ) {
+    /// Completes the current receive request: a whole message has arrived.
+    pub fn complete_receive(&mut self, qp: &QpCommon, arrival: &Arrival) {
         self.parts.clear();
         let Some(request) = self.current.take() else {
             return;
         };
+        let immediate = arrival.immediate.map_or(0, |_| WC_FLAG_IMM);
         let completion = Completion {
             wr_id: request.wr_id.into(),
-            opcode: if rdma {
+            opcode: if arrival.by_write {
                 WC_OPCODE_RECV_RDMA_WITH_IMM
             } else {
                 WC_OPCODE_RECV
             },
-            flags: if immediate.is_some() { WC_FLAG_IMM } else { 0 }.into(),
-            byte_len: length.into(),
-            imm: immediate.unwrap_or_default().into(),
+            flags: (immediate | arrival.flags).into(),
+            byte_len: arrival.length.into(),
+            imm: arrival.immediate.unwrap_or_default().into(),
             qp_num: qp.number.into(),
-            src_qp: from.into(),
+            src_qp: arrival.from.into(),
+            vendor_err: arrival.route.into(),
             ..Default::default()
         };
         self.spare = request;
-        self.push(qp, &completion, solicited);
+        self.push(qp, &completion, arrival.solicited);
     }
 
     fn push(&mut self, qp: &QpCommon, completion: &Completion, solicited: bool) {

@@ -2,6 +2,7 @@
 
 use super::common::QpCommon;
 use super::responder::Responder;
+use crate::address::GroupGid;
 use crate::engine::Receives;
 use farlane_sys::sync::lock;
 use std::sync::{Mutex, MutexGuard};
@@ -10,6 +11,8 @@ use std::sync::{Mutex, MutexGuard};
 pub struct Target {
     pub common: QpCommon,
     responder: Mutex<Responder>,
+    /// Multicast groups that it is in.
+    pub groups: Mutex<Vec<GroupGid>>,
 }
 
 impl std::fmt::Debug for Target {
@@ -26,6 +29,7 @@ impl Target {
         Self {
             common,
             responder: Mutex::new(Responder::new(recvs)),
+            groups: Mutex::default(),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::fabric::QpName;
 use super::*;
-use crate::engine::{Destination, PortAddress, QpNumber, RawGid, Receives};
+use crate::engine::{Destination, PortAddress, QpExtras, QpNumber, RawGid, Receives};
 use crate::local::{LocalCompletionQueue, LocalQueue};
 use crate::memory::{MemoryTable, PdHandle};
 use crate::request::{Opcode, RecvWqe, SendWqe};
@@ -44,6 +44,7 @@ fn end_at(fabric: &Arc<Fabric>, address: PortAddress, number: Option<QpNumber>) 
         events: Box::new(|_| ()),
         counters: Arc::default(),
         limit: Arc::default(),
+        extras: QpExtras::default(),
     };
     if let Some(number) = number {
         fabric.give_again(number);

@@ -34,7 +34,12 @@ impl Transport {
 
     /// Whether the engine makes queue pairs of it.
     pub fn is_carried(self) -> bool {
-        matches!(self, Self::Reliable | Self::Unreliable)
+        matches!(self, Self::Reliable | Self::Unreliable | Self::Datagram)
+    }
+
+    /// Whether each request says whom it is for.
+    pub fn is_addressed(self) -> bool {
+        self == Self::Datagram
     }
 
     /// Whether the responder answers each message. Where it does not, the requester learns of

@@ -8,17 +8,22 @@ use farlane_abi::queue::{
     QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SEND_TAIL, SendEntry, SendTail, Sge,
 };
 use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QP_STATE, QP_TO_INIT, QP_TO_RTR,
-    QP_TO_RTS, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QPT_UC, QpAttr,
-    UC_TO_RTR, UC_TO_RTS, VerbsVersion,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, MULTICAST_QPN, QP_STATE,
+    QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QPT_UC,
+    QPT_UD, QpAttr, UC_TO_RTR, UC_TO_RTS, UD_TO_INIT, UD_TO_RTR, UD_TO_RTS, VerbsVersion,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
+use farlane_rdma_remoting::address::{AddressVector, Destination, GroupGid, QpNumber, Recipients};
 use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine as _, EngineQp, PortAddress, QpSpec, Receives};
+use farlane_rdma_remoting::engine::{
+    Engine as _, EngineQp, PortAddress, QpExtras, QpSpec, Receives,
+};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
-use farlane_rdma_remoting::request::{MemoryKey, RecvWqe, SendFormat, SendWqe, WorkRequest as _};
-use farlane_rdma_remoting::work_queue::shared_queues;
+use farlane_rdma_remoting::request::{
+    Addressing, MemoryKey, RecvWqe, ResolveAddress, SendFormat, SendWqe, WorkRequest as _,
+};
+use farlane_rdma_remoting::work_queue::addressed_queues;
 use farlane_zero_copy::{AddressSpace, Region, SharedMemory};
 use std::cell::LazyCell;
 use std::sync::Arc;
@@ -78,6 +83,32 @@ thread_local! {
     }) };
 }
 
+/// What the first handles name: each end's port in both ways, and a group that both are in.
+struct Handles;
+
+impl ResolveAddress for Handles {
+    fn resolve(&self, handle: u32) -> Option<AddressVector> {
+        let to = match handle {
+            1 => Recipients::Port(Destination::Gid([0; 16])),
+            2 => Recipients::Port(Destination::Gid([1; 16])),
+            3 => Recipients::Port(Destination::Lid(LID)),
+            4 => Recipients::Group(group()),
+            _ => return None,
+        };
+        Some(AddressVector {
+            to,
+            sl: 0,
+            flow_label: 0,
+            traffic_class: 0,
+            hop_limit: 1,
+        })
+    }
+}
+
+fn group() -> GroupGid {
+    GroupGid::new([0xff; 16]).expect("a multicast address")
+}
+
 /// A process with its queue pair.
 struct End<'a> {
     ram: &'a Ram,
@@ -125,7 +156,12 @@ impl<'a> End<'a> {
         });
         let keys = keys.collect();
         let [queues, completions] = &machine.segments[usize::from(index)];
-        let (sends, recvs) = shared_queues(queues, &layout).expect("a segment that is long enough");
+        let addressing = match kind {
+            QPT_UD => Addressing::Handles(Arc::new(Handles)),
+            _ => Addressing::Connected,
+        };
+        let both = addressed_queues(queues, &layout, addressing);
+        let (sends, recvs) = both.expect("a segment that is long enough");
         let cq_layout = CqLayout::new(cqes).expect("a small queue");
         let nothing = || Box::new(|| ()) as Box<dyn Fn() + Send + Sync>;
         let cq =
@@ -148,8 +184,12 @@ impl<'a> End<'a> {
             events: Box::new(|_| ()),
             counters: Arc::default(),
             limit: Arc::default(),
+            extras: QpExtras::default(),
         });
-        let qp = qp.expect("a connection");
+        let qp = qp.expect("a queue pair");
+        if kind == QPT_UD {
+            qp.attach(group()).expect("room in a group");
+        }
         Self {
             ram: &machine.ram,
             base,
@@ -184,9 +224,10 @@ impl<'a> End<'a> {
     /// Takes it from any state to one in which it talks to `to`, as far as that is possible.
     fn connect(&self, to: u32, input: &mut Input<'_>) {
         let (bits, timers) = (input.u8(), input.u8());
-        let (to_rtr, to_rts) = match self.kind {
-            QPT_UC => (UC_TO_RTR, UC_TO_RTS),
-            _ => (QP_TO_RTR, QP_TO_RTS),
+        let (to_init, to_rtr, to_rts) = match self.kind {
+            QPT_UC => (QP_TO_INIT, UC_TO_RTR, UC_TO_RTS),
+            QPT_UD => (UD_TO_INIT, UD_TO_RTR, UD_TO_RTS),
+            _ => (QP_TO_INIT, QP_TO_RTR, QP_TO_RTS),
         };
         self.modify(QPS_RESET, 0, QpAttr::default());
         let attr = QpAttr {
@@ -194,7 +235,7 @@ impl<'a> End<'a> {
             qp_access_flags: u32::from(!bits & 7).into(),
             ..QpAttr::default()
         };
-        self.modify(QPS_INIT, QP_TO_INIT, attr);
+        self.modify(QPS_INIT, to_init, attr);
         let attr = QpAttr {
             path_mtu: 3,
             dest_qp_num: to.into(),
@@ -281,9 +322,17 @@ impl<'a> End<'a> {
         };
         let mut bytes = head.as_bytes().to_vec();
         if self.layout.version == VerbsVersion::V2 && flags & SEND_TAIL != 0 {
-            let tail = SendTail {
-                a: Self::address(input).into(),
-                b: u64::from(Self::key(self, input)).into(),
+            let tail = match self.kind {
+                QPT_UD => {
+                    let numbers = [self.qp.number(), peer.qp.number()].map(QpNumber::get);
+                    let numbers = [numbers[0], numbers[1], MULTICAST_QPN, 0];
+                    let (handle, qkey) = (input.u8() % 6, input.u8() % 2);
+                    SendTail::datagram(handle.into(), *input.pick(&numbers), qkey.into())
+                }
+                _ => SendTail {
+                    a: Self::address(input).into(),
+                    b: u64::from(Self::key(self, input)).into(),
+                },
             };
             bytes.extend_from_slice(tail.as_bytes());
         }
@@ -441,11 +490,18 @@ impl Scene<'_> {
     }
 }
 
+fn format(version: VerbsVersion) -> SendFormat {
+    SendFormat {
+        version,
+        addressing: Addressing::Connected,
+    }
+}
+
 /// The parsers alone, which must find no more in an entry than there is.
 fn parse(entry: &[u8]) {
     let mut send = SendWqe::default();
     for version in [VerbsVersion::V1, VerbsVersion::V2] {
-        if send.parse_as(&SendFormat { version }, entry).is_err() {
+        if send.parse_as(&format(version), entry).is_err() {
             continue;
         }
         let elements = send.elements.as_slice().len();
@@ -490,7 +546,11 @@ pub fn run(data: &[u8]) {
         let engine = SoftEngine::new();
         let end = |index| {
             let is_unreliable = flags >> index & 2 != 0;
-            let kind = if is_unreliable { QPT_UC } else { QPT_RC };
+            let kind = match is_unreliable {
+                _ if flags & 24 == 24 => QPT_UD,
+                true => QPT_UC,
+                false => QPT_RC,
+            };
             End::new(machine, &engine, index, kind, layout, cqes, index == 1)
         };
         let mut scene = Scene {

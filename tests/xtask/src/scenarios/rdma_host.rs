@@ -25,6 +25,8 @@ const PING_PONGS: &[&str] = &[
     "ibv_uc_pingpong",
     "ibv_uc_pingpong -g 0 -c -e",
     "ibv_uc_pingpong -g 0 -c -s 65536",
+    "ibv_ud_pingpong",
+    "ibv_ud_pingpong -g 0 -c -e",
     "ibv_srq_pingpong",
     "ibv_srq_pingpong -g 0 -e",
     "ibv_srq_pingpong -g 0 -q 16",
@@ -43,6 +45,10 @@ const PERFTESTS: &[&str] = &[
     "ib_write_bw -c UC -a -n 100",
     "ib_write_lat -c UC -s 8 -n 2000",
     "ib_send_lat -c UC -s 8 -n 2000",
+    "ib_send_bw -c UD -a -n 100",
+    "ib_send_lat -c UD -s 8 -n 2000",
+    "ib_send_lat -c UD -s 8 -n 2000 -e",
+    "ib_send_bw -c UD -s 64 -n 1000 -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:1:1:1",
     "ib_send_bw --use-srq -q 4 -s 65536 -n 1000",
     "ib_send_lat --use-srq -c UC -s 8 -n 2000",
     "ib_send_lat --use-srq -s 8 -n 2000",
@@ -64,6 +70,9 @@ const QPERF: &[&str] = &[
     "uc_rdma_write_bw",
     "uc_rdma_write_lat",
     "uc_rdma_write_poll_lat",
+    "ud_bi_bw",
+    "ud_bw",
+    "ud_lat",
 ];
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {

@@ -8,8 +8,8 @@ use farlane_abi::Errno;
 use farlane_abi::arena::CALL_PAYLOAD_BYTES;
 use farlane_abi::queue::QpLayout;
 use farlane_abi::rdma::{
-    AllocBuffer, CreateCq, CreateQp, MR_SOURCE_BUFFER, ModifyQp, QPT_RC, RegMr, VERBS_CALLS,
-    VerbsStubs,
+    AllocBuffer, CreateAh, CreateCq, CreateQp, CreateQpEx, MR_SOURCE_BUFFER, McastGroup, ModifyQp,
+    QPT_RC, RegMr, VERBS_CALLS, VerbsStubs, VersionRange,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_attacks::Random;
@@ -59,6 +59,12 @@ fn handles(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
             verbs.query_qp(&handle).map(drop),
             verbs.destroy_qp(&handle),
             verbs.free_buffer(&handle),
+            verbs.destroy_ah(&handle),
+            verbs.attach_mcast(&McastGroup {
+                qp: handle,
+                gid: [0xff; 16],
+                ..McastGroup::default()
+            }),
             modify(session, handle.get()),
             register(session, pd, handle.get()),
         ];
@@ -256,6 +262,11 @@ fn random_arguments(session: &Session, table: &mut Table) -> Result<(), Failure>
             "create_qp" => size_of::<CreateQp>(),
             "modify_qp" => size_of::<ModifyQp>(),
             "alloc_buffer" => size_of::<AllocBuffer>(),
+            "device_limits" => 0,
+            "negotiate" => size_of::<VersionRange>(),
+            "create_qp_ex" => size_of::<CreateQpEx>(),
+            "create_ah" => size_of::<CreateAh>(),
+            "attach_mcast" | "detach_mcast" => size_of::<McastGroup>(),
             _ => 4,
         };
         let mut answers = BTreeMap::new();
@@ -293,7 +304,7 @@ fn wrong_lengths(session: &Session, table: &mut Table) {
         .step_by(7)
         .chain([498, 512, 4096, 1 << 20, u32::MAX - 15, u32::MAX]);
     for length in lengths {
-        for number in (0..20).chain([1 << 31, u32::MAX]) {
+        for number in (0..48).chain([1 << 31, u32::MAX]) {
             let answer = session.raw_call(number, &args, length);
             silent |= answer == Err(Errno::ETIMEDOUT) || answer == Err(Errno::ENODEV);
             tried += 1;
@@ -322,6 +333,27 @@ fn exhaustion(session: &Session, table: &mut Table) {
     let what = format!("protection domains: the one after {}", made.len());
     table.refused(GROUP, &what, outcome, &[Errno::ENOMEM]);
     for pd in made {
+        let _ = verbs.dealloc_pd(&pd);
+    }
+    if let Ok(pd) = verbs.alloc_pd(&()) {
+        let mut made = Vec::new();
+        let request = CreateAh {
+            pd,
+            dlid: 1.into(),
+            port_num: 1,
+            ..CreateAh::default()
+        };
+        let outcome = loop {
+            match verbs.create_ah(&request) {
+                Ok(ah) if made.len() < 100_000 => made.push(ah),
+                other => break other.map(drop),
+            }
+        };
+        let what = format!("address handles: the one after {}", made.len());
+        table.refused(GROUP, &what, outcome, &[Errno::ENOMEM]);
+        for ah in made {
+            let _ = verbs.destroy_ah(&ah);
+        }
         let _ = verbs.dealloc_pd(&pd);
     }
     let mut made = Vec::new();

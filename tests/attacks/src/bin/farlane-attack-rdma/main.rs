@@ -11,6 +11,7 @@
 //! means that every attempt got an error that was foreseen.
 
 mod calls;
+mod datagrams;
 mod maps;
 mod packets;
 mod pair;
@@ -69,5 +70,6 @@ fn attack(witness: &Path) -> Result<bool, Failure> {
     calls::attack(&device, &witness, &mut table)?;
     rings::attack(&device, &mut table)?;
     work::attack(&device, &witness, &mut table)?;
+    datagrams::attack(&device, &witness, &mut table)?;
     Ok(table.close())
 }

@@ -7,7 +7,9 @@ use farlane_abi::queue::{
     OP_RDMA_WRITE, QP_OFF_ENTRIES, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry,
     SEND_SIGNALED, SendEntry, Sge,
 };
-use farlane_abi::rdma::{self, CreateQp, ModifyQp, Mr, QPT_RC, QpAttr, VerbsStubs};
+use farlane_abi::rdma::{
+    self, CreateQp, CreateQpEx, ModifyQp, Mr, QPT_RC, QPT_UD, QpAttr, VerbsStubs, VerbsVersion,
+};
 use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_transport::Map;
@@ -102,19 +104,57 @@ pub fn holds(map: &Map, byte: u8) -> bool {
 impl Qp {
     fn create(session: &Session, pd: u32, cq: u32) -> Result<Self, Failure> {
         let layout = QpLayout::new(ENTRIES, 4, 0, ENTRIES, 4).ok_or("Too much")?;
+        Self::laid_out(session, pd, cq, layout, QPT_RC)
+    }
+
+    /// One for datagrams, ready to send and to receive, of a session that has settled version 2.
+    pub fn datagrams(session: &Session, pd: u32, cq: u32, qkey: u32) -> Result<Self, Failure> {
+        let layout = QpLayout::with_tail(ENTRIES, 4, 0, ENTRIES, 4).ok_or("Too much")?;
+        let qp = Self::laid_out(session, pd, cq, layout, QPT_UD)?;
+        for (qp_state, mask) in [
+            (rdma::QPS_INIT, rdma::UD_TO_INIT),
+            (rdma::QPS_RTR, rdma::UD_TO_RTR),
+            (rdma::QPS_RTS, rdma::UD_TO_RTS),
+        ] {
+            let attr = QpAttr {
+                qp_state,
+                port_num: 1,
+                qkey: qkey.into(),
+                ..QpAttr::default()
+            };
+            qp.modify(session, mask, attr)?;
+        }
+        Ok(qp)
+    }
+
+    fn laid_out(
+        session: &Session,
+        pd: u32,
+        cq: u32,
+        layout: QpLayout,
+        qp_type: u32,
+    ) -> Result<Self, Failure> {
         let (region, map) = session.segment(layout.segment_bytes())?;
-        let qp = VerbsStubs(session).create_qp(&CreateQp {
+        let verbs = VerbsStubs(session);
+        let base = CreateQp {
             pd: pd.into(),
             send_cq: cq.into(),
             recv_cq: cq.into(),
-            qp_type: QPT_RC.into(),
+            qp_type: qp_type.into(),
             region: region.into(),
             send_wr: ENTRIES.into(),
             send_sge: 4.into(),
             recv_wr: ENTRIES.into(),
             recv_sge: 4.into(),
             ..CreateQp::default()
-        })?;
+        };
+        let qp = match layout.version {
+            VerbsVersion::V1 => verbs.create_qp(&base),
+            VerbsVersion::V2 => verbs.create_qp_ex(&CreateQpEx {
+                base,
+                ..CreateQpEx::default()
+            }),
+        }?;
         Ok(Self {
             handle: qp.handle.get(),
             number: qp.qp_num.get(),

@@ -91,21 +91,6 @@ pub const SKIPS: &[Skip] = &[
         because: "no raw packets",
     },
     Skip {
-        reason: "Create UD QP",
-        at_most: 11,
-        because: "no unreliable datagrams",
-    },
-    Skip {
-        reason: "Create QP type 4 is not supported",
-        at_most: 5,
-        because: "no unreliable datagrams",
-    },
-    Skip {
-        reason: "Create AH is not supported",
-        at_most: 3,
-        because: "no unreliable datagrams",
-    },
-    Skip {
         reason: "Create XRCD is not supported",
         at_most: 5,
         because: "no extended reliable connections (XRC)",

@@ -1,0 +1,125 @@
+//! A datagram: one message from one queue pair to another, or to the members of a group, which are
+//! not connected (IBTA 9.8.3). Nothing is answered: whoever does not take it loses it, the sender
+//! has sent it all the same, and nothing that a stranger sends ends a receiver.
+
+use super::common::QpCommon;
+use super::gather::{Failed, Source, move_behind, move_message};
+use super::responder::{Arrival, Responder};
+use super::route_header::route_header;
+use crate::address::{Datagram, Destination, RawGid, Recipients};
+use crate::memory::Part;
+use crate::request::SendWqe;
+use farlane_abi::queue::{GRH_BYTES, WC_FLAG_GRH, WC_STATUS_LOC_PROT_ERR};
+use farlane_abi::rdma::EVENT_QP_FATAL;
+
+/// Largest datagram in bytes: the port's MTU, of 4096.
+pub const MAX_DATAGRAM_BYTES: u32 = 4096;
+
+/// Bit of a request's Q_Key by which the sender's own is meant (IBTA 10.2.5).
+const OWN_QKEY: u32 = 1 << 31;
+
+/// Why a receiver has not got a datagram.
+pub enum Undelivered {
+    /// It does not take it.
+    Dropped,
+    /// The sender's memory: the status that its request completes with.
+    Local(u8),
+}
+
+/// A datagram on its way.
+pub struct Packet<'a> {
+    pub from: &'a QpCommon,
+    /// The sender's Q_Key.
+    pub own_qkey: u32,
+    pub datagram: Datagram,
+    pub request: &'a SendWqe,
+    /// Memory of the sender that the request names.
+    pub parts: &'a [Part],
+    /// Bytes of data.
+    pub length: u16,
+}
+
+impl Packet<'_> {
+    /// GID that the header says it is for; none where there is no header.
+    fn header_to(&self) -> Option<RawGid> {
+        match self.datagram.address.to {
+            Recipients::Port(Destination::Lid(_)) => None,
+            Recipients::Port(Destination::Gid(gid)) => Some(gid),
+            Recipients::Group(group) => Some(*group.raw()),
+        }
+    }
+
+    /// Whether a receiver takes it: it is ready, has the Q_Key, and both operators let the two have
+    /// to do with each other.
+    fn is_taken_by(&self, to: &QpCommon, receiver: &Responder) -> bool {
+        let qkey = match self.datagram.qkey & OWN_QKEY {
+            0 => self.datagram.qkey,
+            _ => self.own_qkey,
+        };
+        to.transport == self.from.transport
+            && to.state().responds()
+            && receiver.takes_datagrams_of(qkey)
+            && to.admits(&self.from.address.gid)
+            && self.from.admits(&to.address.gid)
+    }
+
+    /// Moves it into the memory of a receiver, behind its header.
+    pub fn deliver(&self, to: &QpCommon, receiver: &mut Responder) -> Result<(), Undelivered> {
+        if !self.is_taken_by(to, receiver) {
+            return Err(Undelivered::Dropped);
+        }
+        let room = u64::from(GRH_BYTES) + u64::from(self.length);
+        let ready = receiver.ready_receive(to);
+        ready
+            .and_then(|()| receiver.open_receive(to, room))
+            .map_err(|_| Undelivered::Dropped)?;
+        let header = self.header_to().map(|gid| {
+            let from = &self.from.address.gid;
+            route_header(from, &gid, &self.datagram.address, self.length)
+        });
+        let parts = receiver.parts();
+        let counters = &self.from.counters;
+        let header = header.as_ref().map_or(Ok(()), |header| {
+            move_message(counters, parts, Source::Inline(header), 0, GRH_BYTES.into())
+        });
+        let data = self.request.inline();
+        let data = data.map_or(Source::Parts(self.parts), Source::Inline);
+        let moved = header.and_then(|()| {
+            move_behind(
+                counters,
+                GRH_BYTES.into(),
+                parts,
+                data,
+                0,
+                self.length.into(),
+            )
+        });
+        moved.map_err(|failed| match failed {
+            Failed::Source(e) => {
+                log::debug!("Datagram: local memory: {e}");
+                Undelivered::Local(WC_STATUS_LOC_PROT_ERR)
+            }
+            Failed::Destination(e) => {
+                log::debug!("Datagram: receiver's memory: {e}");
+                receiver.fail_receive(to, WC_STATUS_LOC_PROT_ERR);
+                receiver.break_down(to, WC_STATUS_LOC_PROT_ERR, EVENT_QP_FATAL);
+                Undelivered::Dropped
+            }
+        })
+    }
+
+    /// What the receiver is told of it.
+    pub fn arrival(&self) -> Arrival {
+        let opcode = self.request.opcode;
+        let sl = u32::from(self.datagram.address.sl);
+        Arrival {
+            from: self.from.number,
+            length: GRH_BYTES + u32::from(self.length),
+            immediate: opcode.has_immediate().then_some(self.request.immediate),
+            by_write: false,
+            solicited: self.request.solicited,
+            flags: self.header_to().map_or(0, |_| WC_FLAG_GRH),
+            route: u32::from(self.from.address.lid) | sl << 16,
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Address handles.
+
+use super::CallHost;
+use crate::address::{AddressVector, Destination, GroupGid, Recipients};
+use crate::ledger::Resource;
+use crate::memory::PdHandle;
+use farlane_abi::Errno;
+use farlane_abi::rdma::{CreateAh, Handle};
+use std::sync::Arc;
+
+/// Unicast LIDs are 1 to this one (IBTA 4.1.3).
+const LAST_LID: u16 = 0xbfff;
+
+/// The address that was asked for. An address without a global route header needs a LID.
+fn address(args: &CreateAh) -> Result<AddressVector, Errno> {
+    let flow_label = args.flow_label.get();
+    if args.port_num != 1 || args.sl > 15 || flow_label > 0xf_ffff {
+        return Err(Errno::EINVAL);
+    }
+    let to = if args.is_global == 0 {
+        let lid = args.dlid.get();
+        if !(1..=LAST_LID).contains(&lid) {
+            return Err(Errno::EINVAL);
+        }
+        Recipients::Port(Destination::Lid(lid))
+    } else {
+        if args.sgid_index != 0 {
+            return Err(Errno::EINVAL);
+        }
+        match GroupGid::new(args.dgid) {
+            Some(group) => Recipients::Group(group),
+            None => Recipients::Port(Destination::Gid(args.dgid)),
+        }
+    };
+    Ok(AddressVector {
+        to,
+        sl: args.sl,
+        flow_label,
+        traffic_class: args.traffic_class,
+        hop_limit: args.hop_limit,
+    })
+}
+
+impl CallHost<'_> {
+    pub(super) fn add_ah(&self, args: &CreateAh) -> Result<Handle, Errno> {
+        let address = address(args)?;
+        // As the kernel answers where a security module or a route prohibits it. Members of a
+        // group are looked at one by one, when something is sent.
+        if let Recipients::Port(destination) = address.to
+            && !self.context.may_reach(destination)
+        {
+            return Err(Errno::EACCES);
+        }
+        let objects = self.context.objects();
+        let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
+        let owner = (Arc::clone(pd), self.take(Resource::AddressHandles, 1)?);
+        let handle = self
+            .context
+            .addresses
+            .add(PdHandle(args.pd.get()), address, owner)?;
+        Ok(handle.into())
+    }
+
+    pub(super) fn remove_ah(&self, ah: Handle) -> Result<(), Errno> {
+        self.context.addresses.remove(ah.get())
+    }
+}
