@@ -76,6 +76,8 @@ impl Program {
         init.recv_cq = self.cq;
         init.cap.max_send_wr = 4;
         init.cap.max_send_sge = 2;
+        init.cap.max_recv_wr = 1;
+        init.cap.max_recv_sge = 1;
         init.cap.max_inline_data = 64;
         init.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         init.pd = self.pd;
@@ -212,6 +214,84 @@ unsafe fn requests_are_posted_whole_or_not_at_all() {
     program.end();
 }
 
+unsafe fn a_datagram_is_for_whom_the_list_says() {
+    const KEY: u32 = 0x1234;
+    let program = Program::start();
+    // SAFETY: as a C program calls them.
+    unsafe {
+        let qp = program.queue_pair(IBV_QPT_UD, IBV_QP_EX_WITH_SEND);
+        let read = IBV_QP_EX_WITH_RDMA_READ;
+        assert!(program.queue_pair(IBV_QPT_UD, read).is_null());
+        let mut attr: ibv_qp_attr = zeroed();
+        attr.port_num = 1;
+        attr.qkey = KEY;
+        for (state, mask) in [
+            (1, farlane_abi::rdma::UD_TO_INIT),
+            (2, farlane_abi::rdma::UD_TO_RTR),
+            (3, farlane_abi::rdma::UD_TO_RTS),
+        ] {
+            attr.qp_state = state;
+            let mask = mask.cast_signed();
+            assert_eq!(queue_pair::modify(qp.cast(), &raw mut attr, mask), 0);
+        }
+        let mut to: ibv_ah_attr = zeroed();
+        to.is_global = 1;
+        to.port_num = 1;
+        let own = &raw mut to.grh.dgid;
+        assert_eq!(
+            farlane_verbs::tables::query_gid(program.context, 1, 0, own),
+            0
+        );
+        let ah = farlane_verbs::address::create(program.pd, &raw mut to);
+        assert!(!ah.is_null());
+
+        let memory = program.memory.as_ptr().cast_mut();
+        memory.write_bytes(0x77, 8);
+        let at = memory.expose_provenance() as u64;
+        let key = (*program.mr).lkey;
+        let mut room = ibv_sge {
+            addr: at + 64,
+            length: 48,
+            lkey: key,
+        };
+        let mut receive: ibv_recv_wr = zeroed();
+        receive.wr_id = 7;
+        receive.sg_list = &raw mut room;
+        receive.num_sge = 1;
+        let mut bad = null_mut();
+        let posted = farlane_verbs::post::recv(qp.cast(), &raw mut receive, &raw mut bad);
+        assert_eq!(posted, 0);
+        (*qp).wr_id = 8;
+        (*qp).wr_flags = IBV_SEND_SIGNALED;
+        call!(qp.wr_start());
+        call!(qp.wr_send());
+        call!(qp.wr_set_ud_addr(null_mut(), (*qp).qp_base.qp_num, KEY));
+        assert_eq!(call!(qp.wr_complete()), libc::EINVAL);
+        call!(qp.wr_start());
+        call!(qp.wr_send());
+        call!(qp.wr_set_ud_addr(ah, (*qp).qp_base.qp_num, KEY));
+        call!(qp.wr_set_sge(key, at, 8));
+        assert_eq!(call!(qp.wr_complete()), 0);
+        let mut done = [program.completion(), program.completion()];
+        done.sort_unstable();
+        assert_eq!(done, [(7, 0), (8, 0)]);
+        // Behind the header.
+        let got = memory.add(64 + 40).cast::<[u8; 8]>().read_volatile();
+        assert_eq!(got, [0x77; 8]);
+
+        let connected = program.queue_pair(IBV_QPT_RC, IBV_QP_EX_WITH_SEND);
+        program.connect(connected);
+        call!(connected.wr_start());
+        call!(connected.wr_send());
+        call!(connected.wr_set_ud_addr(ah, 1, KEY));
+        assert_eq!(call!(connected.wr_complete()), libc::EINVAL);
+        assert_eq!(queue_pair::destroy(connected.cast()), 0);
+        assert_eq!(farlane_verbs::address::destroy(ah), 0);
+        assert_eq!(queue_pair::destroy(qp.cast()), 0);
+    }
+    program.end();
+}
+
 unsafe fn a_parent_domain_keeps_what_it_is_of() {
     let program = Program::start();
     // SAFETY: as a C program calls them.
@@ -302,6 +382,7 @@ fn a_program_has_the_extended_interfaces() {
     // SAFETY: each keeps the contracts of what it calls.
     unsafe {
         requests_are_posted_whole_or_not_at_all();
+        a_datagram_is_for_whom_the_list_says();
         a_parent_domain_keeps_what_it_is_of();
         a_context_is_imported_by_a_copy_of_its_file();
     }

@@ -3,7 +3,7 @@
 use crate::qp::Qp;
 use crate::work::{Payload, SendRequest};
 use crate::{Errno, Sge};
-use farlane_abi::queue::{MAX_INLINE_BYTES, MAX_WQ_ENTRIES};
+use farlane_abi::queue::{MAX_INLINE_BYTES, MAX_WQ_ENTRIES, SendTail};
 use farlane_abi::width::to_usize;
 use std::ops::Range;
 
@@ -18,6 +18,7 @@ enum Data {
 #[derive(Clone, Debug)]
 struct Listed {
     head: SendRequest<'static>,
+    operands: Option<SendTail>,
     data: Data,
 }
 
@@ -59,8 +60,17 @@ impl SendList {
         }
         self.requests.push(Listed {
             head,
+            operands: None,
             data: Data::Gather(0..0),
         });
+    }
+
+    /// The request that was added last has operands besides.
+    pub fn operands(&mut self, operands: SendTail) {
+        match self.requests.last_mut() {
+            Some(last) => last.operands = Some(operands),
+            None => self.refuse(Errno::EINVAL),
+        }
     }
 
     /// The data of the request that was added last lies in registered memory.
@@ -104,16 +114,28 @@ impl SendList {
 
     fn push_all(&self, qp: &Qp) -> Result<(), Errno> {
         let mut queue = qp.send_queue()?;
-        for Listed { head, data } in &self.requests {
+        for Listed {
+            head,
+            operands,
+            data,
+        } in &self.requests
+        {
+            let mut push = |payload: Payload<'_>| {
+                let request = SendRequest { payload, ..*head };
+                match operands {
+                    None => queue.push(&request),
+                    Some(operands) => queue.push_with(&request, operands),
+                }
+            };
             let pushed = match data {
-                Data::Gather(of) => queue.push(&SendRequest {
-                    payload: Payload::Gather(self.elements.get(of.clone()).unwrap_or_default()),
-                    ..*head
-                }),
-                Data::Inline(of) => queue.push(&SendRequest {
-                    payload: Payload::Inline(&[self.bytes.get(of.clone()).unwrap_or_default()]),
-                    ..*head
-                }),
+                Data::Gather(of) => {
+                    let elements = self.elements.get(of.clone());
+                    push(Payload::Gather(elements.unwrap_or_default()))
+                }
+                Data::Inline(of) => {
+                    let bytes = self.bytes.get(of.clone());
+                    push(Payload::Inline(&[bytes.unwrap_or_default()]))
+                }
             };
             if let Err(error) = pushed {
                 queue.take_back();

@@ -21,7 +21,7 @@
 )]
 
 pub mod acknowledgements;
-mod address;
+pub mod address;
 pub mod advise;
 pub mod attributes;
 pub mod channel;

@@ -3,13 +3,14 @@
 //! Between the two the requests are kept in a list, and with them the first error: the functions
 //! in between have none to return (`ibv_wr_post(3)`).
 
+use crate::address;
 use crate::errno::{EINVAL, answer, fail};
 use crate::post::{elements, flags};
 use crate::queue_pair;
 use crate::sys::*;
 use farlane_abi::Errno;
 use farlane_abi::queue::{OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM};
-use farlane_rdma_client::{Payload, SendList, SendRequest, Sge};
+use farlane_rdma_client::{DeviceLimits, Payload, SendList, SendRequest, SendTail, Sge};
 use farlane_sys::sync::lock;
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
@@ -26,13 +27,22 @@ const UNRELIABLE: u64 = IBV_QP_EX_WITH_RDMA_WRITE
     | IBV_QP_EX_WITH_SEND
     | IBV_QP_EX_WITH_SEND_WITH_IMM;
 
+/// Those of datagrams.
+const DATAGRAMS: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+
 impl Operations {
     /// Those that a program asks for; `EOPNOTSUPP` where a queue pair of the type cannot have one
-    /// of them.
-    pub(crate) fn new(asked: u64, qp_type: ibv_qp_type) -> Result<Self, Errno> {
+    /// of them with a backend of these limits.
+    pub(crate) fn new(
+        asked: u64,
+        qp_type: ibv_qp_type,
+        limits: &DeviceLimits,
+    ) -> Result<Self, Errno> {
+        let when = |operations: u64, has: bool| if has { operations } else { 0 };
         let possible = match qp_type {
             IBV_QPT_RC => UNRELIABLE | IBV_QP_EX_WITH_RDMA_READ,
             IBV_QPT_UC => UNRELIABLE,
+            IBV_QPT_UD => when(DATAGRAMS, limits.max_ah.get() != 0),
             _ => 0,
         };
         if asked & !possible != 0 {
@@ -238,8 +248,31 @@ refused! {
     fn local_inv(u32);
     fn send_inv(u32);
     fn send_tso(*mut c_void, u16, u16);
-    fn set_ud_addr(*mut ibv_ah, u32, u32);
     fn set_xrc_srqn(u32);
+}
+
+/// `ibv_wr_set_ud_addr`; `EINVAL` of a queue pair that is not one of datagrams.
+unsafe extern "C" fn set_ud_addr(
+    qp: *mut ibv_qp_ex,
+    ah: *mut ibv_ah,
+    remote_qpn: u32,
+    remote_qkey: u32,
+) {
+    // SAFETY: by the caller's contract.
+    let state = unsafe { queue_pair::state(qp.cast()) };
+    let Some(posting) = &state.posting else {
+        return;
+    };
+    let handle = match state.is_addressed {
+        // SAFETY: by the caller's contract.
+        true => unsafe { address::handle(ah) },
+        false => Err(Errno::EINVAL),
+    };
+    let mut list = lock(&posting.list);
+    match handle {
+        Ok(handle) => list.operands(SendTail::datagram(handle, remote_qpn, remote_qkey)),
+        Err(error) => list.refuse(error),
+    }
 }
 
 /// `ibv_wr_set_sge`.
@@ -326,7 +359,8 @@ mod tests {
 
     #[test]
     fn a_queue_pair_has_no_operation_that_its_type_cannot_have() {
-        let new = Operations::new;
+        let none = DeviceLimits::default();
+        let new = |asked, qp_type| Operations::new(asked, qp_type, &none);
         let read = IBV_QP_EX_WITH_RDMA_READ;
         assert!(new(read, IBV_QPT_RC).unwrap().has(read));
         assert!(!new(0, IBV_QPT_RC).unwrap().has(read));
@@ -334,11 +368,20 @@ mod tests {
         for never in [IBV_QP_EX_WITH_TSO, IBV_QP_EX_WITH_FLUSH, 1 << 10, 1 << 63] {
             assert_eq!(new(never, IBV_QPT_RC), Err(Errno::EOPNOTSUPP));
         }
+        let datagrams = DeviceLimits {
+            max_ah: 1.into(),
+            ..none
+        };
+        assert_eq!(new(DATAGRAMS, IBV_QPT_UD), Err(Errno::EOPNOTSUPP));
+        assert!(Operations::new(DATAGRAMS, IBV_QPT_UD, &datagrams).is_ok());
+        assert!(Operations::new(read, IBV_QPT_UD, &datagrams).is_err());
     }
 
     #[test]
     fn a_request_of_an_operation_that_was_not_asked_for_fails_its_list() {
-        let posting = Posting::new(Operations::new(IBV_QP_EX_WITH_SEND, IBV_QPT_RC).unwrap());
+        let limits = DeviceLimits::default();
+        let operations = Operations::new(IBV_QP_EX_WITH_SEND, IBV_QPT_RC, &limits);
+        let posting = Posting::new(operations.unwrap());
         let head = SendRequest {
             wr_id: 1,
             opcode: OP_SEND,

@@ -160,7 +160,11 @@ pub unsafe extern "C" fn create_ex(
     }
     let operations = match mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS {
         0 => Ok(None),
-        _ => Operations::new(send_ops, qp_type).map(Some),
+        // SAFETY: by the caller's contract.
+        _ => match unsafe { memory::domain(pd) }.shared.context.limits() {
+            Ok(limits) => Operations::new(send_ops, qp_type, limits).map(Some),
+            Err(error) => Err(error.errno()),
+        },
     };
     pointer(operations.and_then(|operations| {
         // SAFETY: by the caller's contract; the plain structure is the beginning of the extended
