@@ -129,14 +129,18 @@ impl Program {
         self.context.poll(&look).worked
     }
 
-    /// Turns until none has anything to do, and for so long that all rest.
+    /// Turns until none has anything to do, and all rest: also where this thread has not run for a
+    /// while, each has turns after the time in which it would be looked at.
     fn settle(programs: &[&Self]) {
         let began = Instant::now();
-        let mut last = began;
-        while last.elapsed() <= 2 * crate::round::BUSY {
+        let (mut last, mut after) = (began, 0);
+        while after < 4 {
             assert!(began.elapsed() < Duration::from_secs(60));
-            if programs.iter().any(|program| program.turn()) {
-                last = Instant::now();
+            let worked = programs.iter().filter(|program| program.turn()).count();
+            if worked > 0 {
+                (last, after) = (Instant::now(), 0);
+            } else if last.elapsed() > 2 * crate::round::BUSY {
+                after += 1;
             }
         }
     }
