@@ -11,6 +11,7 @@ use crate::objects::{BufferObject, MAX_MRS, Member, Objects};
 use crate::peers::Reach;
 use crate::ready::{Inbox, Ready};
 use crate::segment::Segment;
+use crate::throughput::Throughput;
 use farlane_abi::Errno;
 use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
 use farlane_abi::control::{EVENT_WAKE, MAX_SEGMENT_BYTES};
@@ -57,6 +58,7 @@ pub(crate) struct Owner {
     pub engine: Arc<dyn Engine>,
     pub counters: Arc<Counters>,
     pub account: Arc<Account>,
+    pub throughput: Arc<Throughput>,
     pub limit: Arc<LogLimit>,
 }
 
@@ -78,6 +80,8 @@ pub struct Context {
     pub(crate) addresses: Arc<AddressHandles>,
     /// What it takes of what all share.
     pub(crate) account: Arc<Account>,
+    /// What its tenant carries out.
+    throughput: Arc<Throughput>,
     /// Of what it can have logged.
     pub(crate) limit: Arc<LogLimit>,
     header: OnceLock<Header>,
@@ -139,6 +143,7 @@ impl Context {
             engine,
             counters,
             account,
+            throughput,
             limit,
         } = owner;
         counters::count(&counters.contexts, 1);
@@ -156,6 +161,7 @@ impl Context {
             memory: Arc::new(MemoryTable::new(MAX_MRS)),
             addresses: Arc::default(),
             account,
+            throughput,
             limit,
             header: OnceLock::new(),
             regions: Mutex::default(),
@@ -413,6 +419,11 @@ impl Context {
     /// Whether another context is of the same tenant.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.account, &other.account)
+    }
+
+    /// What its tenant carries out.
+    pub(crate) fn throughput(&self) -> &Arc<Throughput> {
+        &self.throughput
     }
 
     /// The word that says whether the backend must be woken.

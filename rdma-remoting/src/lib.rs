@@ -11,10 +11,10 @@
 //! * [`engine`]: what carries work out; [`engine::soft`] is the embedded one;
 //! * [`local`]: the same engine without remoting;
 //! * [`context`], `objects`, `async_ring`: what one process owns; `verbs`: the calls on it;
-//!   `turn`: a context's turn, and `round`: who has one, and how long;
+//!   `turn`: a context's turn, `drr`: how much of it each has, and `round`: who has one;
 //! * `worker`: the threads that give turns; [`nodes`]: those that belong to NUMA nodes;
 //! * [`port`]: what a VM sees as its device, and [`peers`]: whom it may connect to; `adapter`: what
-//!   ports share, [`ledger`]: how much of it each has; [`server`]: all of them.
+//!   ports share, [`ledger`]: how much of it each has, [`throughput`]: how much each carries out; [`server`]: all of them.
 
 mod adapter;
 pub mod address;
@@ -25,6 +25,7 @@ pub mod completion_queue;
 pub mod context;
 pub mod counters;
 mod draws;
+mod drr;
 pub mod engine;
 mod keys;
 pub mod ledger;
@@ -45,6 +46,7 @@ pub mod shared_receive_queue;
 pub mod table;
 #[cfg(test)]
 mod testing;
+pub mod throughput;
 mod turn;
 mod verbs;
 pub mod work_queue;
@@ -58,3 +60,4 @@ pub use ledger::{Limits, Resource, Share};
 pub use peers::Peers;
 pub use port::{Port, PortConfig};
 pub use server::{Doorbell, Server, ServerConfig, ServerError};
+pub use throughput::{Rates, Throughput};

@@ -6,6 +6,7 @@ use crate::context::{Context, Owner};
 use crate::engine::{PortAddress, RawGid};
 use crate::ledger::{Account, Limits, Resource, Share};
 use crate::peers::{Peers, Reach};
+use crate::throughput::{Rates, Throughput};
 use farlane_abi::Errno;
 use farlane_abi::ids::ContextId;
 use farlane_sys::log_limit::LogLimit;
@@ -14,12 +15,15 @@ use farlane_worker::counters::Sample;
 use farlane_zero_copy::Pool;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 /// What an operator lets a port do; everything by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortConfig {
     /// How much its contexts may have together.
     pub limits: Limits,
+    /// How much they may carry out together.
+    pub rates: Rates,
     /// Whom they may connect to.
     pub peers: Peers,
     /// Whether registered memory need be there only when it is used (on-demand paging): the
@@ -35,6 +39,7 @@ pub struct Port {
     on_demand: bool,
     adapter: Arc<Adapter>,
     account: Arc<Account>,
+    throughput: Arc<Throughput>,
     limit: Arc<LogLimit>,
     contexts: Mutex<HashMap<ContextId, Arc<Context>>>,
 }
@@ -61,6 +66,7 @@ impl Port {
             reach: Arc::new(reach),
             on_demand: config.on_demand,
             account: Account::new(&adapter.ledger, config.limits),
+            throughput: Arc::new(Throughput::new(config.rates, Instant::now())),
             limit: Arc::default(),
             adapter,
             contexts: Mutex::default(),
@@ -80,10 +86,13 @@ impl Port {
         self.account.take(of, amount)
     }
 
-    /// How much its contexts have together of what the ports share, and its limits.
+    /// How much its contexts have together of what the ports share, how much they have carried out,
+    /// and their limits.
     #[must_use]
     pub fn samples(&self) -> Vec<Sample<'static>> {
-        self.account.samples()
+        let mut samples = self.account.samples();
+        samples.extend(self.throughput.samples());
+        samples
     }
 
     fn contexts(&self) -> MutexGuard<'_, HashMap<ContextId, Arc<Context>>> {
@@ -113,6 +122,7 @@ impl Port {
             engine: Arc::clone(&self.adapter.engine),
             counters: Arc::clone(&self.adapter.counters),
             account: Arc::clone(&self.account),
+            throughput: Arc::clone(&self.throughput),
             limit: Arc::clone(&self.limit),
         };
         let context = Context::new(id, owner, events, pool);

@@ -6,7 +6,8 @@
 //! have them while it has something to do, and for a while after that, in which the process need
 //! not ring. One that rests costs nothing, however many of them there are.
 
-use crate::engine::{Progress, Schedule, Turn};
+use crate::drr::{Deficit, Had, charged, round};
+use crate::engine::{Budget, Progress, Schedule, Turn};
 use crate::round::{BUSY, Look};
 use farlane_abi::arena::{OFF_RUNG, OFF_RUNG_SUMMARY, RUNG_WORDS};
 use farlane_abi::width::to_usize;
@@ -24,8 +25,6 @@ const SUMMARY_WORDS: usize = RUNG_WORDS.div_ceil(32);
 /// Words of what was rung that are looked at in a turn: each is 32 queue pairs. As many as
 /// [`CALLED_IN_A_TURN`].
 const RUNG_IN_A_TURN: usize = 4;
-/// How many that had nothing to do have a turn before the clock is looked at.
-const BETWEEN_CLOCKS: usize = 64;
 /// How many come to have turns in a turn because they were scheduled, and because their timers are
 /// over: about 10 us.
 const CALLED_IN_A_TURN: usize = 128;
@@ -130,6 +129,9 @@ struct Member<T: ?Sized> {
     /// It has turns until then, and longer if it has something to do.
     until: Option<Instant>,
     timer: Option<Instant>,
+    deficit: Deficit,
+    /// It had more to do than its turn.
+    more: bool,
 }
 
 /// The queue pairs of a context, by slot, and who of them has turns.
@@ -168,6 +170,8 @@ impl<T: Served + ?Sized> Ready<T> {
             one,
             until: None,
             timer: None,
+            deficit: Deficit::default(),
+            more: false,
         });
     }
 
@@ -277,64 +281,61 @@ impl<T: Served + ?Sized> Ready<T> {
         }
     }
 
-    /// Gives turns until the time of a `clock` is over, but one at least. Progress is cut where
-    /// not all have had one.
+    /// Gives turns in a [`round`] until the budget is used up or the time of a `clock` is over, but
+    /// one at least. Progress is cut where not all have had one.
     pub fn turn<C: Fn() -> bool>(&mut self, look: &Look, clock: impl Fn() -> C) -> Progress {
-        let now = look.turn.now;
-        self.call_due(now);
-        let mut progress = Progress::default();
-        let most = self.busy.len();
-        let is_over = (most > 1).then(clock);
-        for done in 1..=most {
-            let Some(slot) = self.busy.pop_front() else {
-                break;
-            };
-            let worked = self.give(slot, look);
-            progress.worked |= worked;
-            progress.idle += usize::from(!worked);
-            if done < most
-                && (worked || done.is_multiple_of(BETWEEN_CLOCKS))
-                && is_over.as_ref().is_some_and(|is_over| is_over())
-            {
-                progress.cut = true;
-                break;
-            }
-        }
+        self.call_due(look.turn.now);
+        let mut busy = std::mem::take(&mut self.busy);
+        let is_over = (busy.len() > 1).then(clock);
+        let give = |slot, rest: &Budget, again| self.give(slot, &look.turn, rest, again);
+        let mut progress = round(&mut busy, &look.turn.budget, is_over, give);
+        self.busy = busy;
         progress.cut |= self.rung != [0; SUMMARY_WORDS] || !self.scheduled.is_empty();
         progress.deadline = self.timers.first().map(|&(at, _)| at);
         progress
     }
 
-    /// Gives a turn to one who was first of those that have them. Returns whether it had something
-    /// to do.
-    fn give(&mut self, slot: u32, look: &Look) -> bool {
+    /// Gives a turn to one that was first of those that have them.
+    fn give(&mut self, slot: u32, turn: &Turn, rest: &Budget, again: bool) -> Option<Had> {
         let place = self.members.get_mut(to_usize(slot.into()));
-        let Some(member) = place.and_then(Option::as_mut) else {
-            return false;
-        };
-        let now = look.turn.now;
-        let came = member.one.turn(look.turn);
+        let member = place.and_then(Option::as_mut)?;
+        if again && !member.more {
+            return None;
+        }
+        let now = turn.now;
+        let mut came = member.one.turn(Turn {
+            budget: member.deficit.turn(rest),
+            ..*turn
+        });
+        came.used = charged(&came);
+        came.idle = usize::from(!came.worked);
+        member.deficit.settle(came.used, came.more);
+        member.more = came.more;
         if member.timer != came.deadline {
             if let Some(timer) = std::mem::replace(&mut member.timer, came.deadline) {
                 self.timers.remove(&(timer, slot));
             }
             self.timers.extend(came.deadline.map(|at| (at, slot)));
         }
-        if came.worked {
+        if came.worked || came.more {
             member.until = Some(now + BUSY);
         }
-        let is_over = member.until.is_none_or(|until| until <= now);
-        if is_over {
+        let mut stays = member.until.is_some_and(|until| until > now);
+        if !stays {
             member.one.rest();
             // What was posted before the process knew that it has to ring.
-            if !member.one.is_ready() {
+            stays = member.one.is_ready();
+            if stays {
+                member.one.watch();
+            } else {
                 member.until = None;
-                return came.worked;
             }
-            member.one.watch();
         }
-        self.busy.push_back(slot);
-        came.worked
+        Some(Had {
+            progress: came,
+            stays,
+            is_left: member.deficit.is_left(),
+        })
     }
 }
 

@@ -1,19 +1,21 @@
-//! Who has a turn, and how long: of the contexts of each tenant.
+//! Who has a turn, and how long: of the contexts of each tenant. How much of it each has is
+//! [deficit round robin](crate::drr).
 //!
 //! Those that had something to do lately come first in each turn. The others are looked at in
 //! rotation, a bounded number of them in a turn, so that they delay nobody however many there are.
 //! Before a worker sleeps it has to have looked at all of them once: it does that in as many turns
 //! as it takes, a *sweep*, in which those who are busy have theirs as ever.
 
-use crate::engine::{Progress, Turn};
-use std::collections::HashMap;
+use crate::drr::{Clock, Deficit, Had, charged, round};
+use crate::engine::{Budget, Progress, Turn, earlier};
+use crate::throughput::Throughput;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long the calls of a context, its queue pairs, and the contexts of a tenant may take in one
 /// turn of a worker, besides the first one's and the last one's: the rest go on in the next.
 pub(crate) const TURN: Duration = Duration::from_micros(100);
-/// How many with nothing to do have a turn before the clock is looked at.
-const BETWEEN_CLOCKS: usize = 64;
 /// Idle contexts of a tenant, and idle queue pairs of those, that are looked at in a turn: about
 /// 10 us.
 const IDLE_OF_TENANT: usize = 128;
@@ -41,6 +43,15 @@ pub(crate) struct Look {
 }
 
 impl Look {
+    /// The same with another budget.
+    pub fn with(&self, budget: Budget) -> Self {
+        let turn = Turn {
+            budget,
+            ..self.turn
+        };
+        Self { turn, ..*self }
+    }
+
     /// Says when the time that begins now is over.
     pub fn clock(&self) -> impl Fn() -> bool + use<> {
         let began = (self.pace == Pace::Bounded).then(Instant::now);
@@ -55,11 +66,6 @@ impl Look {
     }
 }
 
-/// Whether a turn may have taken so long that the clock is to be looked at.
-fn took_time(came: &Progress) -> bool {
-    came.worked || came.idle > 0 || came.cut
-}
-
 /// A list whose members have turns.
 #[derive(Debug)]
 pub(crate) struct Rota<T> {
@@ -67,7 +73,7 @@ pub(crate) struct Rota<T> {
     /// Who is looked at next, busy or not.
     next: usize,
     /// Where those are who were busy lately: who has waited longest comes first.
-    busy: Vec<usize>,
+    busy: VecDeque<usize>,
     sweep: u64,
     /// How many the sweep has not come to.
     left: usize,
@@ -78,6 +84,9 @@ struct Member<T> {
     one: T,
     /// When it had something to do, as long as it is busy.
     worked: Option<Instant>,
+    deficit: Deficit,
+    /// It had more to do than its turn.
+    more: bool,
     sweep: u64,
 }
 
@@ -86,7 +95,7 @@ impl<T> Default for Rota<T> {
         Self {
             all: Vec::new(),
             next: 0,
-            busy: Vec::new(),
+            busy: VecDeque::new(),
             sweep: 0,
             left: 0,
         }
@@ -111,6 +120,8 @@ impl<T> Rota<T> {
                     .then(|| worked.get(&key(&one)).copied().flatten())
                     .flatten(),
                 one,
+                deficit: Deficit::default(),
+                more: false,
                 sweep: 0,
             })
             .collect();
@@ -129,9 +140,10 @@ impl<T> Rota<T> {
         self.all.iter().map(|member| &member.one)
     }
 
-    /// Gives turns: to those who are busy until the time of a `clock` is over, but to one at least,
-    /// and to others in rotation as long as there are `idle` looks, of which each turn takes some.
-    /// Progress is cut when the sweep has not come to all.
+    /// Gives turns: a [`round`] to those who are busy until the budget is used up or the time of a
+    /// `clock` is over, but one turn to one at least, and to others in rotation as long as there
+    /// are `idle` looks, of which each turn takes some. Progress is cut when the sweep has not come
+    /// to all.
     ///
     /// Where only one is busy nobody waits, and there is no clock: a look at it costs as much as a
     /// look at a queue pair.
@@ -140,28 +152,33 @@ impl<T> Rota<T> {
         look: &Look,
         idle: &mut usize,
         clock: impl Fn() -> C,
-        mut turn: impl FnMut(&T) -> Progress,
+        mut turn: impl FnMut(&T, &Look) -> Progress,
     ) -> Progress {
         if self.sweep != look.sweep {
             self.sweep = look.sweep;
             self.left = self.all.len();
         }
-        let mut progress = Progress::default();
-        let (mut done, busy) = (0, self.busy.len());
-        let mut is_over = (busy > 1).then(&clock);
-        while done < busy {
-            let came = self.give(self.busy[done], look, &mut turn);
-            progress = progress.and(came);
-            done += 1;
-            if done < busy
-                && (took_time(&came) || done.is_multiple_of(BETWEEN_CLOCKS))
-                && is_over.as_ref().is_some_and(|is_over| is_over())
-            {
-                break;
+        let mut busy = std::mem::take(&mut self.busy);
+        let mut is_over = (busy.len() > 1).then(&clock);
+        let budget = look.turn.budget;
+        let give = |at: usize, rest: &Budget, again: bool| {
+            if again && !self.all[at].more {
+                return None;
             }
-        }
-        self.retire(look.turn.now, done);
-        let mut looks = self.all.len();
+            let progress = self.give(at, look, rest, &mut turn);
+            let member = &mut self.all[at];
+            let worked = &mut member.worked;
+            // Who has had nothing to do for long is not busy any more.
+            *worked = worked.filter(|at| look.turn.now.saturating_duration_since(*at) < BUSY);
+            Some(Had {
+                progress,
+                stays: worked.is_some(),
+                is_left: member.deficit.is_left(),
+            })
+        };
+        let mut progress = round(&mut busy, &budget, is_over.as_ref(), give);
+        self.busy = busy;
+        let (mut looks, mut asks) = (self.all.len(), Clock::default());
         while looks > 0 && *idle > 0 {
             let is_last = self.next >= self.all.len();
             let at = if is_last { 0 } else { self.next };
@@ -171,10 +188,19 @@ impl<T> Rota<T> {
                 // Its turn comes, or has come, with those who are busy.
                 continue;
             }
-            let came = self.give(at, look, &mut turn);
+            // Who begins has one operation whatever others have used: a debt of the tenant's.
+            let rest = budget.rest(progress.used).at_least_one();
+            let came = self.give(at, look, &rest, &mut turn);
+            let member = &self.all[at];
+            if member.more && member.deficit.is_left() {
+                // Its round has begun: those behind it have theirs after it.
+                self.busy.push_front(at);
+            } else if member.worked.is_some() {
+                self.busy.push_back(at);
+            }
             *idle = idle.saturating_sub(came.idle.saturating_add(1));
             progress = progress.and(came);
-            if took_time(&came) && is_over.get_or_insert_with(&clock)() {
+            if asks.had(&came) && is_over.get_or_insert_with(&clock)() {
                 break;
             }
         }
@@ -182,11 +208,21 @@ impl<T> Rota<T> {
         progress
     }
 
-    fn give(&mut self, at: usize, look: &Look, turn: &mut impl FnMut(&T) -> Progress) -> Progress {
+    fn give(
+        &mut self,
+        at: usize,
+        look: &Look,
+        rest: &Budget,
+        turn: &mut impl FnMut(&T, &Look) -> Progress,
+    ) -> Progress {
         let member = &mut self.all[at];
-        let came = turn(&member.one);
-        if came.worked && member.worked.replace(look.turn.now).is_none() {
-            self.busy.push(at);
+        let budget = member.deficit.turn(rest);
+        let mut came = turn(&member.one, &look.with(budget));
+        came.used = charged(&came);
+        member.deficit.settle(came.used, came.more);
+        member.more = came.more;
+        if came.worked || came.more {
+            member.worked = Some(look.turn.now);
         }
         if !came.cut && member.sweep != look.sweep {
             member.sweep = look.sweep;
@@ -194,23 +230,19 @@ impl<T> Rota<T> {
         }
         came
     }
+}
 
-    /// So many of those who are busy have had their turn. Who has had nothing to do for long is not
-    /// busy any more.
-    fn retire(&mut self, now: Instant, done: usize) {
-        let all = &mut self.all;
-        self.busy.rotate_left(done);
-        self.busy.retain(|&at| {
-            let worked = &mut all[at].worked;
-            *worked = worked.filter(|at| now.saturating_duration_since(*at) < BUSY);
-            worked.is_some()
-        });
-    }
+/// The contexts of a tenant.
+#[derive(Debug)]
+struct Tenant<T> {
+    rota: Rota<T>,
+    deficit: Deficit,
+    throughput: Arc<Throughput>,
 }
 
 /// What a worker serves, by tenant: each has a round in a turn, however many there are of its own.
 #[derive(Debug)]
-pub(crate) struct Tenants<T>(Vec<Rota<T>>);
+pub(crate) struct Tenants<T>(Vec<Tenant<T>>);
 
 impl<T> Default for Tenants<T> {
     fn default() -> Self {
@@ -226,6 +258,7 @@ impl<T: Clone> Tenants<T> {
         all: &[T],
         are_one_tenants: impl Fn(&T, &T) -> bool,
         key: impl Fn(&T) -> usize,
+        throughput: impl Fn(&T) -> Arc<Throughput>,
     ) {
         let mut lists: Vec<Vec<T>> = Vec::new();
         for one in all {
@@ -236,30 +269,45 @@ impl<T: Clone> Tenants<T> {
         }
         let mut before = std::mem::take(&mut self.0);
         for list in lists {
-            let is_of = |rota: &Rota<T>| {
-                let mut all = rota.iter();
+            let is_of = |tenant: &Tenant<T>| {
+                let mut all = tenant.rota.iter();
                 all.next().is_some_and(|one| are_one_tenants(one, &list[0]))
             };
             let at = before.iter().position(is_of);
-            let mut rota = at.map_or_else(Rota::default, |at| before.swap_remove(at));
-            rota.set(list.into_iter(), &key);
-            self.0.push(rota);
+            let none = || Tenant {
+                rota: Rota::default(),
+                deficit: Deficit::default(),
+                throughput: throughput(&list[0]),
+            };
+            let mut tenant = at.map_or_else(none, |at| before.swap_remove(at));
+            tenant.rota.set(list.into_iter(), &key);
+            self.0.push(tenant);
         }
     }
 
-    /// A round for each tenant; a `clock` says when the time of one that begins is over.
+    /// A quantum for each tenant, within its limits; a `clock` says when the time of one that begins
+    /// is over.
     pub fn turn<C: Fn() -> bool>(
         &mut self,
         look: &Look,
         clock: impl Fn() -> C,
-        mut turn: impl FnMut(&T) -> Progress,
+        mut turn: impl FnMut(&T, &Look) -> Progress,
     ) -> Progress {
-        self.0
-            .iter_mut()
-            .fold(Progress::default(), |progress, rota| {
-                let mut idle = look.idle_of_tenant();
-                progress.and(rota.turn(look, &mut idle, &clock, &mut turn))
-            })
+        let mut progress = Progress::default();
+        for tenant in &mut self.0 {
+            let mut idle = look.idle_of_tenant();
+            let (budget, until) = match tenant.throughput.allowance(look.turn.now) {
+                Ok(budget) => (budget, None),
+                Err(until) => (Budget::NONE, Some(until)),
+            };
+            let look = look.with(tenant.deficit.turn(&budget));
+            let mut came = tenant.rota.turn(&look, &mut idle, &clock, &mut turn);
+            tenant.deficit.settle(came.used, came.more);
+            tenant.throughput.carried(came.used);
+            came.deadline = earlier(came.deadline, until);
+            progress = progress.and(came);
+        }
+        progress
     }
 }
 

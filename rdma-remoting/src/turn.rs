@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::counters;
-use crate::engine::Progress;
+use crate::engine::{Budget, OPERATION_COST, Progress, Turn};
 use crate::round::{Look, Pace};
 use crate::verbs::CallHost;
 use farlane_abi::control::EVENT_WAKE;
@@ -25,7 +25,9 @@ impl Context {
             let dispatch = |number, args: &[u8], out: &mut [u8]| host.dispatch(number, args, out);
             match calls.serve(|| look.clock(), dispatch) {
                 Ok(served) => {
-                    counters::count(&self.counters.calls, u64::from(served.calls));
+                    let calls = u64::from(served.calls);
+                    counters::count(&self.counters.calls, calls);
+                    progress.used.cost += OPERATION_COST * calls;
                     if served.wake {
                         self.events.raise(EVENT_WAKE);
                     }
@@ -34,6 +36,10 @@ impl Context {
             }
         }
         drop(calls);
+        if look.turn.budget == Budget::NONE {
+            // Its tenant has used up what it may carry out: calls are answered all the same.
+            return progress;
+        }
         let mut ready = self.ready();
         let now = look.turn.now;
         ready.call_scheduled(self.inbox(), now);
@@ -58,7 +64,11 @@ impl Context {
     /// [`poll`](Self::poll), for a context of a server without workers.
     #[doc(hidden)]
     pub fn turn_now(self: &Arc<Self>, now: Instant) -> Progress {
-        let (turn, sweep, pace) = (now.into(), 0, Pace::Whole);
+        let (sweep, pace) = (0, Pace::Whole);
+        let turn = Turn {
+            budget: Budget::UNBOUNDED,
+            ..now.into()
+        };
         self.poll(&Look { turn, sweep, pace })
     }
 }

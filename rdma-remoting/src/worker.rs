@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::counters::{self, Counters};
-use crate::engine::{Budget, Progress, QUANTUM, Turn, earlier};
+use crate::engine::{Budget, Progress, Turn, earlier};
 use crate::nodes::WorkerNode;
 use crate::round::{Look, Pace, Tenants};
 use farlane_sys::sync::{held, lock};
@@ -212,7 +212,13 @@ impl WorkerState {
                 generation = current;
                 contexts.clone_from(&self.list());
                 let key = |context: &Arc<Context>| Arc::as_ptr(context).addr();
-                tenants.set(&contexts, |one, other| one.is_beside(other), key);
+                let throughput = |context: &Arc<Context>| Arc::clone(context.throughput());
+                tenants.set(
+                    &contexts,
+                    |one, other| one.is_beside(other),
+                    key,
+                    throughput,
+                );
                 self.saw(generation);
                 self.awake(&contexts);
                 rest = None;
@@ -316,11 +322,11 @@ fn turn(tenants: &mut Tenants<Arc<Context>>, sweep: u64, node: Option<Node>) -> 
         turn: Turn {
             now: Instant::now(),
             node,
-            budget: Budget::new(QUANTUM),
+            budget: Budget::UNBOUNDED,
         },
         sweep,
         pace: Pace::Bounded,
     };
-    let poll = |context: &Arc<Context>| context.poll(&look);
+    let poll = |context: &Arc<Context>, look: &Look| context.poll(look);
     tenants.turn(&look, || look.clock(), poll)
 }

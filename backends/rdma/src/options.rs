@@ -3,9 +3,10 @@
 pub use farlane_daemon::keys::SocketOption;
 use farlane_daemon::keys::{Keys, KeysError, all_different, bytes, value};
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
-use farlane_rdma_remoting::{Limits, Peers, PortConfig, Resource};
+use farlane_rdma_remoting::{Limits, Peers, PortConfig, Rates, Resource};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::str::FromStr;
 use thiserror::Error;
@@ -24,12 +25,13 @@ pub struct Options {
     /// host-allocated buffers (a power of two, 0 for none).
     ///
     /// Its limits: queue pairs (max_qp), completion queues (max_cq), shared receive queues
-    /// (max_srq), memory regions (max_mr) and their bytes (mr_mem), each "max" for none; and the
-    /// GIDs besides its own that it may connect to (peers, for each of them), all by default
+    /// (max_srq), memory regions (max_mr) and their bytes (mr_mem), what its requests move in a
+    /// second (rate) and how many begin in one (ops), each "max" for none; and the GIDs besides its
+    /// own that it may connect to (peers, for each of them), all by default
     #[arg(
         long = "vm",
         value_name = "socket=PATH|fd=N,gid=ADDRESS[,window=256M][,max_qp=N][,max_cq=N][,max_srq=N]\
-                      [,max_mr=N][,mr_mem=SIZE][,peers=ADDRESS]..."
+                      [,max_mr=N][,mr_mem=SIZE][,rate=SIZE][,ops=N][,peers=ADDRESS]..."
     )]
     pub vms: Vec<VmOptions>,
 
@@ -38,7 +40,7 @@ pub struct Options {
     #[arg(
         long,
         value_name = "PATH[,max_qp=N][,max_cq=N][,max_srq=N][,max_mr=N][,mr_mem=SIZE]\
-                      [,peers=ADDRESS]..."
+                      [,rate=SIZE][,ops=N][,peers=ADDRESS]..."
     )]
     pub host_socket: Option<HostOptions>,
 
@@ -174,11 +176,24 @@ fn port_config(keys: &mut Keys) -> Result<PortConfig, KeysError> {
         };
         limits = limits.with(of, keys.parse(key, wanted, parse)?.flatten());
     }
+    let rate = |keys: &mut Keys, key, wanted, parse: fn(&str) -> Option<u64>| {
+        let parse = |text: &str| match text {
+            NO_LIMIT => Some(None),
+            text => parse(text).and_then(NonZeroU64::new).map(Some),
+        };
+        keys.parse(key, wanted, parse).map(Option::flatten)
+    };
+    let size = "a number of bytes above 0, with K, M, G or T after it, or max";
+    let rates = Rates {
+        bytes: rate(keys, "rate", size, bytes)?,
+        operations: rate(keys, "ops", "a number above 0, or max", number)?,
+    };
     let peers = keys.take_all(&["peers"]).into_iter();
     let peers = peers.map(|(_, peer)| peer.parse().map(|Gid(raw)| raw));
     let peers = peers.collect::<Result<BTreeSet<_>, _>>()?;
     Ok(PortConfig {
         limits,
+        rates,
         peers: match peers.is_empty() {
             true => Peers::All,
             false => Peers::Only(peers),
@@ -263,6 +278,24 @@ mod tests {
     }
 
     #[test]
+    fn rates_are_understood() {
+        let vm: VmOptions = "fd=5,gid=10.0.0.1,rate=2G,ops=5000".parse().unwrap();
+        let rates = Rates {
+            bytes: NonZeroU64::new(2 << 30),
+            operations: NonZeroU64::new(5000),
+        };
+        assert_eq!(vm.port.rates, rates);
+        let host: HostOptions = "/run/a,ops=1".parse().unwrap();
+        let rates = Rates {
+            operations: NonZeroU64::new(1),
+            ..Rates::default()
+        };
+        assert_eq!(host.port.rates, rates);
+        let free: VmOptions = "fd=5,gid=10.0.0.1,rate=max,ops=max".parse().unwrap();
+        assert_eq!(free.port, PortConfig::default());
+    }
+
+    #[test]
     fn a_host_socket_is_a_path_with_limits() {
         let host: HostOptions = "/run/a,,b=c,max_qp=9,peers=10.0.0.2".parse().unwrap();
         assert_eq!(host.path, PathBuf::from("/run/a,b=c"));
@@ -311,6 +344,10 @@ mod tests {
                 "not a number",
             ),
             ("fd=3,gid=10.0.0.1,mr_mem=1P", "not a number of bytes"),
+            ("fd=3,gid=10.0.0.1,rate=0", "a number of bytes above 0"),
+            ("fd=3,gid=10.0.0.1,rate=fast", "a number of bytes above 0"),
+            ("fd=3,gid=10.0.0.1,ops=0", "a number above 0, or max"),
+            ("fd=3,gid=10.0.0.1,ops=1K", "a number above 0, or max"),
             ("fd=3,gid=10.0.0.1,max_qp=1,max_qp=2", "given twice"),
             ("fd=3,gid=10.0.0.1,peers=10.0.0.0/8", "address of one host"),
             ("fd=3,gid=10.0.0.1,peers=all", "address of one host"),

@@ -6,14 +6,16 @@ mod common;
 
 use common::{Backend, End, PROGRAM, context, until};
 use farlane_abi::Errno;
+use farlane_abi::queue::{OP_RDMA_WRITE, SEND_SIGNALED, Sge};
 use farlane_abi::rdma::{ACCESS_LOCAL_WRITE, QP_TO_INIT, QP_TO_RTR, QPS_INIT, QPS_RTR};
-use farlane_rdma_client::{Context, Cq, Mr, Pd, Qp, QpAttr, QpCaps, QpInit};
+use farlane_rdma_client::{Context, Cq, Mr, Payload, Pd, Qp, QpAttr, QpCaps, QpInit, SendRequest};
 use farlane_support::process::{Process, metric, metrics};
 use farlane_transport::socket::SocketTransport;
 use farlane_vm_front_end::guest_device::Vm;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 fn queue_pair(pd: &Arc<Pd>, cq: &Arc<Cq>) -> Result<Qp, Errno> {
     let caps = QpCaps {
@@ -154,4 +156,77 @@ fn processes_of_the_host_have_their_limit_together() {
     assert_eq!(most, 2);
     drop(all);
     queue_pair(&pd, &cq).unwrap();
+}
+
+/// Writes so many bytes from one end to the other, several times, and returns how long that takes.
+fn write(from: &End, to: &End, length: u32, times: u64) -> Duration {
+    let began = Instant::now();
+    for wr_id in 0..times {
+        let gather = [Sge {
+            addr: (from.mr.address() as u64).into(),
+            length: length.into(),
+            lkey: from.mr.lkey().into(),
+        }];
+        let request = SendRequest {
+            wr_id,
+            opcode: OP_RDMA_WRITE,
+            flags: SEND_SIGNALED,
+            imm: 0,
+            remote_addr: to.mr.address() as u64,
+            rkey: to.mr.rkey(),
+            payload: Payload::Gather(&gather),
+        };
+        from.qp.post_send(&request).unwrap();
+        let done = from.completion();
+        assert_eq!((done.status, done.wr_id.get()), (0, wr_id));
+    }
+    began.elapsed()
+}
+
+#[test]
+fn what_a_vm_carries_out_in_a_second_is_limited() {
+    const RATE: u64 = 4 << 20;
+    const OPERATIONS: u64 = 500;
+    let mut backend = Backend::start_with(|folder| {
+        let vm = |name: &str, last, limit: String| {
+            let socket = folder.join(name).display().to_string();
+            format!("--vm=socket={socket},gid=10.0.0.{last},window=0,{limit}")
+        };
+        let rate = vm("rate", 3, format!("rate={RATE}"));
+        vec![rate, vm("ops", 4, format!("ops={OPERATIONS}"))]
+    });
+    let vm = |name: &str| Vm::connect(&backend.path(name), 64 << 20).unwrap();
+    let vms = [vm("rate"), vm("ops"), vm("vm0")];
+    let buffers = vms.each_ref().map(|vm| vm.allocate(64 << 10).unwrap());
+    let ends = [0, 1, 2].map(|i| End::in_vm(&vms[i], &buffers[i]));
+    let shown = |name: &str, vm: &str| {
+        let name = format!("farlane_rdma_vm_{name}{{");
+        metric(&backend.metrics(), &name, &[("vm", vm)])
+    };
+    let [rate, ops, free] = &ends;
+    // 20 ms of each are there at once.
+    common::connect(rate, free);
+    let took = write(rate, free, 64 << 10, 32);
+    let left = (2 << 20) - RATE / 50;
+    assert!(
+        took >= Duration::from_secs(1) * u32::try_from(left).unwrap() / (4 << 20),
+        "{took:?}"
+    );
+    // A turn is counted when it has ended.
+    until("the bytes", || shown("bytes", "10.0.0.3") == 2 << 20);
+    assert_eq!(shown("rate_limit", "10.0.0.3"), RATE);
+    assert!(shown("throttled_us", "10.0.0.3") > 0);
+
+    let ops_peer = End::in_vm(&vms[2], &buffers[2]);
+    common::connect(ops, &ops_peer);
+    let took = write(ops, &ops_peer, 8, 260);
+    assert!(took >= Duration::from_millis(500), "{took:?}");
+    until("the operations", || shown("operations", "10.0.0.4") == 260);
+    assert_eq!(shown("operations_limit", "10.0.0.4"), OPERATIONS);
+
+    // Who has no limit waits for none, also where its peer has one.
+    write(free, rate, 64 << 10, 32);
+    until("the bytes", || shown("bytes", "10.0.0.1") == 2 << 20);
+    assert_eq!(shown("throttled_us", "10.0.0.1"), 0);
+    backend.assert_alive();
 }

@@ -10,7 +10,7 @@ pub mod soft;
 
 use crate::address::GroupGid;
 pub use crate::address::{Destination, PortAddress, QpNumber, RawGid};
-pub use budget::{Budget, FLUSH_COST, LOOK_COST, OPERATION_COST, QUANTUM, Usage};
+pub use budget::{Budget, FLUSH_COST, LOOK_COST, OPERATION_COST, QUANTUM, Spending, Usage};
 
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;

@@ -98,8 +98,12 @@ impl Rig {
     }
 
     fn turn(&mut self) -> Progress {
+        let turn = Turn {
+            budget: Budget::UNBOUNDED,
+            ..self.now.into()
+        };
         let look = Look {
-            turn: self.now.into(),
+            turn,
             sweep: 0,
             pace: Pace::Bounded,
         };

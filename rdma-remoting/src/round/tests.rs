@@ -28,7 +28,7 @@ impl Rig {
         is_over: bool,
         works: impl Fn(usize) -> bool,
     ) -> (Vec<usize>, bool) {
-        let turn = |one: &usize| {
+        let turn = |one: &usize, _: &Look| {
             self.had.borrow_mut().push(*one);
             Progress {
                 worked: works(*one),
@@ -103,7 +103,7 @@ fn a_sweep_ends_when_all_were_looked_at_once() {
     let (mut looks, more) = (0, Cell::new(2_u32));
     rig.look.sweep += 1;
     loop {
-        let turn = |one: &usize| Progress {
+        let turn = |one: &usize, _: &Look| Progress {
             cut: *one == 4 && more.replace(more.get().saturating_sub(1)) > 0,
             ..Progress::default()
         };
@@ -121,11 +121,16 @@ fn a_tenant_has_one_round_in_a_turn_whatever_it_has_open() {
     let look = Rig::new(0).look;
     // The tenant is the hundred.
     let set = |tenants: &mut Tenants<usize>, all: &[usize]| {
-        tenants.set(all, |a, b| a / 100 == b / 100, |one| *one);
+        tenants.set(
+            all,
+            |a, b| a / 100 == b / 100,
+            |one| *one,
+            |_| Arc::default(),
+        );
     };
     let turn = |tenants: &mut Tenants<usize>, is_busy: &dyn Fn(usize) -> bool| {
         let mut had = Vec::new();
-        let poll = |one: &usize| {
+        let poll = |one: &usize, _: &Look| {
             if is_busy(*one) {
                 had.push(*one);
             }
@@ -163,7 +168,7 @@ fn contexts_do_not_look_at_idle_queue_pairs_for_longer_than_a_turn() {
     let mut rig = Rig::new(1000);
     rig.turn(1000, false, |_| true);
     let looks = Cell::new(0_usize);
-    let turn = |_: &usize| {
+    let turn = |_: &usize, _: &Look| {
         looks.set(looks.get() + 1);
         Progress {
             idle: 50,
@@ -185,14 +190,14 @@ fn all_are_looked_at_however_many_turns_each_takes() {
     for turns_of in [&[64_u32, 61, 1][..], &[300, 1, 5], &[1; 300]] {
         let mut tenants = Tenants::default();
         let all: Vec<usize> = (0..turns_of.len()).collect();
-        tenants.set(&all, |_, _| true, |one| *one);
+        tenants.set(&all, |_, _| true, |one| *one, |_| Arc::default());
         let mut look = Rig::new(0).look;
         for _ in 0..3 {
             look.sweep += 1;
             let left: Vec<_> = turns_of.iter().map(|&left| Cell::new(left)).collect();
             let mut turns = 0;
             loop {
-                let poll = |one: &usize| {
+                let poll = |one: &usize, _: &Look| {
                     let left = &left[*one];
                     left.set(left.get().saturating_sub(1));
                     Progress {

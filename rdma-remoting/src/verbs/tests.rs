@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::engine::soft::SoftEngine;
+use crate::engine::{Budget, Turn};
 use crate::ledger::Ledger;
 use crate::round::{Look, Pace, TURN};
 use crate::testing::{Header, Hooked, Nobody, mapped, memory, open, port, region, shared};
@@ -223,6 +224,26 @@ fn a_turn_ends_after_a_call_that_has_taken_its_time() {
         assert_eq!(program.completed(), completed);
         assert_eq!(context.has_work(), completed < 4);
     }
+}
+
+#[test]
+fn who_may_carry_nothing_out_has_its_calls_answered() {
+    let server = sharing(200);
+    let context = open(&port(&server, 1), 0);
+    let program = Header::attach(&context);
+    program.query_device(2);
+    let turn = Turn {
+        budget: Budget::NONE,
+        ..Instant::now().into()
+    };
+    let look = Look {
+        turn,
+        sweep: 1,
+        pace: Pace::Bounded,
+    };
+    let came = context.poll(&look);
+    assert_eq!((program.completed(), came.worked), (2, true));
+    assert!(!context.poll(&look).worked);
 }
 
 /// A queue pair, with segments 1 and 2.

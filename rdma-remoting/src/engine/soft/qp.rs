@@ -92,7 +92,8 @@ impl SoftQp {
         }
     }
 
-    fn flush(&self, mut budget: Budget) -> Progress {
+    fn flush(&self, budget: Budget) -> Progress {
+        let mut budget = budget.spend();
         let qp = self.common();
         let sends = self.requester().flush(qp, budget.flushes(MAX_WQ_ENTRIES));
         budget.flushed(sends);

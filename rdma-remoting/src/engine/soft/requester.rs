@@ -9,7 +9,7 @@ use super::target::Target;
 use super::transfer::{Message, Refusal, Transfer};
 use crate::address::Recipients;
 use crate::counters;
-use crate::engine::{Budget, Progress, Turn};
+use crate::engine::{Progress, Spending, Turn};
 use crate::memory::{Part, Use};
 use crate::request::{Opcode, SendWqe, Target as RequestTarget};
 use crate::work_queue::{QueueError, WorkSource};
@@ -169,7 +169,7 @@ impl Requester {
     /// begun.
     pub fn run(&mut self, qp: &QpCommon, turn: Turn, draining: bool) -> Progress {
         let mut progress = Progress::default();
-        let mut budget = turn.budget;
+        let mut budget = turn.budget.spend();
         while !self.dead && !self.paused {
             if self.active.is_none() {
                 if draining {
@@ -353,7 +353,7 @@ impl Requester {
     }
 
     /// Moves some of the request at hand, on a worker of `node`.
-    fn step(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut Budget) -> Step {
+    fn step(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut Spending) -> Step {
         if qp.transport.is_addressed() {
             return self.send_datagram(qp, node, budget);
         }
@@ -406,7 +406,7 @@ impl Requester {
 
     /// Sends the datagram at hand: to the one that it names, or to some of the members of a group.
     /// The receivers' work is the sender's.
-    fn send_datagram(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut Budget) -> Step {
+    fn send_datagram(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut Spending) -> Step {
         let (RequestTarget::Datagram(datagram), Some(active)) =
             (self.request.target, self.active.as_mut())
         else {

@@ -3,7 +3,7 @@
 use super::common::QpCommon;
 use super::gather::{Failed, Source, move_message};
 use super::responder::{Nak, Responder};
-use crate::engine::Budget;
+use crate::engine::Spending;
 use crate::memory::{Part, Use};
 use crate::request::{Opcode, SendWqe};
 use farlane_abi::queue::{
@@ -44,7 +44,7 @@ impl Transfer {
     }
 
     /// The bytes that it moves within a budget.
-    fn share(&self, budget: &mut Budget) -> u64 {
+    fn share(&self, budget: &mut Spending) -> u64 {
         budget.take(u64::from(self.length) - self.done)
     }
 
@@ -66,7 +66,11 @@ pub struct Message<'a> {
 
 impl<'a> Message<'a> {
     /// Moves bytes within a budget. Returns whether all have arrived.
-    pub fn go_on(&mut self, transfer: &mut Transfer, budget: &mut Budget) -> Result<bool, Refusal> {
+    pub fn go_on(
+        &mut self,
+        transfer: &mut Transfer,
+        budget: &mut Spending,
+    ) -> Result<bool, Refusal> {
         match self.request.opcode {
             Opcode::Send | Opcode::SendImm => self.send(transfer, budget),
             Opcode::Write | Opcode::WriteImm | Opcode::Read => self.rdma(transfer, budget),
@@ -85,7 +89,7 @@ impl<'a> Message<'a> {
         inline.map_or(Source::Parts(self.parts), Source::Inline)
     }
 
-    fn send(&mut self, transfer: &mut Transfer, budget: &mut Budget) -> Result<bool, Refusal> {
+    fn send(&mut self, transfer: &mut Transfer, budget: &mut Spending) -> Result<bool, Refusal> {
         if transfer.done == 0 {
             self.responder.ready_receive(self.peer)?;
             self.responder
@@ -110,7 +114,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    fn rdma(&mut self, transfer: &mut Transfer, budget: &mut Budget) -> Result<bool, Refusal> {
+    fn rdma(&mut self, transfer: &mut Transfer, budget: &mut Spending) -> Result<bool, Refusal> {
         let read = self.request.opcode == Opcode::Read;
         if transfer.done == 0 && self.request.opcode.consumes_receive() {
             self.responder.ready_receive(self.peer)?;

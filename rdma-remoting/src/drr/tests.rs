@@ -1,0 +1,229 @@
+use super::*;
+use crate::engine::Turn;
+use crate::ready::{Ready, Served};
+use crate::round::{Look, Pace, Rota, Tenants};
+use proptest::prelude::*;
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// One that always has messages of so many bytes to send.
+struct Endless {
+    bytes: u64,
+    /// Of the message at hand.
+    left: AtomicU64,
+    cost: AtomicU64,
+}
+
+impl Endless {
+    fn new(bytes: u64) -> Self {
+        Self {
+            bytes,
+            left: AtomicU64::new(0),
+            cost: AtomicU64::new(0),
+        }
+    }
+
+    fn cost(&self) -> u64 {
+        self.cost.load(Ordering::Relaxed)
+    }
+
+    fn send(&self, budget: Budget) -> Progress {
+        let mut budget = budget.spend();
+        let mut left = self.left.load(Ordering::Relaxed);
+        while budget.has_operation() {
+            if left == 0 {
+                budget.begin();
+                left = self.bytes;
+            }
+            left -= budget.take(left);
+        }
+        self.left.store(left, Ordering::Relaxed);
+        let used = budget.used();
+        self.cost.fetch_add(used.cost, Ordering::Relaxed);
+        Progress {
+            worked: used.cost > 0,
+            more: true,
+            used,
+            ..Progress::default()
+        }
+    }
+}
+
+impl Served for Endless {
+    fn turn(&self, turn: Turn) -> Progress {
+        self.send(turn.budget)
+    }
+    fn is_ready(&self) -> bool {
+        true
+    }
+    fn called(&self) {}
+    fn watch(&self) {}
+    fn rest(&self) {}
+}
+
+/// Whose costs differ by no more than a quantum, the operation that one of them has begun beyond
+/// it, and what the other one has left that was no operation (Shreedhar and Varghese, Lemma 2).
+fn are_even(costs: impl Iterator<Item = u64>) -> bool {
+    let costs: Vec<_> = costs.collect();
+    let (most, least) = (costs.iter().max(), costs.iter().min());
+    most.zip(least)
+        .is_none_or(|(most, least)| most - least <= QUANTUM + 2 * OPERATION_COST)
+}
+
+fn look(now: Instant, budget: Budget) -> Look {
+    let turn = Turn {
+        budget,
+        ..now.into()
+    };
+    Look {
+        turn,
+        sweep: 1,
+        pace: Pace::Bounded,
+    }
+}
+
+fn sizes() -> impl Strategy<Value = Vec<u64>> {
+    let size = prop_oneof![Just(0), 1..100_u64, Just(4096), 1..(8_u64 << 20)];
+    prop::collection::vec(size, 1..12)
+}
+
+proptest! {
+    /// Whatever the messages, and whatever budget each round has.
+    #[test]
+    fn queue_pairs_differ_by_a_quantum_and_a_message(
+        sizes in sizes(),
+        budgets in prop::collection::vec(OPERATION_COST..3 * QUANTUM, 1..80),
+        are_over in prop::collection::vec(any::<bool>(), 20),
+    ) {
+        let all: Vec<_> = sizes.iter().map(|&bytes| Arc::new(Endless::new(bytes))).collect();
+        let mut ready = Ready::default();
+        for (slot, one) in (0..).zip(&all) {
+            ready.insert(slot, Arc::clone(one));
+        }
+        let now = Instant::now();
+        ready.call_all(now);
+        for budget in budgets {
+            ready.turn(&look(now, Budget::new(budget)), || || false);
+            prop_assert!(are_even(all.iter().map(|one| one.cost())));
+        }
+        // Time ends some of the rounds: nobody is left out.
+        let before: Vec<_> = all.iter().map(|one| one.cost()).collect();
+        for is_over in are_over {
+            ready.turn(&look(now, Budget::new(2 * QUANTUM)), || || is_over);
+        }
+        prop_assert!(all.iter().zip(before).all(|(one, before)| one.cost() > before));
+    }
+
+    #[test]
+    fn contexts_differ_by_a_quantum_and_a_message(
+        sizes in sizes(),
+        budgets in prop::collection::vec(OPERATION_COST..3 * QUANTUM, 1..80),
+    ) {
+        let all: Vec<_> = sizes.iter().map(|&bytes| Endless::new(bytes)).collect();
+        let mut rota = Rota::default();
+        rota.set(0..all.len(), |one| *one);
+        let now = Instant::now();
+        let turn = |one: &usize, look: &Look| all[*one].send(look.turn.budget);
+        // All begin.
+        rota.turn(&look(now, Budget::new(QUANTUM)), &mut 100, || || false, turn);
+        for budget in budgets {
+            rota.turn(&look(now, Budget::new(budget)), &mut 0, || || false, turn);
+            prop_assert!(are_even(all.iter().map(Endless::cost)));
+        }
+    }
+
+    /// However many contexts each has, and whatever they send.
+    #[test]
+    fn tenants_differ_by_a_quantum_and_a_message(
+        tenants in prop::collection::vec(sizes(), 1..6),
+        turns in 1..60_usize,
+    ) {
+        let mut contexts = Vec::new();
+        for (tenant, sizes) in tenants.iter().enumerate() {
+            contexts.extend(sizes.iter().map(|&bytes| (tenant, Endless::new(bytes))));
+        }
+        let mut list = Tenants::default();
+        let all: Vec<usize> = (0..contexts.len()).collect();
+        list.set(&all, |a, b| contexts[*a].0 == contexts[*b].0, |one| *one, |_| Arc::default());
+        let now = Instant::now();
+        let turn = |one: &usize, look: &Look| contexts[*one].1.send(look.turn.budget);
+        for _ in 0..turns {
+            list.turn(&look(now, Budget::UNBOUNDED), || || false, turn);
+            let cost = |tenant| {
+                let its = contexts.iter().filter(move |(its, _)| *its == tenant);
+                its.map(|(_, one)| one.cost()).sum::<u64>()
+            };
+            let costs = (0..tenants.len()).map(cost);
+            prop_assert!(are_even(costs));
+        }
+    }
+
+    /// What is used never exceeds what all have together by more than the debt.
+    #[test]
+    fn a_deficit_pays_its_debt(used in prop::collection::vec((0..2 * QUANTUM, any::<bool>()), 1..99)) {
+        let mut deficit = Deficit::default();
+        for (cost, more) in used {
+            let budget = deficit.turn(&Budget::UNBOUNDED);
+            prop_assert!(!budget.is_spent());
+            deficit.settle(Usage { cost, ..Usage::default() }, more);
+            prop_assert!(deficit.left < QUANTUM + OPERATION_COST && deficit.debt < QUANTUM);
+            prop_assert!(more || deficit.left == 0);
+        }
+    }
+}
+
+#[test]
+fn a_thousand_queue_pairs_gain_nothing_over_one() {
+    let now = Instant::now();
+    let contexts: Vec<_> = [1000_u32, 1]
+        .iter()
+        .map(|&queue_pairs| {
+            let mut ready = Ready::default();
+            let all: Vec<_> = (0..queue_pairs)
+                .map(|_| Arc::new(Endless::new(8)))
+                .collect();
+            for (slot, one) in (0..).zip(&all) {
+                ready.insert(slot, Arc::clone(one));
+            }
+            ready.call_all(now);
+            (Cell::new(Some(ready)), all)
+        })
+        .collect();
+    let mut tenants = Tenants::default();
+    tenants.set(&[0_usize, 1], |a, b| a == b, |one| *one, |_| Arc::default());
+    let turn = |one: &usize, look: &Look| {
+        let (ready, _) = &contexts[*one];
+        let mut its = ready.take().unwrap();
+        let came = its.turn(look, || || false);
+        ready.set(Some(its));
+        came
+    };
+    for _ in 0..1100 {
+        tenants.turn(&look(now, Budget::UNBOUNDED), || || false, turn);
+        let sum = |(_, all): &(_, Vec<Arc<Endless>>)| all.iter().map(|one| one.cost()).sum();
+        let sums: Vec<_> = contexts.iter().map(sum).collect();
+        assert!(are_even(sums.iter().copied()), "{sums:?}");
+    }
+    assert!(contexts[0].1.iter().all(|one| one.cost() > 0));
+}
+
+#[test]
+fn who_waits_for_its_turn_saves_nothing() {
+    let mut deficit = Deficit::default();
+    let used = Usage {
+        cost: OPERATION_COST,
+        ..Usage::default()
+    };
+    for _ in 0..5 {
+        assert_eq!(deficit.turn(&Budget::UNBOUNDED), Budget::new(QUANTUM));
+        deficit.settle(used, false);
+    }
+    // What is left of a round that ended before is there in the next.
+    deficit.turn(&Budget::UNBOUNDED);
+    deficit.settle(used, true);
+    assert!(deficit.is_left());
+    let rest = Budget::new(QUANTUM - OPERATION_COST);
+    assert_eq!(deficit.turn(&Budget::UNBOUNDED), rest);
+}
