@@ -113,8 +113,8 @@ impl Adapter {
         }
     }
 
-    /// Takes contexts from their workers. When it returns, they get no turn any more: at the end of
-    /// one turn of each worker, however many there are.
+    /// Takes contexts from their workers. When it returns, they get no turn any more: where one has
+    /// its turn just now, after that.
     pub fn discharge_all(&self, contexts: &[Arc<Context>]) {
         let all: HashSet<_> = contexts.iter().map(Arc::as_ptr).collect();
         let workers = self.workers.iter();
@@ -122,7 +122,7 @@ impl Adapter {
             .filter_map(|worker| Some((worker, worker.dismiss(&all)?)))
             .collect();
         for (worker, generation) in changed {
-            worker.wait_seen(generation);
+            worker.wait_left(&all, generation);
         }
     }
 

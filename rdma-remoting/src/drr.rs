@@ -1,5 +1,5 @@
 //! Deficit round robin (Shreedhar and Varghese, "Efficient fair queuing using deficit round robin",
-//! SIGCOMM 1995), over tenants, over the contexts of each, and over the queue pairs of each context.
+//! SIGCOMM 1995), over tenants, the contexts of each, and the queue pairs of each context.
 //!
 //! Who has something to do has a [`QUANTUM`] in each round. What it costs more than that is a debt
 //! of the next round; what is left of it, where a round ends before, is there in the next. Messages
@@ -9,8 +9,8 @@
 use crate::engine::{Budget, LOOK_COST, OPERATION_COST, Progress, QUANTUM, Usage};
 use std::collections::VecDeque;
 
-/// How many that had nothing to do have a turn before the clock is looked at, which takes as long as
-/// one of them.
+/// How many that had nothing to do have a turn before the clock is looked at, which takes as long
+/// as one of them.
 const BETWEEN_CLOCKS: usize = 32;
 
 /// What one may still use in its round, or owes.

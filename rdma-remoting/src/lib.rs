@@ -12,9 +12,11 @@
 //! * [`local`]: the same engine without remoting;
 //! * [`context`], `objects`, `async_ring`: what one process owns; `verbs`: the calls on it;
 //!   `turn`: a context's turn, `drr`: how much of it each has, and `round`: who has one;
-//! * `worker`: the threads that give turns; [`nodes`]: those that belong to NUMA nodes;
+//! * `worker`: the threads that give turns, `hand`: what each has at hand; [`nodes`]: those that
+//!   belong to NUMA nodes;
 //! * [`port`]: what a VM sees as its device, and [`peers`]: whom it may connect to; `adapter`: what
-//!   ports share, [`ledger`]: how much of it each has, [`throughput`]: how much each carries out; [`server`]: all of them.
+//!   ports share, [`ledger`]: how much of it each has, [`throughput`]: how much each carries out;
+//!   [`server`]: all of them.
 
 mod adapter;
 pub mod address;
@@ -27,6 +29,7 @@ pub mod counters;
 mod draws;
 mod drr;
 pub mod engine;
+mod hand;
 mod keys;
 pub mod ledger;
 pub mod local;

@@ -285,8 +285,8 @@ impl<T: Clone> Tenants<T> {
         }
     }
 
-    /// A quantum for each tenant, within its limits; a `clock` says when the time of one that begins
-    /// is over.
+    /// A quantum for each tenant, within its limits; a `clock` says when the time of one that
+    /// begins is over.
     pub fn turn<C: Fn() -> bool>(
         &mut self,
         look: &Look,

@@ -271,6 +271,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
         /// Never more than the limit and what the bucket holds; and not less by more than 2 % where
         /// turns come often enough.
         #[test]

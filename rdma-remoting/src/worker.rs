@@ -3,6 +3,7 @@
 use crate::context::Context;
 use crate::counters::{self, Counters};
 use crate::engine::{Budget, Progress, Turn, earlier};
+use crate::hand::Hand;
 use crate::nodes::WorkerNode;
 use crate::round::{Look, Pace, Tenants};
 use farlane_sys::sync::{held, lock};
@@ -27,8 +28,8 @@ static SWEEPS: AtomicU64 = AtomicU64::new(1);
 struct WorkerState {
     /// The contexts it serves.
     list: Mutex<Vec<Arc<Context>>>,
-    /// Grows with each change of the list.
-    generation: AtomicU64,
+    /// Which of them has its turn, and how often the list has changed.
+    hand: Hand,
     /// The generation that the thread goes by, and who waits for it.
     seen: Mutex<u64>,
     seen_changed: Condvar,
@@ -57,7 +58,7 @@ impl Worker {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let state = Arc::new(WorkerState {
             list: Mutex::default(),
-            generation: AtomicU64::new(0),
+            hand: Hand::default(),
             seen: Mutex::new(0),
             seen_changed: Condvar::new(),
             epoll,
@@ -108,7 +109,7 @@ impl Worker {
         self.state.list().iter().any(|c| Arc::ptr_eq(c, context))
     }
 
-    /// Takes these contexts from it. Returns what to [wait](Self::wait_seen) for, where it served
+    /// Takes these contexts from it. Returns what to [wait](Self::wait_left) for, where it served
     /// one of them.
     pub fn dismiss(&self, contexts: &HashSet<*const Context>) -> Option<u64> {
         self.state.change(|list| {
@@ -124,15 +125,19 @@ impl Worker {
         })
     }
 
-    /// Returns when the thread goes by that state of its list, or a later one.
-    pub fn wait_seen(&self, generation: u64) {
-        self.state.wait_seen(generation);
+    /// Returns when none of these contexts, which the change of that number has taken from it, has
+    /// a turn: after the turn of the one that has it now, if it is one of them.
+    pub fn wait_left(&self, contexts: &HashSet<*const Context>, generation: u64) {
+        let is_one = |held| contexts.iter().any(|context| context.addr() == held);
+        if self.state.hand.holds(is_one) {
+            self.state.wait_seen(generation);
+        }
     }
 
     /// How often its list has changed.
     #[cfg(test)]
     pub fn generation(&self) -> u64 {
-        self.state.generation.load(Ordering::SeqCst)
+        self.state.hand.generation()
     }
 
     pub fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
@@ -169,7 +174,7 @@ impl WorkerState {
         if !how(&mut list) {
             return None;
         }
-        let generation = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
+        let generation = self.hand.change();
         drop(list);
         self.sleep.wake();
         Some(generation)
@@ -200,17 +205,16 @@ impl WorkerState {
 
     fn run(&self, node: Option<Node>) {
         thread::prepare();
-        let mut contexts: Vec<Arc<Context>> = Vec::new();
         let mut tenants = Tenants::default();
         let mut generation = 0;
         let mut idle = Idle::new(policy::RINGS);
         let mut sweep = 0;
         let mut rest: Option<Rest> = None;
         while !self.stop.load(Ordering::Relaxed) {
-            let current = self.generation.load(Ordering::Acquire);
+            let current = self.hand.generation();
             if current != generation {
                 generation = current;
-                contexts.clone_from(&self.list());
+                let contexts = self.list().clone();
                 let key = |context: &Arc<Context>| Arc::as_ptr(context).addr();
                 let throughput = |context: &Arc<Context>| Arc::clone(context.throughput());
                 tenants.set(
@@ -220,14 +224,14 @@ impl WorkerState {
                     throughput,
                 );
                 self.saw(generation);
-                self.awake(&contexts);
+                self.awake();
                 rest = None;
             }
-            let progress = turn(&mut tenants, sweep, node);
+            let progress = self.turn(&mut tenants, generation, sweep, node);
             if progress.worked {
                 idle.worked();
                 if rest.take().is_some() {
-                    self.awake(&contexts);
+                    self.awake();
                 }
                 continue;
             }
@@ -244,7 +248,7 @@ impl WorkerState {
                         // Who posts something from now on wakes it. What was posted before is
                         // found in a sweep.
                         self.sleep.announce();
-                        wake::announce(words(&contexts));
+                        wake::announce(words(&self.list()));
                         sweep = SWEEPS.fetch_add(1, Ordering::Relaxed);
                         rest = Some(Rest {
                             looked: false,
@@ -263,16 +267,48 @@ impl WorkerState {
                 // A change of the list, the end, and every doorbell since the announcement end it.
                 self.wait(rest.longest(now));
                 idle.woke();
-                self.awake(&contexts);
+                self.awake();
             }
         }
-        drop((contexts, tenants));
+        drop(tenants);
         self.saw(u64::MAX);
     }
 
-    fn awake(&self, contexts: &[Arc<Context>]) {
+    /// Those that were taken from the list are touched no more, which is why it is locked.
+    fn awake(&self) {
         self.sleep.awake();
-        wake::awake(words(contexts));
+        wake::awake(words(&self.list()));
+    }
+
+    /// A turn of all, as long as the list is the one of that generation.
+    fn turn(
+        &self,
+        tenants: &mut Tenants<Arc<Context>>,
+        generation: u64,
+        sweep: u64,
+        node: Option<Node>,
+    ) -> Progress {
+        let look = Look {
+            turn: Turn {
+                now: Instant::now(),
+                node,
+                budget: Budget::UNBOUNDED,
+            },
+            sweep,
+            pace: Pace::Bounded,
+        };
+        let poll = |context: &Arc<Context>, look: &Look| {
+            if self.hand.take(Arc::as_ptr(context), generation) {
+                return context.poll(look);
+            }
+            Progress {
+                cut: true,
+                ..Progress::default()
+            }
+        };
+        let progress = tenants.turn(&look, || look.clock(), poll);
+        self.hand.put_down();
+        progress
     }
 
     fn wait(&self, most: Option<Duration>) {
@@ -315,18 +351,4 @@ impl Rest {
 /// The words that say whether a context's backend must be woken.
 fn words(contexts: &[Arc<Context>]) -> impl Iterator<Item = &AtomicU32> {
     contexts.iter().filter_map(|context| context.state_word())
-}
-
-fn turn(tenants: &mut Tenants<Arc<Context>>, sweep: u64, node: Option<Node>) -> Progress {
-    let look = Look {
-        turn: Turn {
-            now: Instant::now(),
-            node,
-            budget: Budget::UNBOUNDED,
-        },
-        sweep,
-        pace: Pace::Bounded,
-    };
-    let poll = |context: &Arc<Context>, look: &Look| context.poll(look);
-    tenants.turn(&look, || look.clock(), poll)
 }

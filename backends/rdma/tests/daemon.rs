@@ -50,8 +50,8 @@ fn what_cannot_work_ends_it_with_a_message() {
             "\"4K\" is not a number, or max",
         ),
         (
-            vec!["--host-socket=/a,rate=1"],
-            "\"rate=1\" is not known here",
+            vec!["--host-socket=/a,window=1"],
+            "\"window=1\" is not known here",
         ),
         (vec![taken.as_str()], "is in use by another process"),
         (vec![file.as_str()], "exists and is not a socket"),

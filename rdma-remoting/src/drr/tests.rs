@@ -162,7 +162,9 @@ proptest! {
 
     /// What is used never exceeds what all have together by more than the debt.
     #[test]
-    fn a_deficit_pays_its_debt(used in prop::collection::vec((0..2 * QUANTUM, any::<bool>()), 1..99)) {
+    fn a_deficit_pays_its_debt(
+        used in prop::collection::vec((0..2 * QUANTUM, any::<bool>()), 1..99),
+    ) {
         let mut deficit = Deficit::default();
         for (cost, more) in used {
             let budget = deficit.turn(&Budget::UNBOUNDED);

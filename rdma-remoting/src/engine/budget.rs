@@ -9,8 +9,8 @@ pub const FLUSH_COST: u64 = OPERATION_COST / 4;
 /// Cost of a look at a queue pair or a context that has nothing to do, in bytes.
 pub const LOOK_COST: u64 = OPERATION_COST / 4;
 /// What one has in a round: a message of 1 MiB. That is some 25 us of work, and 100 us where memory
-/// is slow; others wait so long for their turn, and a longer message goes on in the next round. With
-/// a quarter of it, messages of 1 MiB between a process and a VM came to 0.7 of their rate.
+/// is slow; others wait so long for their turn, and a longer message goes on in the next round.
+/// With a quarter of it, messages of 1 MiB between a process and a VM came to 0.7 of their rate.
 pub const QUANTUM: u64 = (1 << 20) + OPERATION_COST;
 
 /// What was carried out.
