@@ -75,7 +75,8 @@ pub(crate) fn round<K: Copy>(
     let mut clock = Clock::default();
     loop {
         if left == 0 {
-            if !more {
+            // Without a budget there is nothing more for anybody.
+            if !more || budget.is_spent() {
                 break;
             }
             (left, again, more) = (list.len(), true, false);
@@ -94,8 +95,9 @@ pub(crate) fn round<K: Copy>(
         rest = budget.rest(progress.used);
         let is_spent = rest.is_spent() && !budget.is_spent();
         if had.stays {
-            if is_spent && came.more && had.is_left {
-                // It goes on in the next round, with what is left of its quantum.
+            if is_spent && rest.is_paid_out() && came.more && had.is_left {
+                // It goes on in the next round, with what is left of its quantum. Where a limit of
+                // bytes or operations is reached it does not: its quantum could last for minutes.
                 list.push_front(one);
             } else {
                 list.push_back(one);

@@ -298,7 +298,8 @@ impl<T: Clone> Tenants<T> {
             let mut idle = look.idle_of_tenant();
             let (budget, until) = match tenant.throughput.allowance(look.turn.now) {
                 Ok(budget) => (budget, None),
-                Err(until) => (Budget::NONE, Some(until)),
+                // What others have sent to it arrives meanwhile.
+                Err(until) => (Budget::NO_OPERATION, Some(until)),
             };
             let look = look.with(tenant.deficit.turn(&budget));
             let mut came = tenant.rota.turn(&look, &mut idle, &clock, &mut turn);

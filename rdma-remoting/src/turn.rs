@@ -36,10 +36,6 @@ impl Context {
             }
         }
         drop(calls);
-        if look.turn.budget == Budget::NONE {
-            // Its tenant has used up what it may carry out: calls are answered all the same.
-            return progress;
-        }
         let mut ready = self.ready();
         let now = look.turn.now;
         ready.call_scheduled(self.inbox(), now);

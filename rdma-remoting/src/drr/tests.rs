@@ -89,6 +89,51 @@ fn sizes() -> impl Strategy<Value = Vec<u64>> {
     prop::collection::vec(size, 1..12)
 }
 
+/// Queue pairs with messages without end, all of which have turns.
+fn endless(count: u32, now: Instant) -> (Vec<Arc<Endless>>, Ready<Endless>) {
+    let all: Vec<_> = (0..count).map(|_| Arc::new(Endless::new(8))).collect();
+    let mut ready = Ready::default();
+    for (slot, one) in (0..).zip(&all) {
+        ready.insert(slot, Arc::clone(one));
+    }
+    ready.call_all(now);
+    (all, ready)
+}
+
+#[test]
+fn a_turn_ends_in_which_nothing_may_be_carried_out() {
+    let now = Instant::now();
+    for count in [1, 3] {
+        let (all, mut ready) = endless(count, now);
+        for budget in [
+            Budget::NO_OPERATION,
+            Budget::new(0),
+            Budget::new(QUANTUM).within(0, 9),
+            Budget::new(0).within(0, 0).at_least_one(),
+        ] {
+            let progress = ready.turn(&look(now, budget), || || false);
+            assert!(!progress.worked && progress.more, "{budget:?}");
+        }
+        assert!(all.iter().all(|one| one.cost() == 0));
+    }
+}
+
+#[test]
+fn a_limit_of_operations_is_shared_by_turns() {
+    let now = Instant::now();
+    let (all, mut ready) = endless(4, now);
+    for _ in 0..40 {
+        ready.turn(&look(now, Budget::UNBOUNDED.within(u64::MAX, 1)), || {
+            || false
+        });
+    }
+    let costs: Vec<_> = all.iter().map(|one| one.cost()).collect();
+    assert!(
+        costs.iter().all(|cost| *cost == costs[0] && *cost > 0),
+        "{costs:?}"
+    );
+}
+
 proptest! {
     /// Whatever the messages, and whatever budget each round has.
     #[test]

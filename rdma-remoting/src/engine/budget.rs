@@ -56,9 +56,9 @@ pub struct Budget {
 impl Budget {
     /// No bound.
     pub const UNBOUNDED: Self = Self::new(u64::MAX);
-    /// One for whom nothing is carried out.
-    pub const NONE: Self = Self {
-        cost: 0,
+    /// One for whom nothing is carried out: it answers, looks and flushes.
+    pub const NO_OPERATION: Self = Self {
+        cost: u64::MAX,
         bytes: 0,
         operations: 0,
     };
@@ -102,10 +102,16 @@ impl Budget {
         }
     }
 
+    /// Its cost is spent.
+    #[must_use]
+    pub(crate) fn is_paid_out(&self) -> bool {
+        self.cost < OPERATION_COST
+    }
+
     /// No further operation is worth a turn.
     #[must_use]
     pub(crate) fn is_spent(&self) -> bool {
-        self.cost < OPERATION_COST || self.bytes == 0 || self.operations == 0
+        self.is_paid_out() || self.bytes == 0 || self.operations == 0
     }
 
     /// The same, but worth an operation at least, where one is left.
@@ -230,7 +236,8 @@ mod tests {
 
     #[test]
     fn a_turn_flushes_what_it_can_pay() {
-        assert_eq!(Budget::NONE.spend().flushes(9), 0);
+        assert_eq!(Budget::new(0).spend().flushes(9), 0);
+        assert_eq!(Budget::NO_OPERATION.spend().flushes(9), 9);
         assert_eq!(Budget::new(1).spend().flushes(9), 1);
         assert_eq!(Budget::UNBOUNDED.spend().flushes(9), 9);
         let mut budget = Budget::new(3 * FLUSH_COST).spend();

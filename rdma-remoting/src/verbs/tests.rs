@@ -233,7 +233,7 @@ fn who_may_carry_nothing_out_has_its_calls_answered() {
     let program = Header::attach(&context);
     program.query_device(2);
     let turn = Turn {
-        budget: Budget::NONE,
+        budget: Budget::NO_OPERATION,
         ..Instant::now().into()
     };
     let look = Look {

@@ -110,7 +110,7 @@ impl SoftQp {
         Progress {
             worked: sends + recvs > 0,
             used: budget.used(),
-            more: budget.is_over(),
+            more: sends + recvs > 0 && budget.is_over(),
             ..Progress::default()
         }
     }
