@@ -18,7 +18,9 @@ pub struct PrivilegeError {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Needs {
     /// It reaches into the memory of other processes of its user. Where it runs as root and those
-    /// have capabilities, the kernel asks for `CAP_SYS_PTRACE`.
+    /// have capabilities, the kernel asks for `CAP_SYS_PTRACE`. One of another user does not keep
+    /// that: a process of its user may become one of root (`execve` of a set-user-ID program) while
+    /// it is being served.
     pub process_memory: bool,
 }
 
@@ -34,7 +36,8 @@ pub fn give_up(needs: Needs) -> Result<(), PrivilegeError> {
     let failed = |what| move |source| PrivilegeError { what, source };
     rustix::thread::set_no_new_privs(true).map_err(failed("set no_new_privs"))?;
     let held = rustix::thread::capabilities(None).map_err(failed("read capabilities"))?;
-    let kept = if needs.process_memory {
+    let is_root = rustix::process::geteuid().is_root();
+    let kept = if needs.process_memory && is_root {
         held.permitted & CapabilitySet::SYS_PTRACE
     } else {
         CapabilitySet::empty()
@@ -78,6 +81,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn who_is_not_root_reaches_the_memory_of_its_own_user_alone() {
+        std::thread::spawn(|| {
+            if rustix::process::geteuid().is_root() {
+                rustix::thread::set_keep_capabilities(true).unwrap();
+                let nobody = rustix::process::Uid::from_raw(65534);
+                // Of this thread alone, which ends with the test.
+                rustix::thread::set_thread_uid(nobody).unwrap();
+            }
+            give_up(Needs {
+                process_memory: true,
+            })
+            .unwrap();
+            let held = rustix::thread::capabilities(None).unwrap();
+            assert!(held.permitted.is_empty() && held.effective.is_empty());
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
     fn a_thread_that_gave_up_has_nothing_left_but_its_needs() {
         // Capabilities and no_new_privs are a thread's own; the rest does a test no harm.
         std::thread::spawn(|| {
@@ -87,7 +110,11 @@ mod tests {
             })
             .unwrap();
             let held = rustix::thread::capabilities(None).unwrap();
-            assert_eq!(held.permitted, before & CapabilitySet::SYS_PTRACE);
+            let kept = match rustix::process::geteuid().is_root() {
+                true => before & CapabilitySet::SYS_PTRACE,
+                false => CapabilitySet::empty(),
+            };
+            assert_eq!(held.permitted, kept);
             assert_eq!(held.effective, held.permitted);
             give_up(Needs::default()).unwrap();
             let held = rustix::thread::capabilities(None).unwrap();
