@@ -1,6 +1,6 @@
 //! What a tenant carries out, and how much of it an operator lets it carry out in a second: token
 //! buckets of bytes and of operations (RFC 2697, section 3, one bucket), at the top of the
-//! [deficit round robin](crate::drr).
+//! deficit round robin.
 //!
 //! A tenant without tokens carries nothing out until there are some for about a millisecond; its
 //! calls are answered meanwhile. What it uses beyond its tokens, where several workers serve it, it
