@@ -73,6 +73,21 @@ impl SharedCompletionQueue {
         })
     }
 
+    /// Has the next completions lie at the beginning of `memory`, which has room for as many as
+    /// `layout` says. Those that wait stay where they are; returns the number of the first that
+    /// does not. `None` where more wait than there is room for from now on.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] where the memory is shorter than that.
+    pub fn resize(
+        &self,
+        memory: SharedMemory,
+        layout: &CqLayout,
+    ) -> Result<Option<u32>, OutOfBounds> {
+        memory.require(layout.entries_bytes())?;
+        Ok(self.ring.move_to(memory, layout.entries))
+    }
+
     fn overrun(&self) -> Overrun {
         if !self.overrun.swap(true, Ordering::Relaxed) {
             (self.on_overrun)();
@@ -193,6 +208,62 @@ mod tests {
             .store(2, Ordering::Relaxed);
         assert_eq!(cq.push(&ok, false), Err(Overrun { entries: 2 }));
         assert_eq!(overruns.load(Ordering::Relaxed), 1);
+    }
+
+    fn entries_of(entries: u32) -> (SharedMemory, CqLayout) {
+        let layout = CqLayout::new(entries).unwrap();
+        let fd = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, layout.entries_bytes()).unwrap();
+        let mapping = Mapping::new(fd.as_fd(), 0, layout.entries_bytes(), true).unwrap();
+        (SharedMemory::new(mapping), layout)
+    }
+
+    #[test]
+    fn entries_of_a_queue_that_is_resized_keep_their_numbers() {
+        let (memory, cq, [_, overruns]) = queue(4);
+        let consumed = |number: u32| {
+            let word = memory.word(CQ_OFF_CONSUMED).unwrap();
+            word.store(number, Ordering::Relaxed);
+        };
+        let push = |wr_id: u64| {
+            cq.push(
+                &Completion {
+                    wr_id: wr_id.into(),
+                    ..Completion::default()
+                },
+                false,
+            )
+        };
+        let at = |memory: &SharedMemory, offset: usize| {
+            let entry: Completion = memory.read(offset).unwrap();
+            entry.wr_id.get()
+        };
+        (0..3).for_each(|number| push(number).unwrap());
+        consumed(1);
+        // Two wait.
+        let (one, layout) = entries_of(1);
+        assert_eq!(cq.resize(one, &layout).unwrap(), None);
+        let (eight, layout) = entries_of(8);
+        assert_eq!(cq.resize(eight.clone(), &layout).unwrap(), Some(3));
+        (3..9).for_each(|number| push(number).unwrap());
+        let size = size_of::<Completion>();
+        assert_eq!(at(&memory, CQ_OFF_ENTRIES + 2 * size), 2);
+        assert_eq!((at(&eight, 3 * size), at(&eight, 0)), (3, 8));
+        let produced = memory.word(CQ_OFF_PRODUCED).unwrap();
+        assert_eq!(produced.load(Ordering::Relaxed), 9);
+        consumed(8);
+        let (two, layout) = entries_of(2);
+        assert_eq!(cq.resize(two.clone(), &layout).unwrap(), Some(9));
+        push(9).unwrap();
+        assert_eq!(at(&two, size), 9);
+        assert_eq!(overruns.load(Ordering::Relaxed), 0);
+        assert_eq!(push(10), Err(Overrun { entries: 2 }));
+        // A process that says that it has taken what there was not.
+        consumed(77);
+        let (four, layout) = entries_of(4);
+        assert_eq!(cq.resize(four, &layout).unwrap(), None);
+        let (short, _) = entries_of(2);
+        assert!(cq.resize(short, &layout).is_err());
     }
 
     #[test]

@@ -89,6 +89,7 @@ resources! {
     Extents, "extents", "Extents of pinned memory";
     Descriptors, "descriptors", "Descriptors of the backend's process";
     AddressHandles, "address_handles", "Address handles";
+    BufferPages, "buffer_pages", "Pages of host-allocated buffers of processes";
 }
 
 impl Resource {
@@ -196,6 +197,7 @@ impl Ledger {
             Resource::Extents => extents,
             Resource::Descriptors => descriptors,
             Resource::AddressHandles => ADDRESS_HANDLES,
+            Resource::BufferPages => memory_bytes / PAGE_BYTES,
         })
     }
 
@@ -297,6 +299,18 @@ impl Share {
         let mut more = self.account.take(self.of, by)?;
         self.amount += std::mem::take(&mut more.amount);
         Some(())
+    }
+
+    /// Gives back what it is more than `to`.
+    pub fn shrink(&mut self, to: u64) {
+        if let Some(amount) = self.amount.checked_sub(to) {
+            self.amount = to;
+            drop(Self {
+                account: Arc::clone(&self.account),
+                of: self.of,
+                amount,
+            });
+        }
     }
 }
 

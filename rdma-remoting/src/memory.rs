@@ -164,6 +164,27 @@ impl MemoryTable {
         write(&self.table).insert(memory).map(MemoryKey)
     }
 
+    /// The memory region of a key.
+    #[must_use]
+    pub fn get(&self, key: MemoryKey) -> Option<Arc<MemoryRegion>> {
+        read(&self.table).get(key.0).cloned()
+    }
+
+    /// Gives a key to another memory region. When this returns, no request touches the memory of
+    /// the one before, as with [`remove`](Self::remove).
+    pub fn replace(&self, key: MemoryKey, memory: MemoryRegion) -> Option<Arc<MemoryRegion>> {
+        let memory = MemoryRegion {
+            region: memory.region.share(),
+            ..memory
+        };
+        let before = {
+            let mut table = write(&self.table);
+            table.replace(key.0, memory)?
+        };
+        before.region.revoke();
+        Some(before)
+    }
+
     /// How many there are.
     #[must_use]
     pub fn len(&self) -> u64 {

@@ -11,8 +11,8 @@ use farlane_abi::queue::{QP_OFF_BACKEND_STATE, SrqLayout};
 use farlane_abi::rdma::{MAX_QPS, MAX_SRQS, VerbsVersion};
 use farlane_worker::wake;
 use farlane_zero_copy::PoolBuffer;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
 
 /// Protection domains of a context: programs have one, or one a connection manager.
 pub const MAX_PDS: u32 = 256;
@@ -31,6 +31,8 @@ pub(crate) struct Pd;
 pub(crate) struct CqObject {
     pub queue: Arc<SharedCompletionQueue>,
     pub _part: Part,
+    /// Where its entries lie, once it was resized.
+    pub entries: Mutex<Option<Part>>,
     pub _share: Share,
 }
 

@@ -30,18 +30,33 @@ impl Place {
 /// The end that adds entries.
 #[derive(Debug)]
 pub(crate) struct Producer {
+    /// Where both words lie, always.
+    memory: SharedMemory,
+    produced_at: usize,
+    consumed_at: usize,
+    ring: Mutex<Ring>,
+}
+
+/// Where the next entry goes.
+#[derive(Debug)]
+struct Ring {
     memory: SharedMemory,
     place: Place,
-    produced: Mutex<u32>,
+    produced: u32,
 }
 
 impl Producer {
     pub fn new(memory: SharedMemory, place: Place) -> Self {
-        let produced = Mutex::new(0);
+        let ring = Ring {
+            memory: memory.clone(),
+            place,
+            produced: 0,
+        };
         Self {
             memory,
-            place,
-            produced,
+            produced_at: place.produced_at,
+            consumed_at: place.consumed_at,
+            ring: Mutex::new(ring),
         }
     }
 
@@ -51,22 +66,41 @@ impl Producer {
     }
 
     pub fn entries(&self) -> u32 {
-        self.place.entries
+        lock(&self.ring).place.entries
     }
 
     /// Writes an entry and publishes it. `None` when there is no room: a consumer word beyond the
     /// producer's reads as a full ring as well.
     pub fn push(&self, entry: &(impl IntoBytes + Immutable)) -> Option<()> {
-        let (memory, place) = (&self.memory, &self.place);
-        let mut produced = lock(&self.produced);
-        let consumed = memory.word(place.consumed_at).ok()?.load(Ordering::Acquire);
-        if produced.wrapping_sub(consumed) >= place.entries {
+        let mut ring = lock(&self.ring);
+        if self.waiting(&ring)? >= ring.place.entries {
             return None;
         }
-        let word = memory.word(place.produced_at).ok()?;
-        memory.write(place.entry(*produced), entry).ok()?;
-        *produced = produced.wrapping_add(1);
-        word.store(*produced, Ordering::Release);
+        let word = self.memory.word(self.produced_at).ok()?;
+        let at = ring.place.entry(ring.produced);
+        ring.memory.write(at, entry).ok()?;
+        ring.produced = ring.produced.wrapping_add(1);
+        word.store(ring.produced, Ordering::Release);
         Some(())
+    }
+
+    /// Entries that the consumer has not taken, as it says.
+    fn waiting(&self, ring: &Ring) -> Option<u32> {
+        let consumed = self.memory.word(self.consumed_at).ok()?;
+        Some(ring.produced.wrapping_sub(consumed.load(Ordering::Acquire)))
+    }
+
+    /// Has the next entries lie elsewhere: a power of two of them at the beginning of `memory`.
+    /// Those that wait stay where they are; returns the running number of the first that does not.
+    /// `None` where more wait than there is room for from now on.
+    pub fn move_to(&self, memory: SharedMemory, entries: u32) -> Option<u32> {
+        let mut ring = lock(&self.ring);
+        if self.waiting(&ring)? > entries {
+            return None;
+        }
+        ring.memory = memory;
+        ring.place.entries_at = 0;
+        ring.place.entries = entries;
+        Some(ring.produced)
     }
 }

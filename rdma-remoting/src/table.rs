@@ -126,6 +126,13 @@ impl<T, N: Naming> Table<T, N> {
         self.slots.get(self.index(name)?)?.object.as_ref()
     }
 
+    /// Gives the name of an object to another one; returns the one that had it.
+    pub fn replace(&mut self, name: u32, object: T) -> Option<Arc<T>> {
+        let index = self.index(name)?;
+        let before = self.slots.get_mut(index)?.object.as_mut()?;
+        Some(std::mem::replace(before, Arc::new(object)))
+    }
+
     /// Takes the object out that has this name.
     pub fn remove(&mut self, name: u32) -> Option<Arc<T>> {
         let index = self.index(name)?;

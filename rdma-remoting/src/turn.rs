@@ -8,6 +8,7 @@ use crate::verbs::CallHost;
 use farlane_abi::control::EVENT_WAKE;
 use farlane_abi::rdma::Verbs as _;
 use farlane_sys::sync::lock;
+use farlane_zero_copy::SharedMemory;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,7 +22,7 @@ impl Context {
         let mut calls = lock(&header.calls);
         if calls.is_ready() {
             progress.worked = true;
-            let mut host = CallHost::new(self);
+            let mut host = CallHost::in_turn(self, look);
             let dispatch = |number, args: &[u8], out: &mut [u8]| host.dispatch(number, args, out);
             match calls.serve(|| look.clock(), dispatch) {
                 Ok(served) => {
@@ -34,16 +35,30 @@ impl Context {
                 }
                 Err(e) => self.cut_off(&e),
             }
+            progress = progress.and(host.carried_out());
         }
         drop(calls);
+        progress.and(self.turn_of_ready(&header.memory, look))
+    }
+
+    /// Gives queue pairs turns that may have something to do.
+    fn turn_of_ready(&self, header: &SharedMemory, look: &Look) -> Progress {
         let mut ready = self.ready();
         let now = look.turn.now;
         ready.call_scheduled(self.inbox(), now);
-        ready.call_rung(&header.memory, now);
+        ready.call_rung(header, now);
         if look.pace == Pace::Whole {
             ready.call_all(now);
         }
-        progress.and(ready.turn(look, || look.clock()))
+        ready.turn(look, || look.clock())
+    }
+
+    /// Carries out what is posted, in a call, as far as there is time for it in a turn.
+    pub(crate) fn carry_out_posted(&self, look: &Look) -> Progress {
+        let header = self.served_header();
+        header.map_or_else(Progress::default, |header| {
+            self.turn_of_ready(&header.memory, look)
+        })
     }
 
     /// Whether a turn would find something to do, for a context of a server without workers.

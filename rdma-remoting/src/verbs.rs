@@ -13,22 +13,32 @@ mod shared_receive_queues;
 
 use crate::address_handles::MAX_AHS;
 use crate::context::Context;
+use crate::engine::Progress;
 use crate::ledger::{Resource, Share};
 use crate::objects::{MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject, SrqObject};
+use crate::round::Look;
 use crate::segment::Part;
 use farlane_abi::Errno;
 use farlane_abi::ids::RegionId;
 use farlane_abi::rdma::{
     AllocBuffer, Buffer, CreateAh, CreateCq, CreateQp, CreateQpEx, CreateSrq, DeviceAttr,
     DeviceLimits, Gid, Handle, MAX_QPS, MAX_SRQS, McastGroup, ModifyQp, ModifySrq, Mr, PortAttr,
-    Qp, QpAttr, QueryGid, RegMr, Srq, SrqAttr, Verbs, VerbsVersion, VersionRange,
+    Qp, QpAttr, QueryGid, RegMr, ReregMr, ResizeCq, Srq, SrqAttr, Verbs, VerbsVersion,
+    VersionRange,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
 
+/// Longest piece of device memory, which is a host-allocated buffer. A device's own memory is of
+/// this order.
+const MAX_DM_BYTES: u64 = 4 << 20;
+
 /// Serves the calls of one context.
 pub(crate) struct CallHost<'a> {
     context: &'a Arc<Context>,
+    /// The turn in which the calls come, where they come in one.
+    look: Option<&'a Look>,
+    carried_out: Progress,
 }
 
 fn region_id(region: U32) -> Result<RegionId, Errno> {
@@ -37,7 +47,24 @@ fn region_id(region: U32) -> Result<RegionId, Errno> {
 
 impl<'a> CallHost<'a> {
     pub fn new(context: &'a Arc<Context>) -> Self {
-        Self { context }
+        Self {
+            context,
+            look: None,
+            carried_out: Progress::default(),
+        }
+    }
+
+    /// For calls that come in a turn of the context.
+    pub fn in_turn(context: &'a Arc<Context>, look: &'a Look) -> Self {
+        Self {
+            look: Some(look),
+            ..Self::new(context)
+        }
+    }
+
+    /// What of the context's work was carried out in calls.
+    pub fn carried_out(self) -> Progress {
+        self.carried_out
     }
 
     /// A part of a segment for a queue.
@@ -91,6 +118,9 @@ impl Verbs for CallHost<'_> {
             .at_most(Resource::SharedReceiveQueues, MAX_SRQS)
             .into();
         attr.max_ah = limits.at_most(Resource::AddressHandles, MAX_AHS).into();
+        let pool = self.context.pool.as_ref();
+        let room = pool.map_or(0, |pool| pool.capacity_bytes());
+        attr.max_dm_size = room.min(MAX_DM_BYTES).into();
         if self.context.on_demand {
             on_demand::announce(&mut attr);
         }
@@ -178,12 +208,20 @@ impl Verbs for CallHost<'_> {
         self.deregister(mr)
     }
 
+    fn rereg_mr(&mut self, args: ReregMr) -> Result<(), Errno> {
+        self.reregister(&args)
+    }
+
     fn create_cq(&mut self, args: CreateCq) -> Result<Handle, Errno> {
         self.add_cq(&args)
     }
 
     fn destroy_cq(&mut self, cq: Handle) -> Result<(), Errno> {
         self.remove_cq(cq)
+    }
+
+    fn resize_cq(&mut self, args: ResizeCq) -> Result<U32, Errno> {
+        self.change_cq(&args).map(Into::into)
     }
 
     fn create_qp(&mut self, args: CreateQp) -> Result<Qp, Errno> {

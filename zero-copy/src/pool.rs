@@ -188,6 +188,12 @@ impl Pool {
         }
     }
 
+    /// Bytes that all buffers together can have.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> u64 {
+        self.size
+    }
+
     /// Bytes in use, or not yet cleared.
     #[must_use]
     pub fn used(&self) -> u64 {

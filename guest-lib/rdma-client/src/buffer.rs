@@ -1,7 +1,7 @@
 //! Buffers in host memory (paper section IV-C), with guest memory where the VMM has no window.
 
 use crate::{AllocBuffer, Context, Error};
-use farlane_abi::config::FEATURE_WINDOW;
+use farlane_abi::width::to_usize;
 use farlane_abi::{Errno, PAGE_BYTES};
 use farlane_transport::{Map, Mapping};
 use std::ptr::NonNull;
@@ -35,11 +35,7 @@ impl Buffer {
     /// # Errors
     /// `EINVAL` for no bytes, else what the backend or the kernel says.
     pub fn allocate(context: &Arc<Context>, length: usize) -> Result<Self, Error> {
-        let page = usize::try_from(PAGE_BYTES).map_err(|_| Error::Invalid("length"))?;
-        let whole = length
-            .checked_next_multiple_of(page)
-            .filter(|&whole| whole > 0)
-            .ok_or(Error::Invalid("length"))?;
+        let whole = whole_pages(length)?;
         let backing = match host(context, whole) {
             Err(error)
                 if matches!(
@@ -51,12 +47,42 @@ impl Buffer {
             }
             other => other?,
         };
+        Ok(Self::of(context, backing))
+    }
+
+    /// The same in host memory alone.
+    ///
+    /// # Errors
+    /// `EINVAL` for no bytes, `EOPNOTSUPP` where the device has no window, else what the backend or
+    /// the kernel says.
+    pub fn in_host_memory(context: &Arc<Context>, length: usize) -> Result<Self, Error> {
+        let whole = whole_pages(length)?;
+        Ok(Self::of(context, host(context, whole)?))
+    }
+
+    fn of(context: &Arc<Context>, backing: Backing) -> Self {
         let memory = Arc::new(BufferMemory {
             backing: Some(backing),
             context: Arc::clone(context),
         });
         context.remember_buffer(&memory);
-        Ok(Self { memory })
+        Self { memory }
+    }
+
+    /// Whether something else holds its memory: a registration, or a copy of this object.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        Arc::strong_count(&self.memory) > 1
+    }
+
+    /// The backend's handle of it, where it is in host memory.
+    #[must_use]
+    pub fn handle(&self) -> Option<u32> {
+        self.memory.handle()
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<BufferMemory> {
+        &self.memory
     }
 
     /// Where its memory lies.
@@ -93,9 +119,17 @@ impl Buffer {
     }
 }
 
+/// So many bytes in whole pages.
+fn whole_pages(length: usize) -> Result<usize, Error> {
+    length
+        .checked_next_multiple_of(to_usize(PAGE_BYTES))
+        .filter(|&whole| whole > 0)
+        .ok_or(Error::Invalid("length"))
+}
+
 /// Asks the backend for a buffer and maps it.
 fn host(context: &Arc<Context>, length: usize) -> Result<Backing, Error> {
-    if context.transport().info().features & FEATURE_WINDOW == 0 {
+    if !context.has_host_memory() {
         return Err(Error::Refused(Errno::EOPNOTSUPP));
     }
     let request = AllocBuffer {
@@ -143,6 +177,11 @@ pub(crate) struct BufferMemory {
 }
 
 impl BufferMemory {
+    /// The context that it is of.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     fn map(&self) -> &Map {
         match &self.backing {
             Some(Backing::Host { mapping, .. }) => mapping,

@@ -9,6 +9,7 @@ use crate::{DeviceAttr, DeviceInfo, Error, Gid, PortAttr, VerbsStubs};
 use farlane_abi::Errno;
 use farlane_abi::arena::AsyncEvent;
 use farlane_abi::calls::Caller;
+use farlane_abi::config::FEATURE_WINDOW;
 use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
 use farlane_abi::rdma::{DeviceLimits, QueryGid, VerbsVersion, VersionRange};
 use farlane_abi::width::to_usize;
@@ -160,6 +161,19 @@ impl Context {
             port: port.into(),
             index: index.into(),
         })
+    }
+
+    /// Whether this process has opened it, and not a parent of this one: a child can use none of
+    /// its objects.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.header.is_here()
+    }
+
+    /// Whether buffers can lie in host memory.
+    #[must_use]
+    pub fn has_host_memory(&self) -> bool {
+        self.transport().info().features & FEATURE_WINDOW != 0
     }
 
     /// Whether the device is gone.

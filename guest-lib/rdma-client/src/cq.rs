@@ -8,10 +8,11 @@ use crate::{Channel, Completion, Context, Error};
 use farlane_abi::Errno;
 use farlane_abi::queue::{
     ARM_NEXT, ARM_NONE, ARM_SOLICITED, CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_ENTRIES,
-    CQ_OFF_EVENTS, CQ_OFF_PRODUCED, CqLayout,
+    CQ_OFF_EVENTS, CQ_OFF_PRODUCED, CqLayout, MAX_CQ_ENTRIES,
 };
-use farlane_abi::rdma::CreateCq;
+use farlane_abi::rdma::{CreateCq, ResizeCq, VerbsVersion};
 use farlane_sys::sync::lock;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
@@ -20,16 +21,70 @@ use std::sync::{Arc, Mutex};
 pub struct Cq {
     context: Arc<Context>,
     channel: Option<Arc<Channel>>,
-    part: Part,
+    /// Where its words lie, and its entries until it is resized.
+    part: Arc<Part>,
     header: Arc<Header>,
-    layout: CqLayout,
     handle: u32,
-    /// Entries taken so far: the consumer's end of the queue.
-    consumed: Mutex<u32>,
+    ring: Mutex<Ring>,
     courtesy: Courtesy,
     /// Events taken from the channel so far.
     events_taken: AtomicU32,
     destroyed: Destroyed,
+}
+
+/// The consumer's end of a queue.
+#[derive(Debug)]
+struct Ring {
+    /// Entries taken so far.
+    consumed: u32,
+    /// Where entries lie that come.
+    entries: Entries,
+    /// Where those lie that came before the queue was resized, oldest first; each until the entry
+    /// of this number.
+    before: VecDeque<(u32, Entries)>,
+}
+
+/// Where entries lie.
+#[derive(Debug)]
+struct Entries {
+    part: Arc<Part>,
+    /// Where they begin there.
+    at: usize,
+    /// How many, a power of two.
+    count: u32,
+}
+
+impl Entries {
+    /// Where the entry of this number lies in the part.
+    #[inline]
+    fn offset(&self, number: u32) -> usize {
+        let entry = (number & (self.count - 1)) as usize;
+        self.at + entry * size_of::<Completion>()
+    }
+}
+
+/// Whether an entry of this number comes before the one of another, of those that can be in a
+/// queue.
+fn is_before(number: u32, end: u32) -> bool {
+    (1..=MAX_CQ_ENTRIES).contains(&end.wrapping_sub(number))
+}
+
+impl Ring {
+    /// Where the entry of this number lies.
+    fn of(&self, number: u32) -> &Entries {
+        let found = self.before.iter().find(|(end, _)| is_before(number, *end));
+        found.map_or(&self.entries, |(_, entries)| entries)
+    }
+
+    /// Entries up to this number have been taken.
+    fn consume(&mut self, to: u32) {
+        self.consumed = to;
+        while let Some((end, _)) = self.before.front()
+            && !is_before(to, *end)
+        {
+            self.before.pop_front();
+        }
+    }
 }
 
 impl Cq {
@@ -44,7 +99,7 @@ impl Cq {
         channel: Option<&Arc<Channel>>,
     ) -> Result<Arc<Self>, Error> {
         let layout = CqLayout::new(entries).ok_or(Error::Invalid("number of entries"))?;
-        let part = context.take(layout.segment_bytes())?;
+        let part = Arc::new(context.take(layout.segment_bytes())?);
         let request = CreateCq {
             region: part.region().into(),
             offset: part.offset()?.into(),
@@ -55,11 +110,18 @@ impl Cq {
         let queue = Arc::new(Self {
             context: Arc::clone(context),
             channel: channel.cloned(),
+            ring: Mutex::new(Ring {
+                consumed: 0,
+                entries: Entries {
+                    part: Arc::clone(&part),
+                    at: CQ_OFF_ENTRIES,
+                    count: layout.entries,
+                },
+                before: VecDeque::new(),
+            }),
             part,
             header: Arc::clone(context.header()),
-            layout,
             handle,
-            consumed: Mutex::new(0),
             courtesy: Courtesy::default(),
             events_taken: AtomicU32::new(0),
             destroyed: Destroyed::default(),
@@ -97,7 +159,45 @@ impl Cq {
     /// Number of entries that it has room for.
     #[must_use]
     pub fn entries(&self) -> u32 {
-        self.layout.entries
+        lock(&self.ring).entries.count
+    }
+
+    /// Gives it room for at least `entries` entries. What waits in it stays.
+    ///
+    /// # Errors
+    /// `EINVAL` for none, for too many, and where more wait; `EOPNOTSUPP` where the backend's
+    /// [version](Context::version) has no such call; `ENOMEM` where kernel or backend have no
+    /// memory for them, `ENODEV` where the device is gone, `EPROTO` for an answer that cannot be.
+    pub fn resize(&self, entries: u32) -> Result<(), Error> {
+        if self.context.version() < VerbsVersion::V2 {
+            return Err(Error::Refused(Errno::EOPNOTSUPP));
+        }
+        let layout = CqLayout::new(entries).filter(|_| entries > 0);
+        let layout = layout.ok_or(Error::Invalid("number of entries"))?;
+        let part = self.context.take(layout.entries_bytes())?;
+        let request = ResizeCq {
+            cq: self.handle.into(),
+            region: part.region().into(),
+            offset: part.offset()?.into(),
+            entries: layout.entries.into(),
+        };
+        // From the answer on completions lie elsewhere: nobody takes one meanwhile.
+        let mut ring = lock(&self.ring);
+        let first = self.context.verbs().resize_cq(&request)?.get();
+        let entries = Entries {
+            part: Arc::new(part),
+            at: 0,
+            count: layout.entries,
+        };
+        let waited = first.wrapping_sub(ring.consumed);
+        if waited > ring.entries.count.min(entries.count) {
+            return Err(Error::Refused(Errno::EPROTO));
+        }
+        let before = std::mem::replace(&mut ring.entries, entries);
+        if waited > 0 {
+            ring.before.push_back((first, before));
+        }
+        Ok(())
     }
 
     /// Takes completions, oldest first, and returns how many. Gives way to other programs now and
@@ -125,34 +225,37 @@ impl Cq {
         if !self.header.is_here() {
             return Err(Errno::ENODEV);
         }
-        let mut consumed = lock(&self.consumed);
+        let mut ring = lock(&self.ring);
         let produced = self.part.word(CQ_OFF_PRODUCED).load(Ordering::Acquire);
-        let ready = produced.wrapping_sub(*consumed);
+        let ready = produced.wrapping_sub(ring.consumed);
         if ready == 0 {
-            drop(consumed);
+            drop(ring);
             return self.found_nothing();
         }
-        if ready > self.layout.entries {
+        if ready > ring.entries.count {
             return Err(Errno::EPROTO);
         }
         // A number of entries, which fits.
         let count = u32::try_from(most).map_or(ready, |most| ready.min(most));
-        let mask = self.layout.entries - 1;
+        let is_resized = !ring.before.is_empty();
         for index in 0..count {
-            let entry = (consumed.wrapping_add(index) & mask) as usize;
+            let number = ring.consumed.wrapping_add(index);
+            let entries = if is_resized {
+                ring.of(number)
+            } else {
+                &ring.entries
+            };
             // SAFETY: the acquire load above has seen the backend publish this entry, which it
             // leaves alone until the consumer word has passed it; the lock keeps our own threads
             // out.
-            take(unsafe {
-                self.part
-                    .read(CQ_OFF_ENTRIES + entry * size_of::<Completion>())
-            });
+            take(unsafe { entries.part.read(entries.offset(number)) });
         }
-        *consumed = consumed.wrapping_add(count);
+        let consumed = ring.consumed.wrapping_add(count);
+        ring.consume(consumed);
         self.part
             .word(CQ_OFF_CONSUMED)
-            .store(*consumed, Ordering::Release);
-        drop(consumed);
+            .store(consumed, Ordering::Release);
+        drop(ring);
         self.courtesy.found();
         Ok(count as usize)
     }
@@ -165,33 +268,33 @@ impl Cq {
         if !self.header.is_here() {
             return;
         }
-        let mut consumed = lock(&self.consumed);
+        let mut ring = lock(&self.ring);
         let produced = self.part.word(CQ_OFF_PRODUCED).load(Ordering::Acquire);
-        let ready = produced.wrapping_sub(*consumed);
+        let ready = produced.wrapping_sub(ring.consumed);
         // Whoever polls says so.
-        if ready > self.layout.entries {
+        if ready > ring.entries.count {
             return;
         }
-        let at = |index: u32| {
-            let entry = (index & (self.layout.entries - 1)) as usize;
-            CQ_OFF_ENTRIES + entry * size_of::<Completion>()
-        };
         let mut kept = produced;
         for back in 1..=ready {
             let index = produced.wrapping_sub(back);
             // SAFETY: as in `poll_each`: the backend leaves the entries between the two words
             // alone.
-            let completion: Completion = unsafe { self.part.read(at(index)) };
+            let completion: Completion = unsafe {
+                let entries = ring.of(index);
+                entries.part.read(entries.offset(index))
+            };
             if completion.qp_num.get() == qp_number {
                 continue;
             }
             kept = kept.wrapping_sub(1);
             if kept != index {
+                let entries = ring.of(kept);
                 // SAFETY: as above.
-                unsafe { self.part.write(at(kept), &completion) };
+                unsafe { entries.part.write(entries.offset(kept), &completion) };
             }
         }
-        *consumed = kept;
+        ring.consume(kept);
         self.part
             .word(CQ_OFF_CONSUMED)
             .store(kept, Ordering::Release);
@@ -200,7 +303,7 @@ impl Cq {
     #[cold]
     fn dead_or_empty(&self) -> Result<usize, Errno> {
         // What was published before the end comes first.
-        let consumed = *lock(&self.consumed);
+        let consumed = lock(&self.ring).consumed;
         if self.part.word(CQ_OFF_PRODUCED).load(Ordering::Acquire) == consumed {
             return Err(Errno::ENODEV);
         }

@@ -62,7 +62,7 @@ pub use farlane_abi::rdma::{
 };
 pub use farlane_transport::{Address, DeviceInfo, TransportError, devices};
 pub use farlane_transport::{SHARE_VARIABLE, allow_sharing};
-pub use mr::Mr;
+pub use mr::{Mr, MrChange};
 pub use pd::Pd;
 pub use qp::{Qp, QpCaps, QpInit};
 pub use send_list::SendList;

@@ -270,7 +270,7 @@ impl Drop for Rig {
 }
 
 /// Zeros, but for handles: each is 1.
-fn agreeable(number: u32) -> Vec<u8> {
+pub(crate) fn agreeable(number: u32) -> Vec<u8> {
     let mut result = vec![0; result_bytes(number)];
     if matches!(number, 5 | 7 | 9 | 11 | 15 | 19 | 25) {
         result[0] = 1;
@@ -293,6 +293,7 @@ fn result_bytes(number: u32) -> usize {
         18 => size_of::<rdma::DeviceLimits>(),
         25 => size_of::<rdma::Srq>(),
         27 => size_of::<rdma::SrqAttr>(),
+        34 => 4,
         _ => 0,
     }
 }

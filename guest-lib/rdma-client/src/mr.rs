@@ -1,11 +1,12 @@
 //! Memory registrations.
 
-use crate::buffer::BufferMemory;
+use crate::buffer::{Buffer, BufferMemory};
 use crate::pd::Destroyed;
-use crate::{Error, Pd};
+use crate::{Context, Error, Pd};
+use farlane_abi::Errno;
 use farlane_abi::rdma::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, MR_SOURCE_BUFFER, MR_SOURCE_PIN,
-    RegMr,
+    RegMr, ReregMr, VerbsVersion,
 };
 use farlane_sys::sync::lock;
 use farlane_transport::{Pin, PinKind};
@@ -14,21 +15,150 @@ use std::sync::{Arc, Mutex};
 /// A memory region, registered in a protection domain.
 #[derive(Debug)]
 pub struct Mr {
-    pd: Arc<Pd>,
+    context: Arc<Context>,
     handle: u32,
     lkey: u32,
     rkey: u32,
+    registered: Mutex<Registered>,
+    destroyed: Destroyed,
+}
+
+/// What is registered under the keys now.
+#[derive(Debug)]
+struct Registered {
+    pd: Arc<Pd>,
     address: usize,
     length: usize,
-    source: Mutex<Option<Source>>,
-    destroyed: Destroyed,
+    iova: u64,
+    /// `ACCESS_*` of [`farlane_abi::rdma`].
+    access: u32,
+    /// None once it is registered no more.
+    source: Option<Source>,
+}
+
+/// What of a registration is to be another; `None`: as it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MrChange<'a> {
+    /// The protection domain that it is in.
+    pub pd: Option<&'a Arc<Pd>>,
+    /// Address and length in bytes of its memory, which work requests name by that address.
+    pub memory: Option<(usize, usize)>,
+    /// Rights, `ACCESS_*` of [`farlane_abi::rdma`].
+    pub access: Option<u32>,
 }
 
 /// What is registered; held until the registration is gone.
 #[derive(Debug)]
 enum Source {
-    Pin(Pin),
-    Buffer { _memory: Arc<BufferMemory> },
+    Pin {
+        pin: Pin,
+        writable: bool,
+    },
+    /// All memory of this process, of which addresses are offsets.
+    AddressSpace {
+        pin: Pin,
+        writable: bool,
+    },
+    Buffer {
+        _memory: Arc<BufferMemory>,
+        handle: u32,
+        offset: u64,
+    },
+}
+
+impl Source {
+    /// Memory of a host-allocated buffer is recognised; other memory is pinned.
+    ///
+    /// # Safety
+    /// As [`Mr::register`].
+    unsafe fn of(
+        context: &Context,
+        address: usize,
+        length: usize,
+        writable: bool,
+    ) -> Result<Self, Error> {
+        if let Some((memory, handle)) = context.buffer_at(address, length) {
+            let offset = (address - memory.address()) as u64;
+            return Ok(Self::Buffer {
+                _memory: memory,
+                handle,
+                offset,
+            });
+        }
+        let (transport, kind) = (context.transport(), PinKind::Memory);
+        // SAFETY: as promised by the caller.
+        let pin = unsafe { Pin::new(transport, kind, address, length, writable)? };
+        Ok(Self::Pin { pin, writable })
+    }
+
+    /// All memory of this process.
+    ///
+    /// # Safety
+    /// As [`Mr::register_on_demand`].
+    unsafe fn of_address_space(context: &Context, writable: bool) -> Result<Self, Error> {
+        let (transport, kind) = (context.transport(), PinKind::AddressSpace);
+        // SAFETY: as promised by the caller.
+        let pin = unsafe { Pin::new(transport, kind, 0, 0, writable)? };
+        Ok(Self::AddressSpace { pin, writable })
+    }
+
+    /// Whether it can be registered with these rights.
+    fn allows(&self, access: u32) -> bool {
+        match self {
+            Self::Pin { writable, .. } | Self::AddressSpace { writable, .. } => {
+                *writable || access & ACCESS_LOCAL_WRITE == 0
+            }
+            Self::Buffer { .. } => true,
+        }
+    }
+
+    /// Says in a registration where its memory is.
+    fn describe(&self, address: usize, registration: &mut RegMr) {
+        match self {
+            Self::AddressSpace { pin, .. } => {
+                registration.source = MR_SOURCE_PIN.into();
+                registration.object = pin.region().into();
+                registration.offset = (address as u64).into();
+            }
+            Self::Pin { pin, .. } => {
+                registration.source = MR_SOURCE_PIN.into();
+                registration.object = pin.region().into();
+            }
+            Self::Buffer { handle, offset, .. } => {
+                registration.source = MR_SOURCE_BUFFER.into();
+                registration.object = (*handle).into();
+                registration.offset = (*offset).into();
+            }
+        }
+    }
+
+    /// Lets the memory go.
+    fn release(self) -> Result<(), Error> {
+        match self {
+            Self::Pin { pin, .. } | Self::AddressSpace { pin, .. } => match pin.release() {
+                Err(error) if error.errno() != Errno::ENODEV => Err(error.into()),
+                _ => Ok(()),
+            },
+            Self::Buffer { .. } => Ok(()),
+        }
+    }
+}
+
+fn check_rights(access: u32) -> Result<(), Error> {
+    let remote = access & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0;
+    if remote && access & ACCESS_LOCAL_WRITE == 0 {
+        return Err(Error::Invalid("rights: remote write needs local write"));
+    }
+    Ok(())
+}
+
+/// Checks bounds and rights.
+fn check(address: usize, length: usize, access: u32) -> Result<(), Error> {
+    check_rights(access)?;
+    if length == 0 || address.checked_add(length).is_none() {
+        return Err(Error::Invalid("length"));
+    }
+    Ok(())
 }
 
 impl Mr {
@@ -50,43 +180,11 @@ impl Mr {
         iova: u64,
         access: u32,
     ) -> Result<Self, Error> {
-        let remote = access & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0;
+        check(address, length, access)?;
         let writable = access & ACCESS_LOCAL_WRITE != 0;
-        if remote && !writable {
-            return Err(Error::Invalid("rights: remote write needs local write"));
-        }
-        if length == 0 || address.checked_add(length).is_none() {
-            return Err(Error::Invalid("length"));
-        }
-        let context = pd.context();
-        let mut request = RegMr {
-            pd: pd.handle().into(),
-            access: access.into(),
-            length: (length as u64).into(),
-            iova: iova.into(),
-            ..RegMr::default()
-        };
-        let source = if let Some((memory, handle)) = context.buffer_at(address, length) {
-            request.source = MR_SOURCE_BUFFER.into();
-            request.object = handle.into();
-            request.offset = ((address - memory.address()) as u64).into();
-            Source::Buffer { _memory: memory }
-        } else {
-            // SAFETY: as promised by the caller.
-            let pin = unsafe {
-                Pin::new(
-                    context.transport(),
-                    PinKind::Memory,
-                    address,
-                    length,
-                    writable,
-                )?
-            };
-            request.source = MR_SOURCE_PIN.into();
-            request.object = pin.region().into();
-            Source::Pin(pin)
-        };
-        Self::announce(pd, &request, source, address, length)
+        // SAFETY: as promised by the caller.
+        let source = unsafe { Source::of(pd.context(), address, length, writable)? };
+        Self::of(pd, source, (address, length), iova, access)
     }
 
     /// Registers what the process has at `length` bytes from `address` when a work request names
@@ -106,46 +204,147 @@ impl Mr {
         iova: u64,
         access: u32,
     ) -> Result<Self, Error> {
-        let transport = pd.context().transport();
         let writable = access & ACCESS_LOCAL_WRITE != 0;
         // SAFETY: as promised by the caller.
-        let pin = unsafe { Pin::new(transport, PinKind::AddressSpace, 0, 0, writable)? };
-        let request = RegMr {
+        let source = unsafe { Source::of_address_space(pd.context(), writable)? };
+        Self::of(pd, source, (address, length), iova, access)
+    }
+
+    /// Registers `length` bytes of a host-allocated buffer from `offset` on, as
+    /// [`register`](Self::register) does. None may be registered, too.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register); `EINVAL`, too, for bytes that are not all inside, for a
+    /// buffer of another context, and for one in this process's own memory.
+    pub fn register_buffer(
+        pd: &Arc<Pd>,
+        buffer: &Buffer,
+        (offset, length): (usize, usize),
+        iova: u64,
+        access: u32,
+    ) -> Result<Self, Error> {
+        let memory = buffer.memory();
+        let handle = memory.handle().ok_or(Error::Invalid("buffer"))?;
+        let end = offset.checked_add(length);
+        if end.is_none_or(|end| end > memory.length()) {
+            return Err(Error::Invalid("length"));
+        }
+        if !Arc::ptr_eq(memory.context(), pd.context()) {
+            return Err(Error::Invalid("buffer of another context"));
+        }
+        check_rights(access)?;
+        let address = memory.address() + offset;
+        let source = Source::Buffer {
+            _memory: Arc::clone(memory),
+            handle,
+            offset: offset as u64,
+        };
+        Self::of(pd, source, (address, length), iova, access)
+    }
+
+    fn of(
+        pd: &Arc<Pd>,
+        source: Source,
+        (address, length): (usize, usize),
+        iova: u64,
+        access: u32,
+    ) -> Result<Self, Error> {
+        let context = pd.context();
+        let mut request = RegMr {
             pd: pd.handle().into(),
             access: access.into(),
             length: (length as u64).into(),
             iova: iova.into(),
-            source: MR_SOURCE_PIN.into(),
-            object: pin.region().into(),
-            offset: (address as u64).into(),
+            ..RegMr::default()
         };
-        Self::announce(pd, &request, Source::Pin(pin), address, length)
-    }
-
-    fn announce(
-        pd: &Arc<Pd>,
-        request: &RegMr,
-        source: Source,
-        address: usize,
-        length: usize,
-    ) -> Result<Self, Error> {
-        let mr = pd.context().verbs().reg_mr(request)?;
+        source.describe(address, &mut request);
+        let mr = context.verbs().reg_mr(&request)?;
         Ok(Self {
-            pd: Arc::clone(pd),
+            context: Arc::clone(context),
             handle: mr.handle.get(),
             lkey: mr.lkey.get(),
             rkey: mr.rkey.get(),
-            address,
-            length,
-            source: Mutex::new(Some(source)),
+            registered: Mutex::new(Registered {
+                pd: Arc::clone(pd),
+                address,
+                length,
+                iova,
+                access,
+                source: Some(source),
+            }),
             destroyed: Destroyed::default(),
         })
     }
 
+    /// Changes what is registered under the same keys. With an error the registration is as it was.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register); `EINVAL`, too, for a domain of another context, and
+    /// `EOPNOTSUPP` where the backend's [version](Context::version) has no such call.
+    ///
+    /// # Safety
+    /// As [`register`](Self::register), for the memory and the rights that it has afterwards.
+    pub unsafe fn reregister(&self, change: &MrChange<'_>) -> Result<(), Error> {
+        let context = &self.context;
+        if context.version() < VerbsVersion::V2 {
+            return Err(Error::Refused(Errno::EOPNOTSUPP));
+        }
+        let mut registered = lock(&self.registered);
+        let pd = Arc::clone(change.pd.unwrap_or(&registered.pd));
+        if !Arc::ptr_eq(pd.context(), context) {
+            return Err(Error::Invalid("protection domain of another context"));
+        }
+        let access = change.access.unwrap_or(registered.access);
+        let (address, length) = change
+            .memory
+            .unwrap_or((registered.address, registered.length));
+        let iova = change
+            .memory
+            .map_or(registered.iova, |(address, _)| address as u64);
+        check(address, length, access)?;
+        let before = registered.source.as_ref().ok_or(Errno::EINVAL)?;
+        let is_all = matches!(before, Source::AddressSpace { .. });
+        let stays = before.allows(access) && (is_all || change.memory.is_none());
+        let writable = access & ACCESS_LOCAL_WRITE != 0;
+        // SAFETY: as promised by the caller.
+        let other = (!stays).then(|| unsafe {
+            if is_all {
+                Source::of_address_space(context, writable)
+            } else {
+                Source::of(context, address, length, writable)
+            }
+        });
+        let other = other.transpose()?;
+        let mut request = ReregMr {
+            mr: self.handle.into(),
+            registration: RegMr {
+                pd: pd.handle().into(),
+                access: access.into(),
+                length: (length as u64).into(),
+                iova: iova.into(),
+                ..RegMr::default()
+            },
+            ..ReregMr::default()
+        };
+        other
+            .as_ref()
+            .unwrap_or(before)
+            .describe(address, &mut request.registration);
+        context.verbs().rereg_mr(&request)?;
+        let before = other.and_then(|other| registered.source.replace(other));
+        registered.pd = pd;
+        (registered.address, registered.length) = (address, length);
+        (registered.iova, registered.access) = (iova, access);
+        drop(registered);
+        // What a hostile answer leaves ends with the context.
+        let _ = before.map_or(Ok(()), Source::release);
+        Ok(())
+    }
+
     /// Protection domain that it belongs to.
     #[must_use]
-    pub fn pd(&self) -> &Arc<Pd> {
-        &self.pd
+    pub fn pd(&self) -> Arc<Pd> {
+        Arc::clone(&lock(&self.registered).pd)
     }
 
     /// Handle that calls name it by.
@@ -169,13 +368,13 @@ impl Mr {
     /// Address of the first byte in this process.
     #[must_use]
     pub fn address(&self) -> usize {
-        self.address
+        lock(&self.registered).address
     }
 
     /// Length of the region in bytes.
     #[must_use]
     pub fn length(&self) -> usize {
-        self.length
+        lock(&self.registered).length
     }
 
     /// Ends the registration, then lets the memory go. When this returns nobody touches it.
@@ -185,14 +384,9 @@ impl Mr {
     /// then stays.
     pub fn destroy(&self) -> Result<(), Error> {
         self.destroyed
-            .once(|| self.pd.context().verbs().dereg_mr(&self.handle.into()))?;
-        match lock(&self.source).take() {
-            Some(Source::Pin(pin)) => match pin.release() {
-                Err(error) if error.errno() != farlane_abi::Errno::ENODEV => Err(error.into()),
-                _ => Ok(()),
-            },
-            Some(Source::Buffer { .. }) | None => Ok(()),
-        }
+            .once(|| self.context.verbs().dereg_mr(&self.handle.into()))?;
+        let source = lock(&self.registered).source.take();
+        source.map_or(Ok(()), Source::release)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::loopback::{Rig, read};
 use crate::{
-    Cq, DeviceLimits, Errno, Payload, Pd, Qp, QpAttr, QpCaps, QpInit, SendRequest, SendTail, Sge,
-    VerbsVersion,
+    Cq, DeviceLimits, Errno, Mr, MrChange, Payload, Pd, Qp, QpAttr, QpCaps, QpInit, SendRequest,
+    SendTail, Sge, VerbsVersion,
 };
 use farlane_abi::queue::{
     OP_FETCH_ADD, OP_RDMA_WRITE, OP_SEND, QP_OFF_ENTRIES, SEND_TAIL, SendEntry,
@@ -116,4 +116,36 @@ fn a_device_that_is_gone_has_no_version() {
     rig.transport.die();
     let error = rig.context.negotiate().unwrap_err();
     assert_eq!(error.errno(), Errno::ENODEV);
+}
+
+#[test]
+fn what_a_backend_of_version_1_does_not_have_is_not_supported() {
+    let rig = Rig::of_version(16, 0);
+    rig.context.negotiate().unwrap();
+    let cq = Cq::create(&rig.context, 5, None).unwrap();
+    let refused = cq.resize(8).map_err(|e| e.errno());
+    assert_eq!((refused, cq.entries()), (Err(Errno::EOPNOTSUPP), 8));
+    let pd = Pd::allocate(&rig.context).unwrap();
+    let memory = [0_u8; 64];
+    let address = memory.as_ptr().expose_provenance();
+    // SAFETY: nobody is told of the memory: there is no device.
+    let mr = unsafe { Mr::register(&pd, address, 64, 0, 0) }.unwrap();
+    // SAFETY: as above.
+    let refused = unsafe { mr.reregister(&MrChange::default()) };
+    assert_eq!(refused.map_err(|e| e.errno()), Err(Errno::EOPNOTSUPP));
+}
+
+#[test]
+fn an_answer_that_no_queue_could_give_is_refused() {
+    // As if nine had waited in a queue of eight that has had none.
+    let answer = |number, _: &[u8]| match number {
+        34 => Ok(9_u32.to_le_bytes().to_vec()),
+        17 => Ok(2_u32.to_le_bytes().to_vec()),
+        _ => Ok(crate::loopback::agreeable(number)),
+    };
+    let rig = Rig::new(false, Box::new(answer));
+    rig.context.negotiate().unwrap();
+    let cq = Cq::create(&rig.context, 5, None).unwrap();
+    let refused = cq.resize(64).map_err(|e| e.errno());
+    assert_eq!((refused, cq.entries()), (Err(Errno::EPROTO), 8));
 }

@@ -64,7 +64,7 @@ pub unsafe extern "C" fn advise(
         let Some(mr) = domain.shared.importable.registration_of_key(element.lkey) else {
             return fail(EINVAL);
         };
-        let is_here = Arc::ptr_eq(mr.pd(), &domain.pd);
+        let is_here = Arc::ptr_eq(&mr.pd(), &domain.pd);
         let Some((address, length)) = memory(&mr, element).filter(|_| is_here) else {
             return fail(EINVAL);
         };

@@ -162,8 +162,13 @@ pub unsafe extern "C" fn query_device_ex(
     let shared = unsafe { shared(context) };
     answer(match known(shared) {
         Ok((known, limits)) => {
+            let mut full = device_attr_ex(known, limits);
+            // The backend may have a window that the VMM cannot show.
+            if !shared.context.has_host_memory() {
+                full.max_dm_size = 0;
+            }
             // SAFETY: the caller's structure has `length` bytes.
-            unsafe { copy_out(&device_attr_ex(known, limits), attr, length) };
+            unsafe { copy_out(&full, attr, length) };
             Ok(())
         }
         Err(error) => Err(error.errno()),

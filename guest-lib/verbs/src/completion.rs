@@ -115,6 +115,21 @@ pub unsafe fn create(
     pointer(made.map(|made| made.cast()))
 }
 
+/// `ibv_resize_cq`.
+pub unsafe fn resize(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    let Ok(entries) = u32::try_from(cqe) else {
+        return fail(EINVAL);
+    };
+    // SAFETY: by the caller's contract.
+    let state = unsafe { state(cq) };
+    let result = state.cq.resize(entries);
+    if result.is_ok() {
+        // SAFETY: by the caller's contract.
+        unsafe { (*cq).cqe = at_most(state.cq.entries(), c_int::MAX) };
+    }
+    answer(result.map_err(|error| error.errno()))
+}
+
 /// `ibv_destroy_cq`: waits until the program has acknowledged every event that it got.
 pub unsafe fn destroy(cq: *mut ibv_cq) -> c_int {
     // SAFETY: by the caller's contract.

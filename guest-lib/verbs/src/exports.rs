@@ -74,6 +74,10 @@ exports! {
     fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr = import::mr;
     /// Gives back a registration.
     fn ibv_unimport_mr(mr: *mut ibv_mr) = import::unimport_mr;
+    /// Takes over device memory.
+    fn ibv_import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm = import::dm;
+    /// Gives back device memory.
+    fn ibv_unimport_dm(dm: *mut ibv_dm) = import::unimport_dm;
 }
 
 // Address handles and multicast.
@@ -139,6 +143,9 @@ exports! {
     fn ibv_reg_mr_iova2(
         pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint)
         -> *mut ibv_mr = memory::reg_mr_iova2;
+    /// Changes a registration.
+    fn ibv_rereg_mr(mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void,
+        length: usize, access: c_int) -> c_int = memory::rereg_mr;
     /// Ends a registration.
     fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int = memory::dereg_mr;
 }
@@ -158,6 +165,8 @@ exports! {
     /// Creates a completion queue.
     fn ibv_create_cq(context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void,
         channel: *mut ibv_comp_channel, comp_vector: c_int) -> *mut ibv_cq = completion::create;
+    /// Resizes a completion queue.
+    fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int = completion::resize;
     /// Destroys a completion queue.
     fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int = completion::destroy;
 }

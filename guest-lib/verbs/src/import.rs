@@ -7,6 +7,7 @@
 
 use crate::context::{ContextState, Opened, shared};
 use crate::device;
+use crate::dm::{self, Dm, DmObject};
 use crate::errno::{EINVAL, EOPNOTSUPP, fail_null};
 use crate::memory::{Domain, Hold, MrObject, PdObject, Registration, domain};
 use crate::open;
@@ -44,6 +45,7 @@ pub(crate) struct Importable {
     id: FileId,
     domains: Handles<Pd>,
     registrations: Handles<Mr>,
+    memories: Handles<Dm>,
     /// Handles of registrations by key.
     keys: Mutex<BTreeMap<u32, u32>>,
 }
@@ -62,6 +64,7 @@ impl Importable {
             command_file,
             domains: Mutex::default(),
             registrations: Mutex::default(),
+            memories: Mutex::default(),
             keys: Mutex::default(),
         })
     }
@@ -89,6 +92,14 @@ impl Importable {
         let handle = *lock(&self.keys).get(&key)?;
         let found = find(&self.registrations, handle).ok()?;
         (found.lkey() == key).then_some(found)
+    }
+
+    pub(crate) fn add_memory(&self, dm: &Arc<Dm>) {
+        lock(&self.memories).insert(dm.handle(), Arc::downgrade(dm));
+    }
+
+    pub(crate) fn forget_memory(&self, dm: &Arc<Dm>) {
+        forget(&self.memories, dm.handle(), dm);
     }
 
     pub(crate) fn forget_registration(&self, mr: &Arc<Mr>) {
@@ -189,7 +200,7 @@ pub unsafe fn mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     // SAFETY: by the caller's contract.
     let (domain, context) = unsafe { (domain(pd), (*pd).context) };
     match find(&domain.shared.importable.registrations, handle) {
-        Ok(mr) if Arc::ptr_eq(mr.pd(), &domain.pd) => MrObject::publish(
+        Ok(mr) if Arc::ptr_eq(&mr.pd(), &domain.pd) => MrObject::publish(
             ibv_mr {
                 context,
                 pd,
@@ -203,7 +214,7 @@ pub unsafe fn mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
                 mr,
                 shared: Arc::clone(&domain.shared),
                 hold: Hold::Imported,
-                _domain: domain.enter(),
+                parent: Mutex::new(domain.enter()),
             },
         ),
         Ok(_) => fail_null(EINVAL),
@@ -217,6 +228,26 @@ pub unsafe fn unimport_mr(mr: *mut ibv_mr) {
     unsafe {
         if MrObject::of(mr).hold == Hold::Imported {
             MrObject::retire(mr);
+        }
+    }
+}
+
+/// `ibv_import_dm`.
+pub unsafe fn dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
+    // SAFETY: by the caller's contract.
+    let shared = unsafe { shared(context) };
+    match find(&shared.importable.memories, handle) {
+        Ok(dm) => dm::publish(context, shared, dm, Hold::Imported),
+        Err(errno) => fail_null(errno),
+    }
+}
+
+/// `ibv_unimport_dm`: the memory itself stays. Of one that was not imported nothing changes.
+pub unsafe fn unimport_dm(dm: *mut ibv_dm) {
+    // SAFETY: by the caller's contract, and nobody uses it any more.
+    unsafe {
+        if DmObject::of(dm).hold == Hold::Imported {
+            DmObject::retire(dm);
         }
     }
 }

@@ -28,6 +28,7 @@ pub mod channel;
 pub mod completion;
 pub mod context;
 pub mod device;
+mod dm;
 pub mod errno;
 pub mod event;
 mod exports;

@@ -1,7 +1,7 @@
 //! Protection domains and memory registrations.
 
 use crate::context::{ContextState, shared};
-use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, answer, fail, fail_null};
+use crate::errno::{EBUSY, EINVAL, EOPNOTSUPP, answer, fail, fail_null, set};
 use crate::object::Object;
 use crate::parent_domain::{Use, Uses};
 use crate::sys::*;
@@ -12,13 +12,18 @@ use farlane_abi::rdma::{
     ACCESS_REMOTE_WRITE, ODP_IMPLICIT, ODP_SUPPORT,
 };
 use farlane_abi::width::to_usize;
-use farlane_rdma_client::{Mr, Pd};
+use farlane_rdma_client::{Mr, MrChange, Pd};
+use farlane_sys::sync::lock;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Rights that a registration can have.
 const RIGHTS: u32 =
     ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
+
+/// What of a registration can change.
+const REREG_FLAGS: u32 =
+    IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
 
 /// Whose an object of the backend is, of which there may be several C structures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +67,8 @@ pub(crate) struct Registration {
     pub(crate) mr: Arc<Mr>,
     pub(crate) shared: Arc<ContextState>,
     pub(crate) hold: Hold,
-    pub(crate) _domain: Option<Use>,
+    /// The parent domain that it is in, if it is in one.
+    pub(crate) parent: Mutex<Option<Use>>,
 }
 
 pub(crate) type PdObject = Object<ibv_pd, Domain>;
@@ -130,10 +136,26 @@ fn on_demand(shared: &ContextState) -> Result<u64, Errno> {
     Ok(limits.odp_general_caps.get())
 }
 
+/// Whether a context has these kinds of on-demand paging.
+fn check_on_demand(shared: &ContextState, needed: u64) -> Result<(), c_int> {
+    match on_demand(shared) {
+        Ok(has) if has & needed == needed => Ok(()),
+        Ok(_) => Err(EOPNOTSUPP),
+        Err(errno) => Err(errno.raw_os_error()),
+    }
+}
+
 /// Whether a registration is of all memory that the program has or will have, implicitly: by its
 /// addresses and length, and that it is by on-demand paging.
 fn is_implicit(addr: *mut c_void, length: usize, iova: u64, access: u32) -> bool {
     addr.is_null() && iova == 0 && length == usize::MAX && access & IBV_ACCESS_ON_DEMAND != 0
+}
+
+/// Rights without hints, and without on-demand paging; `None` where there are some that cannot be
+/// given.
+pub(crate) fn rights(asked: c_uint) -> Option<u32> {
+    let access = asked & !ACCESS_OPTIONAL & !(IBV_ACCESS_HUGETLB | IBV_ACCESS_ON_DEMAND);
+    (access & !RIGHTS == 0).then_some(access)
 }
 
 /// `ibv_reg_mr_iova2`. Hints are dropped; rights that cannot be given (memory windows, zero-based
@@ -145,19 +167,16 @@ pub unsafe fn reg_mr_iova2(
     iova: u64,
     asked: c_uint,
 ) -> *mut ibv_mr {
-    let access = asked & !ACCESS_OPTIONAL & !(IBV_ACCESS_HUGETLB | IBV_ACCESS_ON_DEMAND);
-    if access & !RIGHTS != 0 {
+    let Some(access) = rights(asked) else {
         return fail_null(EOPNOTSUPP);
-    }
+    };
     // SAFETY: by the caller's contract.
     let domain = unsafe { domain(pd) };
     let implicit = is_implicit(addr, length, iova, asked);
     if asked & IBV_ACCESS_ON_DEMAND != 0 {
         let needed = ODP_SUPPORT | if implicit { ODP_IMPLICIT } else { 0 };
-        match on_demand(&domain.shared) {
-            Ok(has) if has & needed == needed => {}
-            Ok(_) => return fail_null(EOPNOTSUPP),
-            Err(errno) => return fail_null(errno.raw_os_error()),
+        if let Err(errno) = check_on_demand(&domain.shared, needed) {
+            return fail_null(errno);
         }
     }
     // SAFETY: a program that registers memory keeps it mapped until the registration is gone, or,
@@ -173,30 +192,41 @@ pub unsafe fn reg_mr_iova2(
         }
     };
     match registered {
-        Ok(mr) => {
-            let mr = Arc::new(mr);
-            domain.shared.importable.add_registration(&mr);
-            MrObject::publish(
-                ibv_mr {
-                    // SAFETY: by the caller's contract `pd` is valid.
-                    context: unsafe { (*pd).context },
-                    pd,
-                    addr,
-                    length,
-                    handle: mr.handle(),
-                    lkey: mr.lkey(),
-                    rkey: mr.rkey(),
-                },
-                Registration {
-                    mr,
-                    shared: Arc::clone(&domain.shared),
-                    hold: Hold::Own,
-                    _domain: domain.enter(),
-                },
-            )
-        }
+        // SAFETY: by the caller's contract.
+        Ok(mr) => unsafe { publish(pd, addr, length, mr) },
         Err(error) => fail_null(error.errno().raw_os_error()),
     }
+}
+
+/// The C structure of a new registration.
+pub(crate) unsafe fn publish(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    mr: Mr,
+) -> *mut ibv_mr {
+    // SAFETY: by the caller's contract.
+    let domain = unsafe { domain(pd) };
+    let mr = Arc::new(mr);
+    domain.shared.importable.add_registration(&mr);
+    MrObject::publish(
+        ibv_mr {
+            // SAFETY: by the caller's contract `pd` is valid.
+            context: unsafe { (*pd).context },
+            pd,
+            addr,
+            length,
+            handle: mr.handle(),
+            lkey: mr.lkey(),
+            rkey: mr.rkey(),
+        },
+        Registration {
+            mr,
+            shared: Arc::clone(&domain.shared),
+            hold: Hold::Own,
+            parent: Mutex::new(domain.enter()),
+        },
+    )
 }
 
 /// `ibv_reg_mr_iova`.
@@ -222,9 +252,77 @@ pub unsafe fn reg_mr(
     unsafe { reg_mr_iova(pd, addr, length, addr.addr() as u64, access) }
 }
 
+/// `ibv_rereg_mr`. Keys stay. As in rdma-core, what is not asked to change is zero, but for
+/// `length` beside a range that does not.
+pub unsafe fn rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let refused = |errno, how| {
+        set(errno);
+        how
+    };
+    let (flags, access) = (flags.cast_unsigned(), access.cast_unsigned());
+    let has = |flag| flags & flag != 0;
+    let no_memory = addr.is_null() || length == 0;
+    if flags & !REREG_FLAGS != 0
+        || has(IBV_REREG_MR_CHANGE_TRANSLATION) && no_memory
+        || has(IBV_REREG_MR_CHANGE_PD) && pd.is_null()
+        || !has(IBV_REREG_MR_CHANGE_ACCESS) && access != 0
+    {
+        return refused(EINVAL, IBV_REREG_MR_ERR_INPUT);
+    }
+    // SAFETY: by the caller's contract `mr` is one that `publish` made, or was imported.
+    let registration = unsafe { MrObject::of(mr) };
+    if registration.hold == Hold::Imported {
+        return refused(EINVAL, IBV_REREG_MR_ERR_INPUT);
+    }
+    if flags == 0 {
+        return refused(EINVAL, IBV_REREG_MR_ERR_CMD);
+    }
+    // Memory that is pinned stays pinned, whatever pages it may need.
+    if access & IBV_ACCESS_ON_DEMAND != 0
+        && let Err(errno) = check_on_demand(&registration.shared, ODP_SUPPORT)
+    {
+        return refused(errno, IBV_REREG_MR_ERR_CMD);
+    }
+    let Some(access) = rights(access) else {
+        return refused(EOPNOTSUPP, IBV_REREG_MR_ERR_CMD);
+    };
+    // SAFETY: by the caller's contract.
+    let domain = has(IBV_REREG_MR_CHANGE_PD).then(|| unsafe { domain(pd) });
+    let change = MrChange {
+        pd: domain.map(|domain| &domain.pd),
+        memory: has(IBV_REREG_MR_CHANGE_TRANSLATION).then(|| (addr.addr(), length)),
+        access: has(IBV_REREG_MR_CHANGE_ACCESS).then_some(access),
+    };
+    // SAFETY: memory stays mapped as it does for `reg_mr_iova2`.
+    if let Err(error) = unsafe { registration.mr.reregister(&change) } {
+        return refused(error.errno().raw_os_error(), IBV_REREG_MR_ERR_CMD);
+    }
+    if let Some(domain) = domain {
+        *lock(&registration.parent) = domain.enter();
+    }
+    // SAFETY: by the caller's contract; these fields are this library's to write.
+    unsafe {
+        if has(IBV_REREG_MR_CHANGE_PD) {
+            (*mr).pd = pd;
+        }
+        if has(IBV_REREG_MR_CHANGE_TRANSLATION) {
+            (*mr).addr = addr;
+            (*mr).length = length;
+        }
+    }
+    0
+}
+
 /// `ibv_dereg_mr`; `EINVAL` of one that was imported, which `ibv_unimport_mr` is for.
 pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: by the caller's contract `mr` is one that `reg_mr_iova2` made, or was imported.
+    // SAFETY: by the caller's contract `mr` is one that `publish` made, or was imported.
     let registration = unsafe { MrObject::of(mr) };
     if registration.hold == Hold::Imported {
         return fail(EINVAL);

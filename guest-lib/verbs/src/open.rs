@@ -5,7 +5,7 @@ use crate::errno::fail_null;
 use crate::import::{self, Importable};
 use crate::object::Plain as _;
 use crate::sys::*;
-use crate::{advise, attributes, completion, device, parent_domain, poll_ex, post, queue_pair};
+use crate::{advise, attributes, completion, device, dm, parent_domain, poll_ex, post, queue_pair};
 use farlane_rdma_client::{Context, SHARE_VARIABLE, allow_sharing};
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd as _, RawFd};
@@ -53,6 +53,9 @@ pub(crate) fn publish(
     verbs.sz = size_of::<verbs_context>();
     verbs.query_port = Some(attributes::query_port);
     verbs.query_device_ex = Some(attributes::query_device_ex);
+    verbs.alloc_dm = Some(dm::alloc);
+    verbs.free_dm = Some(dm::free);
+    verbs.reg_dm_mr = Some(dm::register);
     verbs.create_cq_ex = Some(poll_ex::create);
     verbs.create_qp_ex = Some(queue_pair::create_ex);
     verbs.advise_mr = Some(advise::advise);

@@ -111,6 +111,12 @@ enumerations! {
         IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT = 2,
     }
     ibv_advise_mr_flag: u32 { IBV_ADVISE_MR_FLAG_FLUSH = 1, }
+    ibv_rereg_mr_flags: c_uint {
+        IBV_REREG_MR_CHANGE_TRANSLATION = 1,
+        IBV_REREG_MR_CHANGE_PD = 2,
+        IBV_REREG_MR_CHANGE_ACCESS = 4,
+    }
+    ibv_rereg_mr_err_code: c_int { IBV_REREG_MR_ERR_INPUT = -1, IBV_REREG_MR_ERR_CMD = -4, }
     ibv_rate: c_uint { IBV_RATE_MAX = 0, }
     ibv_srq_attr_mask: c_uint { IBV_SRQ_MAX_WR = 1, IBV_SRQ_LIMIT = 2, }
     ibv_qp_type: c_uint { IBV_QPT_RC = 2, IBV_QPT_UC = 3, IBV_QPT_UD = 4, }
@@ -298,6 +304,32 @@ layouts! { struct:
         fetch_add: u16,
         swap: u16,
         compare_swap: u16,
+    }
+    ibv_alloc_dm_attr {
+        length: usize,
+        log_align_req: u32,
+        comp_mask: u32,
+    }
+    ibv_dm {
+        context: *mut ibv_context,
+        memcpy_to_dm: Option<
+            unsafe extern "C" fn(
+                dm: *mut ibv_dm,
+                dm_offset: u64,
+                host_addr: *const c_void,
+                length: usize,
+            ) -> c_int,
+        >,
+        memcpy_from_dm: Option<
+            unsafe extern "C" fn(
+                host_addr: *mut c_void,
+                dm: *mut ibv_dm,
+                dm_offset: u64,
+                length: usize,
+            ) -> c_int,
+        >,
+        comp_mask: u32,
+        handle: u32,
     }
     ibv_device_attr_ex {
         orig_attr: ibv_device_attr,
@@ -833,9 +865,22 @@ layouts! { struct:
         attach_counters_point_flow: Unset,
         create_counters: Unset,
         destroy_counters: Unset,
-        reg_dm_mr: Unset,
-        alloc_dm: Unset,
-        free_dm: Unset,
+        reg_dm_mr: Option<
+            unsafe extern "C" fn(
+                pd: *mut ibv_pd,
+                dm: *mut ibv_dm,
+                dm_offset: u64,
+                length: usize,
+                access: c_uint,
+            ) -> *mut ibv_mr,
+        >,
+        alloc_dm: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                attr: *mut ibv_alloc_dm_attr,
+            ) -> *mut ibv_dm,
+        >,
+        free_dm: Option<unsafe extern "C" fn(dm: *mut ibv_dm) -> c_int>,
         modify_flow_action_esp: Unset,
         destroy_flow_action: Unset,
         create_flow_action_esp: Unset,

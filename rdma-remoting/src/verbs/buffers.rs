@@ -3,8 +3,8 @@
 use super::CallHost;
 use crate::ledger::Resource;
 use crate::objects::BufferObject;
-use farlane_abi::Errno;
 use farlane_abi::rdma::{AllocBuffer, Buffer, Handle};
+use farlane_abi::{Errno, PAGE_BYTES};
 use farlane_zero_copy::PoolError;
 
 impl CallHost<'_> {
@@ -29,7 +29,9 @@ impl CallHost<'_> {
             }
         })?;
         if let Some(shares) = shares {
-            buffer.keep(shares);
+            let pages = buffer.length() / PAGE_BYTES;
+            let pages = self.take(Resource::BufferPages, pages)?;
+            buffer.keep((shares, pages));
         }
         let (offset, length) = (buffer.offset(), buffer.length());
         let mut objects = self.context.objects();

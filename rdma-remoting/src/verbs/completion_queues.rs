@@ -8,8 +8,9 @@ use crate::objects::CqObject;
 use farlane_abi::Errno;
 use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
 use farlane_abi::queue::CqLayout;
-use farlane_abi::rdma::{CreateCq, EVENT_CQ_ERR, Handle};
-use std::sync::Arc;
+use farlane_abi::rdma::{CreateCq, EVENT_CQ_ERR, Handle, ResizeCq};
+use farlane_sys::sync::lock;
+use std::sync::{Arc, Mutex};
 
 impl CallHost<'_> {
     pub(super) fn add_cq(&self, args: &CreateCq) -> Result<Handle, Errno> {
@@ -40,10 +41,33 @@ impl CallHost<'_> {
             Ok(CqObject {
                 queue: Arc::new(queue.map_err(|_| Errno::EINVAL)?),
                 _part: part,
+                entries: Mutex::default(),
                 _share: share,
             })
         })?;
         Ok(handle.into())
+    }
+
+    /// What was posted completes first, as far as there is time for it in a turn: it counts.
+    pub(super) fn change_cq(&mut self, args: &ResizeCq) -> Result<u32, Errno> {
+        if args.entries.get() == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let layout = CqLayout::new(args.entries.get()).ok_or(Errno::EINVAL)?;
+        let cq = {
+            let objects = self.context.objects();
+            let cq = objects.cqs.get(args.cq.get()).ok_or(Errno::EBADF)?;
+            Arc::clone(cq)
+        };
+        if let Some(look) = self.look {
+            let carried_out = self.context.carry_out_posted(look);
+            self.carried_out = self.carried_out.and(carried_out);
+        }
+        let part = self.part(args.region, args.offset, layout.entries_bytes())?;
+        let resized = cq.queue.resize(part.memory.clone(), &layout);
+        let first = resized.ok().flatten().ok_or(Errno::EINVAL)?;
+        *lock(&cq.entries) = Some(part);
+        Ok(first)
     }
 
     pub(super) fn remove_cq(&self, cq: Handle) -> Result<(), Errno> {

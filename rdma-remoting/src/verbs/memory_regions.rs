@@ -4,31 +4,84 @@ use super::{CallHost, region_id};
 use crate::counters;
 use crate::ledger::{Resource, Share};
 use crate::memory::{Access, MemoryRegion, PdHandle};
-use crate::objects::{BufferObject, Pd};
+use crate::objects::{BufferObject, Objects, Pd};
 use crate::request::MemoryKey;
 use farlane_abi::Errno;
-use farlane_abi::rdma::{Handle, MR_SOURCE_BUFFER, MR_SOURCE_PIN, Mr, RegMr};
-use farlane_zero_copy::Region;
-use std::sync::Arc;
+use farlane_abi::rdma::{Handle, MR_SOURCE_BUFFER, MR_SOURCE_PIN, Mr, RegMr, ReregMr};
+use farlane_sys::sync::lock;
+use farlane_zero_copy::{Region, RegionError};
+use std::sync::{Arc, Mutex};
 
 /// What lasts as long as a memory region.
 struct MemoryRegionUses {
     _pd: Arc<Pd>,
     _buffer: Option<Arc<BufferObject>>,
-    _shares: [Share; 2],
+    shares: Arc<Shares>,
 }
 
-impl CallHost<'_> {
-    pub(super) fn register(&self, args: &RegMr) -> Result<Mr, Errno> {
+/// What of the ledger a key has, whatever is registered under it.
+struct Shares {
+    _region: Share,
+    bytes: Mutex<Share>,
+}
+
+/// A registration as it was asked for: rights and bounds that make sense.
+struct Wanted<'a> {
+    args: &'a RegMr,
+    access: Access,
+}
+
+impl<'a> Wanted<'a> {
+    fn check(args: &'a RegMr) -> Result<Self, Errno> {
         let access = Access::from_wire(args.access.get()).ok_or(Errno::EOPNOTSUPP)?;
         if access.lacks_local_write() {
             return Err(Errno::EINVAL);
         }
         let (length, iova) = (args.length.get(), args.iova.get());
-        if length == 0 || iova.checked_add(length).is_none() {
+        // A key of a buffer may be for no byte of it, as one of device memory may.
+        let is_empty = length == 0 && args.source.get() != MR_SOURCE_BUFFER;
+        if is_empty || iova.checked_add(length).is_none() {
             return Err(Errno::EINVAL);
         }
+        Ok(Self { args, access })
+    }
+
+    fn length(&self) -> u64 {
+        self.args.length.get()
+    }
+}
+
+impl CallHost<'_> {
+    pub(super) fn register(&self, args: &RegMr) -> Result<Mr, Errno> {
+        let wanted = Wanted::check(args)?;
         let mut objects = self.context.objects();
+        let memory = self.memory_region(&objects, &wanted, || {
+            Ok(Arc::new(Shares {
+                _region: self.take(Resource::MemoryRegions, 1)?,
+                bytes: Mutex::new(self.take(Resource::MemoryRegionBytes, wanted.length())?),
+            }))
+        })?;
+        // A table of keys keeps the room that it has had: so does its share.
+        if self.context.memory.len() >= objects.keys.amount() {
+            objects.keys.grow(1).ok_or(Errno::ENOMEM)?;
+        }
+        let key = self.context.memory.insert(memory)?;
+        counters::count(&self.context.counters.memory_regions, 1);
+        Ok(Mr {
+            handle: key.into(),
+            lkey: key.into(),
+            rkey: key.into(),
+        })
+    }
+
+    /// The memory region that is wanted, of memory that the context has.
+    fn memory_region(
+        &self,
+        objects: &Objects,
+        wanted: &Wanted<'_>,
+        shares: impl FnOnce() -> Result<Arc<Shares>, Errno>,
+    ) -> Result<MemoryRegion, Errno> {
+        let args = wanted.args;
         let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
         let (region, buffer) = match args.source.get() {
             MR_SOURCE_PIN => (self.context.pin(region_id(args.object)?)?, None),
@@ -38,42 +91,48 @@ impl CallHost<'_> {
             }
             _ => return Err(Errno::EINVAL),
         };
-        let shares = [
-            self.take(Resource::MemoryRegions, 1)?,
-            self.take(Resource::MemoryRegionBytes, length)?,
-        ];
-        // A table of keys keeps the room that it has had: so does its share.
-        if self.context.memory.len() >= objects.keys.amount() {
-            objects.keys.grow(1).ok_or(Errno::ENOMEM)?;
-        }
         let uses = MemoryRegionUses {
             _pd: pd,
             _buffer: buffer,
-            _shares: shares,
+            shares: shares()?,
         };
         let memory = MemoryRegion {
             pd: PdHandle(args.pd.get()),
-            iova,
+            iova: args.iova.get(),
             offset: args.offset.get(),
-            length,
-            access,
+            length: wanted.length(),
+            access: wanted.access,
             region,
             owner: Some(Arc::new(uses)),
         };
         memory.check().map_err(|e| {
             log::debug!("{:?}: registration refused: {e}", self.context);
             match e {
-                farlane_zero_copy::RegionError::ReadOnly => Errno::EACCES,
+                RegionError::ReadOnly => Errno::EACCES,
                 _ => Errno::EINVAL,
             }
         })?;
-        let key = self.context.memory.insert(memory)?;
-        counters::count(&self.context.counters.memory_regions, 1);
-        Ok(Mr {
-            handle: key.into(),
-            lkey: key.into(),
-            rkey: key.into(),
-        })
+        Ok(memory)
+    }
+
+    pub(super) fn reregister(&self, args: &ReregMr) -> Result<(), Errno> {
+        let key = MemoryKey(args.mr.get());
+        let before = self.context.memory.get(key).ok_or(Errno::EBADF)?;
+        let uses = before.owner.as_ref();
+        let uses = uses.and_then(|owner| owner.downcast_ref::<MemoryRegionUses>());
+        let shares = Arc::clone(&uses.ok_or(Errno::EBADF)?.shares);
+        let wanted = Wanted::check(&args.registration)?;
+        let memory =
+            self.memory_region(&self.context.objects(), &wanted, || Ok(Arc::clone(&shares)))?;
+        let mut bytes = lock(&shares.bytes);
+        let more = wanted.length().saturating_sub(bytes.amount());
+        bytes.grow(more).ok_or(Errno::ENOMEM)?;
+        self.context
+            .memory
+            .replace(key, memory)
+            .ok_or(Errno::EBADF)?;
+        bytes.shrink(wanted.length());
+        Ok(())
     }
 
     pub(super) fn deregister(&self, mr: Handle) -> Result<(), Errno> {

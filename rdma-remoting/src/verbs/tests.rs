@@ -13,6 +13,7 @@ use farlane_abi::rdma::{ACCESS_LOCAL_WRITE, MR_SOURCE_PIN, QPT_RC};
 use farlane_zero_copy::Pool;
 use std::time::Instant;
 
+mod changes;
 mod datagrams;
 mod limits;
 mod shared_receive_queues;

@@ -411,8 +411,14 @@ impl CqLayout {
     /// Bytes that it takes of a segment, a multiple of [`QUEUE_ALIGN`].
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {
-        let end = CQ_OFF_ENTRIES + self.entries as usize * size_of::<Completion>();
-        (end as u64).next_multiple_of(QUEUE_ALIGN)
+        (CQ_OFF_ENTRIES as u64 + self.entries_bytes()).next_multiple_of(QUEUE_ALIGN)
+    }
+
+    /// Bytes that its entries take of a segment alone, a multiple of [`QUEUE_ALIGN`].
+    #[must_use]
+    pub fn entries_bytes(&self) -> u64 {
+        let bytes = self.entries as usize * size_of::<Completion>();
+        (bytes as u64).next_multiple_of(QUEUE_ALIGN)
     }
 }
 

@@ -86,6 +86,13 @@ call_table! {
         27 => fn query_srq(Handle) -> SrqAttr;
         /// Destroys a shared receive queue. `EBUSY` while a queue pair uses it.
         28 => fn destroy_srq(Handle) -> ();
+        /// Puts another registration in the place of one, whose handle and keys it gets. When it
+        /// is answered nobody touches the memory of the one before. With an error that one stays.
+        33 => fn rereg_mr(ReregMr) -> ();
+        /// Has the entries of a completion queue lie elsewhere, from the next completion on. The
+        /// answer is the number of that completion: those before it, and the queue's words, stay
+        /// where they are. `EINVAL` where more completions wait than there is room for.
+        34 => fn resize_cq(ResizeCq) -> U32;
     }
 }
 
@@ -227,6 +234,16 @@ pod! {
         pub iova: U64,
     }
 
+    /// Another registration in the place of one.
+    pub struct ReregMr {
+        /// Handle of the registration.
+        pub mr: U32,
+        /// Zero.
+        pub reserved: U32,
+        /// What it is from now on.
+        pub registration: RegMr,
+    }
+
     /// A memory region.
     pub struct Mr {
         /// Its handle.
@@ -247,6 +264,19 @@ pod! {
         pub entries: U32,
         /// Event index of its completion channel, or zero.
         pub event: U32,
+    }
+
+    /// Another number of entries of a completion queue.
+    pub struct ResizeCq {
+        /// The completion queue.
+        pub cq: U32,
+        /// The segment that holds its entries from now on:
+        /// [`CqLayout::entries_bytes`](crate::queue::CqLayout::entries_bytes).
+        pub region: U32,
+        /// Where they begin there, a multiple of 64. No other queue overlaps them.
+        pub offset: U32,
+        /// Entries.
+        pub entries: U32,
     }
 
     /// Creation of a queue pair.

@@ -3,8 +3,8 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS,
-    QPS_INIT, QPS_RTR, QPS_RTS,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QP_STATE, QP_TO_INIT, QP_TO_RTR,
+    QP_TO_RTS, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS,
 };
 use farlane_rdma_client::{
     Address, Channel, Completion, Context, Cq, DeviceInfo, Mr, Pd, Qp, QpAttr, QpCaps, QpInit,
@@ -229,6 +229,15 @@ pub fn connect_to(qp: &Qp, number: u32, gid: [u8; 16]) {
         ..QpAttr::default()
     };
     qp.modify(&rts, QP_TO_RTS).unwrap();
+}
+
+/// Has a queue pair begin anew.
+pub fn reset(qp: &Qp) {
+    let attributes = QpAttr {
+        qp_state: QPS_RESET,
+        ..QpAttr::default()
+    };
+    qp.modify(&attributes, QP_STATE).unwrap();
 }
 
 pub fn connect(one: &End, other: &End) {

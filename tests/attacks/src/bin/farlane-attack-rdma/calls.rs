@@ -9,7 +9,7 @@ use farlane_abi::arena::CALL_PAYLOAD_BYTES;
 use farlane_abi::queue::QpLayout;
 use farlane_abi::rdma::{
     AllocBuffer, CreateAh, CreateCq, CreateQp, CreateQpEx, MR_SOURCE_BUFFER, McastGroup, ModifyQp,
-    QPT_RC, RegMr, VERBS_CALLS, VerbsStubs, VersionRange,
+    QPT_RC, RegMr, ReregMr, ResizeCq, VERBS_CALLS, VerbsStubs, VersionRange,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_attacks::Random;
@@ -67,6 +67,11 @@ fn handles(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
             }),
             modify(session, handle.get()),
             register(session, pd, handle.get()),
+            verbs.resize_cq(&resize(handle.get(), 1, 0)).map(drop),
+            verbs.rereg_mr(&ReregMr {
+                mr: handle,
+                ..ReregMr::default()
+            }),
         ];
         if handle != pd {
             outcomes.push(verbs.dealloc_pd(&handle));
@@ -99,6 +104,16 @@ fn modify(session: &Session, qp: u32) -> Result<(), Errno> {
         qp: qp.into(),
         ..ModifyQp::default()
     })
+}
+
+/// Entries of a completion queue in a segment.
+fn resize(cq: u32, entries: u32, region: u32) -> ResizeCq {
+    ResizeCq {
+        cq: cq.into(),
+        entries: entries.into(),
+        region: region.into(),
+        ..ResizeCq::default()
+    }
 }
 
 fn register(session: &Session, pd: u32, buffer: u32) -> Result<(), Errno> {
@@ -138,6 +153,8 @@ fn regions(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
             event: 0.into(),
         });
         table.refused(GROUP, &format!("create_cq on {name}"), on_cq.map(drop), bad);
+        let moved = verbs.resize_cq(&resize(cq.handle, 4096, region));
+        table.refused(GROUP, &format!("resize_cq to {name}"), moved.map(drop), bad);
         let on_qp = verbs.create_qp(&CreateQp {
             pd: pd.into(),
             send_cq: cq.handle.into(),
@@ -195,6 +212,7 @@ fn regions(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
         length: length.into(),
         iova: iova.into(),
     };
+    let decent = verbs.reg_mr(&request(0, 4096, 0))?;
     for (what, request) in [
         ("bytes beyond the pin", request(0, (1 << 20) + 1, 0)),
         ("an offset beyond the pin", request(1 << 20, 1, 0)),
@@ -225,7 +243,14 @@ fn regions(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
     ] {
         let outcome = verbs.reg_mr(&request).map(drop);
         table.refused(GROUP, &format!("reg_mr of {what}"), outcome, bad);
+        let outcome = verbs.rereg_mr(&ReregMr {
+            mr: decent.handle,
+            registration: request,
+            ..ReregMr::default()
+        });
+        table.refused(GROUP, &format!("rereg_mr with {what}"), outcome, bad);
     }
+    verbs.dereg_mr(&decent.handle)?;
     let read_only = session.pin(&memory, false)?;
     let outcome = session.register(pd, read_only, &memory, 1);
     let wanted = &[Errno::EACCES];
@@ -259,6 +284,8 @@ fn random_arguments(session: &Session, table: &mut Table) -> Result<(), Failure>
             "query_gid" => 8,
             "reg_mr" => size_of::<RegMr>(),
             "create_cq" => size_of::<CreateCq>(),
+            "rereg_mr" => size_of::<ReregMr>(),
+            "resize_cq" => size_of::<ResizeCq>(),
             "create_qp" => size_of::<CreateQp>(),
             "modify_qp" => size_of::<ModifyQp>(),
             "alloc_buffer" => size_of::<AllocBuffer>(),

@@ -26,11 +26,6 @@ pub const SKIPS: &[Skip] = &[
         because: "no atomics",
     },
     Skip {
-        reason: "Device memory is not supported",
-        at_most: 14,
-        because: "no device memory",
-    },
-    Skip {
         reason: "ODP is unavailable",
         at_most: 2,
         because: "no atomics",
@@ -94,16 +89,6 @@ pub const SKIPS: &[Skip] = &[
         reason: "Create XRCD is not supported",
         at_most: 5,
         because: "no extended reliable connections (XRC)",
-    },
-    Skip {
-        reason: "Resize CQ is not supported",
-        at_most: 1,
-        because: "no resizing of completion queues",
-    },
-    Skip {
-        reason: "Rereg MR is not supported",
-        at_most: 4,
-        because: "no change of a registration",
     },
     Skip {
         reason: "Extended CQ is not supported",
