@@ -9,7 +9,8 @@ use farlane_abi::arena::{
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::queue::{QP_OFF_ENTRIES, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_PRODUCED};
 use farlane_abi::rdma::{
-    ModifyQp, QP_STATE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RTR, QPS_RTS, Qp, QpAttr,
+    ModifyQp, Mr, QP_STATE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RTR, QPS_RTS, Qp,
+    QpAttr, ReregMr,
 };
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_rdma_remoting::{Context, Port, Server};
@@ -29,8 +30,10 @@ const PAGES: u64 = 2 * GUEST_PAGES + 1;
 const POOL_BYTES: u64 = 16 * PAGE;
 
 /// Call numbers whose arguments or results hold numbers that an input cannot know.
+const REG_MR: u32 = 7;
 const CREATE_QP: u32 = 11;
 const MODIFY_QP: u32 = 12;
+const REREG_MR: u32 = 33;
 
 /// What stays from input to input.
 struct Machine {
@@ -63,6 +66,8 @@ struct Scene<'a> {
     guests: [Guest<'a>; 2],
     /// Numbers of all queue pairs that were made.
     numbers: Vec<(u32, usize)>,
+    /// Handles of all registrations that were made, which nobody can guess.
+    registrations: Vec<u32>,
     now: Instant,
 }
 
@@ -218,6 +223,10 @@ impl Scene<'_> {
             let (qp, _) = Qp::read_from_prefix(&result).expect("a slot");
             self.numbers.push((qp.qp_num.get(), who));
         }
+        if number == REG_MR && head.status == 0 && head.number == number {
+            let (mr, _) = Mr::read_from_prefix(&result).expect("a slot");
+            self.registrations.push(mr.handle.get());
+        }
     }
 
     /// Number `index` that was given, where the index is one.
@@ -228,13 +237,27 @@ impl Scene<'_> {
         known.map_or(index, |(number, _)| *number)
     }
 
+    /// Handle of registration `index`, where the index is one.
+    fn registration(&self, index: u32) -> u32 {
+        let known = usize::try_from(index)
+            .ok()
+            .and_then(|index| self.registrations.get(index));
+        known.map_or(index, |handle| *handle)
+    }
+
     fn any_call(&mut self, who: usize, number: u32, args: &[u8]) {
-        match ModifyQp::read_from_bytes(args) {
-            Ok(mut args) if number == MODIFY_QP => {
-                args.attr.dest_qp_num = self.number(args.attr.dest_qp_num.get()).into();
-                self.call(who, number, args.as_bytes());
-            }
-            _ => self.call(who, number, args),
+        if number == MODIFY_QP
+            && let Ok(mut args) = ModifyQp::read_from_bytes(args)
+        {
+            args.attr.dest_qp_num = self.number(args.attr.dest_qp_num.get()).into();
+            self.call(who, number, args.as_bytes());
+        } else if number == REREG_MR
+            && let Ok(mut args) = ReregMr::read_from_bytes(args)
+        {
+            args.mr = self.registration(args.mr.get()).into();
+            self.call(who, number, args.as_bytes());
+        } else {
+            self.call(who, number, args);
         }
     }
 
@@ -409,6 +432,7 @@ pub fn run(data: &[u8]) {
                 Guest::new(machine, &server, 1),
             ],
             numbers: Vec::new(),
+            registrations: Vec::new(),
             now: Instant::now(),
         };
         let mut input = Input::new(data);
