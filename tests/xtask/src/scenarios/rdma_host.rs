@@ -48,7 +48,7 @@ const PERFTESTS: &[&str] = &[
     "ib_send_bw -c UD -a -n 100",
     "ib_send_lat -c UD -s 8 -n 2000",
     "ib_send_lat -c UD -s 8 -n 2000 -e",
-    "ib_send_bw -c UD -s 64 -n 1000 -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:1:1:1",
+    "ib_send_bw -c UD -s 64 -n 400 -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:1:1:1",
     "ib_send_bw --use-srq -q 4 -s 65536 -n 1000",
     "ib_send_lat --use-srq -c UC -s 8 -n 2000",
     "ib_send_lat --use-srq -s 8 -n 2000",
