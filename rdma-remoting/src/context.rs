@@ -466,6 +466,7 @@ impl Context {
             let mut objects = self.objects();
             let qps = objects.qps.drain();
             objects.pds.drain();
+            objects.xrcds.drain();
             let parts = (
                 qps,
                 objects.srqs.drain(),

@@ -6,7 +6,8 @@
 //! * [`request`]: bytes of a work request to a typed one, once, at the edge;
 //! * `ring`, [`work_queue`], [`completion_queue`], [`call_ring`]: rings in memory shared with a
 //!   process;
-//! * [`shared_receive_queue`]: receive requests that several queue pairs take;
+//! * [`shared_receive_queue`]: receive requests that several queue pairs take; [`xrc`]: those that
+//!   messages name;
 //! * [`table`], [`memory`], `address_handles`: handles and memory keys, each owned by one context;
 //! * [`engine`]: what carries work out; [`engine::soft`] is the embedded one;
 //! * [`local`]: the same engine without remoting;
@@ -54,6 +55,7 @@ mod turn;
 mod verbs;
 pub mod work_queue;
 mod worker;
+pub mod xrc;
 
 pub use adapter::PortError;
 pub use async_ring::EventSink;

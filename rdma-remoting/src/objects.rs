@@ -4,9 +4,11 @@ use crate::completion_queue::SharedCompletionQueue;
 use crate::engine::{EngineQp, Progress, Turn};
 use crate::ledger::{Account, Resource, Share};
 use crate::ready::{Scheduled, Served};
+use crate::request::SrqNumber;
 use crate::segment::Part;
 use crate::shared_receive_queue::SharedReceives;
 use crate::table::Table;
+use crate::xrc::XrcDomain;
 use farlane_abi::queue::{QP_OFF_BACKEND_STATE, SrqLayout};
 use farlane_abi::rdma::{MAX_QPS, MAX_SRQS, VerbsVersion};
 use farlane_worker::wake;
@@ -16,6 +18,8 @@ use std::sync::{Arc, Mutex};
 
 /// Protection domains of a context: programs have one, or one a connection manager.
 pub const MAX_PDS: u32 = 256;
+/// Domains of extended reliable connections of a context.
+pub const MAX_XRCDS: u32 = 256;
 /// Completion queues of a context.
 pub const MAX_CQS: u32 = 4096;
 /// Memory regions of a context.
@@ -26,6 +30,18 @@ pub const MAX_BUFFERS: u32 = 1024;
 /// A protection domain. What is in it holds it.
 #[derive(Debug)]
 pub(crate) struct Pd;
+
+/// A domain of extended reliable connections. What is in it holds it.
+pub(crate) struct XrcdObject {
+    pub domain: Arc<XrcDomain>,
+}
+
+/// What makes a shared receive queue one of such a domain.
+pub(crate) struct InDomain {
+    pub xrcd: Arc<XrcdObject>,
+    pub number: SrqNumber,
+    pub _cq: Arc<CqObject>,
+}
 
 /// A completion queue and the memory it lies in.
 pub(crate) struct CqObject {
@@ -41,9 +57,10 @@ pub(crate) struct QpObject {
     pub engine: Arc<dyn EngineQp>,
     pub scheduled: Arc<Scheduled>,
     pub part: Part,
-    pub _pd: Arc<Pd>,
-    pub _cqs: [Arc<CqObject>; 2],
+    pub _pd: Option<Arc<Pd>>,
+    pub _cqs: [Option<Arc<CqObject>>; 2],
     pub _srq: Option<Arc<SrqObject>>,
+    pub _xrcd: Option<Arc<XrcdObject>>,
     pub _share: Share,
 }
 
@@ -85,6 +102,7 @@ pub(crate) struct SrqObject {
     pub elements: u32,
     /// Where it has its turns.
     pub slot: u32,
+    pub xrc: Option<InDomain>,
     pub _part: Part,
     pub _pd: Arc<Pd>,
     pub _share: Share,
@@ -131,6 +149,7 @@ pub(crate) struct Objects {
     pub cqs: Table<CqObject>,
     pub qps: Table<QpObject>,
     pub srqs: Table<SrqObject>,
+    pub xrcds: Table<XrcdObject>,
     pub buffers: Table<BufferObject>,
     /// The version that the process has settled, where it has asked.
     pub version: Option<VerbsVersion>,
@@ -147,6 +166,7 @@ impl Objects {
             cqs: Table::new(MAX_CQS),
             qps: Table::new(MAX_QPS),
             srqs: Table::new(MAX_SRQS),
+            xrcds: Table::new(MAX_XRCDS),
             buffers: Table::new(MAX_BUFFERS),
             version: None,
             keys: Share::of_nothing(account, Resource::MemoryKeys),

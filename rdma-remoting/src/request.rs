@@ -183,6 +183,24 @@ impl Elements {
     }
 }
 
+/// Number of a shared receive queue of an extended reliable connection, in its domain: 24 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SrqNumber(u32);
+
+impl SrqNumber {
+    /// The number in the low 24 bits.
+    #[must_use]
+    pub const fn of(bits: u32) -> Self {
+        Self(bits & 0x00ff_ffff)
+    }
+
+    /// As on the wire.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
 /// Whom a send request is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Target {
@@ -191,6 +209,9 @@ pub enum Target {
     Peer,
     /// Whoever it says.
     Datagram(Datagram),
+    /// A shared receive queue of the domain of whoever the queue pair is connected to (IBTA annex
+    /// A14).
+    SharedReceive(SrqNumber),
 }
 
 /// A send request. Reused from request to request, so that no memory is allocated for one.
@@ -310,6 +331,8 @@ pub enum Addressing {
     Connected,
     /// Each by an address handle.
     Handles(Arc<dyn ResolveAddress>),
+    /// A number of a shared receive queue, of the domain of whoever the queue pair is connected to.
+    Domain,
 }
 
 /// How the entries of a send queue are read.
@@ -380,9 +403,10 @@ impl Head {
             (OP_ATOMIC_WRITE, _) => Opcode::AtomicWrite,
             _ => return Err(WqeError::Opcode(number)),
         };
+        // Who is in a domain has the number in the place of operands that the operation has not.
         let wanted = match format.addressing {
             Addressing::Connected => false,
-            Addressing::Handles(_) => true,
+            Addressing::Handles(_) | Addressing::Domain => true,
         };
         match self.tail.is_some() == wanted {
             true => Ok(opcode),
@@ -390,18 +414,35 @@ impl Head {
         }
     }
 
-    fn target(&self, format: &SendFormat) -> Result<Target, WqeError> {
-        let Addressing::Handles(handles) = &format.addressing else {
-            return Ok(Target::Peer);
+    /// Whom a request of this opcode is for.
+    fn target(&self, format: &SendFormat, opcode: Opcode) -> Result<Target, WqeError> {
+        match &format.addressing {
+            Addressing::Connected => Ok(Target::Peer),
+            Addressing::Domain => self.queue_of_domain(opcode),
+            Addressing::Handles(handles) => {
+                let (handle_and_number, qkey) = self.operands()?;
+                let ([handle, number], [qkey, _]) = (halves(handle_and_number), halves(qkey));
+                let address = handles.resolve(handle).ok_or(WqeError::Address(handle))?;
+                Ok(Target::Datagram(Datagram {
+                    address,
+                    number: QpNumber::of(number),
+                    qkey,
+                }))
+            }
+        }
+    }
+
+    fn queue_of_domain(&self, opcode: Opcode) -> Result<Target, WqeError> {
+        let number = match opcode {
+            // They are no messages.
+            Opcode::LocalInvalidate(_) | Opcode::Bind(_) => return Ok(Target::Peer),
+            Opcode::CompareSwap { .. } | Opcode::FetchAdd { .. } => self.entry.inline_bytes.get(),
+            _ => {
+                let [number, _] = halves(self.operands()?.0);
+                number
+            }
         };
-        let (handle_and_number, qkey) = self.operands()?;
-        let ([handle, number], [qkey, _]) = (halves(handle_and_number), halves(qkey));
-        let address = handles.resolve(handle).ok_or(WqeError::Address(handle))?;
-        Ok(Target::Datagram(Datagram {
-            address,
-            number: QpNumber::of(number),
-            qkey,
-        }))
+        Ok(Target::SharedReceive(SrqNumber::of(number)))
     }
 
     /// The key to invalidate.
@@ -458,7 +499,7 @@ impl WorkRequest for SendWqe {
         self.wr_id = head.wr_id.get();
         let (head, payload) = Head::split(format.version, head, rest)?;
         self.opcode = head.opcode(format)?;
-        self.target = head.target(format)?;
+        self.target = head.target(format, self.opcode)?;
         let Head { entry: head, .. } = head;
         self.signalled = head.flags & SEND_SIGNALED != 0;
         self.solicited = head.flags & SEND_SOLICITED != 0;

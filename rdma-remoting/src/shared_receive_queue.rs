@@ -36,6 +36,8 @@ struct Queue {
     limit: Option<NonZeroU32>,
     /// Why nothing can be taken any more.
     dead: Option<QueueError>,
+    /// It was destroyed.
+    closed: bool,
     /// Who waits for a request, the longest first.
     waiting: VecDeque<Weak<dyn Schedule>>,
 }
@@ -49,10 +51,10 @@ impl Queue {
 
     /// How many can take something now, or learn that nobody can any more.
     fn ready(&self) -> usize {
-        match self.dead {
-            None => to_usize(self.source.queued().into()),
-            Some(_) => self.waiting.len(),
+        if self.closed || self.dead.is_some() {
+            return self.waiting.len();
         }
+        to_usize(self.source.queued().into())
     }
 }
 
@@ -72,6 +74,7 @@ impl SharedReceives {
             source,
             limit: None,
             dead: None,
+            closed: false,
             waiting: VecDeque::new(),
         };
         Arc::new(Self {
@@ -95,6 +98,9 @@ impl SharedReceives {
     pub fn take(&self, into: &mut RecvWqe) -> Result<bool, QueueError> {
         let (taken, event) = {
             let mut queue = lock(&self.queue);
+            if queue.closed {
+                return Ok(false);
+            }
             if let Some(error) = queue.dead {
                 return Err(error);
             }
@@ -122,7 +128,7 @@ impl SharedReceives {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let queue = lock(&self.queue);
-        queue.dead.is_some() || queue.source.is_ready()
+        queue.closed || queue.dead.is_some() || queue.source.is_ready()
     }
 
     /// Tells of fewer requests than `limit` from now on, once, also where there are fewer already;
@@ -149,7 +155,9 @@ impl SharedReceives {
     pub fn wait(&self, who: Weak<dyn Schedule>) {
         let mut queue = lock(&self.queue);
         queue.waiting.push_back(who);
-        queue.source.want_rings(true);
+        if !queue.closed {
+            queue.source.want_rings(true);
+        }
     }
 
     /// Who waits no more, and never will again.
@@ -170,6 +178,13 @@ impl SharedReceives {
             who.schedule();
         }
         !told.is_empty()
+    }
+
+    /// Nothing is taken from it any more, and those that wait are scheduled. When it returns its
+    /// memory is not touched.
+    pub fn close(&self) {
+        lock(&self.queue).closed = true;
+        while self.pass_on() {}
     }
 
     /// Whether [`pass_on`](Self::pass_on) would find somebody.

@@ -15,7 +15,7 @@ use crate::address_handles::MAX_AHS;
 use crate::context::Context;
 use crate::engine::Progress;
 use crate::ledger::{Resource, Share};
-use crate::objects::{MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject, SrqObject};
+use crate::objects::{MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject, SrqObject, XrcdObject};
 use crate::round::Look;
 use crate::segment::Part;
 use farlane_abi::Errno;
@@ -225,17 +225,19 @@ impl Verbs for CallHost<'_> {
     }
 
     fn create_qp(&mut self, args: CreateQp) -> Result<Qp, Errno> {
-        self.add_qp(VerbsVersion::V1, &args, None)
+        let base = args;
+        self.add_qp(
+            VerbsVersion::V1,
+            &CreateQpEx {
+                base,
+                ..Default::default()
+            },
+        )
     }
 
     fn create_qp_ex(&mut self, args: CreateQpEx) -> Result<Qp, Errno> {
         let version = self.require(VerbsVersion::V2)?;
-        // There are no domains that it could name.
-        if args.xrcd.get() != 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        let srq = (args.srq.get() != 0).then(|| self.srq(args.srq));
-        self.add_qp(version, &args.base, srq.transpose()?)
+        self.add_qp(version, &args)
     }
 
     fn modify_qp(&mut self, args: ModifyQp) -> Result<(), Errno> {
@@ -253,6 +255,23 @@ impl Verbs for CallHost<'_> {
     fn create_srq(&mut self, args: CreateSrq) -> Result<Srq, Errno> {
         self.require(VerbsVersion::V2)?;
         self.add_srq(&args)
+    }
+
+    fn open_xrcd(&mut self, (): ()) -> Result<Handle, Errno> {
+        self.require(VerbsVersion::V2)?;
+        let domain = Arc::default();
+        let opened = self.context.objects().xrcds.insert(XrcdObject { domain });
+        opened.map(Into::into)
+    }
+
+    fn close_xrcd(&mut self, xrcd: Handle) -> Result<(), Errno> {
+        let mut objects = self.context.objects();
+        // Shared receive queues and queue pairs hold it.
+        if Arc::strong_count(objects.xrcds.get(xrcd.get()).ok_or(Errno::EBADF)?) > 1 {
+            return Err(Errno::EBUSY);
+        }
+        objects.xrcds.remove(xrcd.get());
+        Ok(())
     }
 
     fn modify_srq(&mut self, args: ModifySrq) -> Result<(), Errno> {

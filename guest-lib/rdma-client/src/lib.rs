@@ -46,6 +46,7 @@ mod srq_tests;
 #[cfg(test)]
 mod version_tests;
 mod work;
+mod xrcd;
 
 pub use address_handle::AddressHandle;
 pub use buffer::{Buffer, Placement};
@@ -68,3 +69,4 @@ pub use qp::{Qp, QpCaps, QpInit};
 pub use send_list::SendList;
 pub use srq::Srq;
 pub use work::{Payload, RecvQueue, RecvRequest, SendQueue, SendRequest};
+pub use xrcd::Xrcd;

@@ -4,12 +4,12 @@ use crate::arena::Part;
 use crate::header::Header;
 use crate::pd::Destroyed;
 use crate::work::{Producer, RecvPlace, RecvQueue, RecvRequest, SendQueue, SendRequest};
-use crate::{Context, Cq, Error, Pd, QpAttr, Srq};
+use crate::{Context, Cq, Error, Pd, QpAttr, Srq, Xrcd};
 use farlane_abi::Errno;
 use farlane_abi::queue::{QP_OFF_RECV_CONSUMED, QP_OFF_SEND_CONSUMED, QpLayout};
 use farlane_abi::rdma::{
     CreateQp, CreateQpEx, MAX_QPS, McastGroup, ModifyQp, QP_STATE, QPS_INIT, QPS_RESET, QPS_RTS,
-    QPT_RC, VerbsVersion, slot_of,
+    QPT_RC, QPT_XRC_RECV, QPT_XRC_SEND, VerbsVersion, slot_of,
 };
 use farlane_sys::sync::lock;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -35,7 +35,8 @@ pub struct QpCaps {
 pub struct QpInit<'a> {
     /// Completion queue of the send queue.
     pub send_cq: &'a Arc<Cq>,
-    /// Completion queue of the receive queue.
+    /// Completion queue of the receive queue; an initiator of an extended reliable connection has
+    /// none, and does not use it.
     pub recv_cq: &'a Arc<Cq>,
     /// `enum ibv_qp_type`: `QPT_*` of [`farlane_abi::rdma`].
     pub qp_type: u32,
@@ -62,13 +63,24 @@ impl<'a> QpInit<'a> {
     }
 }
 
+/// What a queue pair uses, and keeps.
+#[derive(Debug, Default)]
+struct Uses {
+    pd: Option<Arc<Pd>>,
+    send_cq: Option<Arc<Cq>>,
+    recv_cq: Option<Arc<Cq>>,
+    srq: Option<Arc<Srq>>,
+    xrcd: Option<Arc<Xrcd>>,
+}
+
 /// A queue pair of a protection domain.
 #[derive(Debug)]
 pub struct Qp {
-    pd: Arc<Pd>,
-    send_cq: Arc<Cq>,
-    recv_cq: Arc<Cq>,
-    srq: Option<Arc<Srq>>,
+    context: Arc<Context>,
+    qp_type: u32,
+    uses: Uses,
+    /// It has receive requests of its own.
+    has_receives: bool,
     part: Part,
     header: Arc<Header>,
     layout: QpLayout,
@@ -94,10 +106,40 @@ impl Qp {
     /// where there is a shared one.
     pub fn create(pd: &Arc<Pd>, init: &QpInit<'_>) -> Result<Self, Error> {
         let mut caps = init.caps;
-        if init.srq.is_some() {
+        // An initiator receives nothing (IBTA annex A14).
+        if init.srq.is_some() || init.qp_type == QPT_XRC_SEND {
             (caps.recv_wr, caps.recv_sge) = (0, 0);
         }
-        let context = pd.context();
+        let uses = Uses {
+            pd: Some(Arc::clone(pd)),
+            send_cq: Some(Arc::clone(init.send_cq)),
+            recv_cq: (init.qp_type != QPT_XRC_SEND).then(|| Arc::clone(init.recv_cq)),
+            srq: init.srq.cloned(),
+            xrcd: None,
+        };
+        Self::make(pd.context(), init.qp_type, caps, init.signal_all, uses)
+    }
+
+    /// Creates a target of an extended reliable connection. It has no queue that a program posts
+    /// to: messages to it name a shared receive queue of its domain.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_target(xrcd: &Arc<Xrcd>) -> Result<Self, Error> {
+        let uses = Uses {
+            xrcd: Some(Arc::clone(xrcd)),
+            ..Uses::default()
+        };
+        Self::make(xrcd.context(), QPT_XRC_RECV, QpCaps::default(), false, uses)
+    }
+
+    fn make(
+        context: &Arc<Context>,
+        qp_type: u32,
+        caps: QpCaps,
+        signal_all: bool,
+        uses: Uses,
+    ) -> Result<Self, Error> {
         let version = context.version();
         let layout = QpLayout::of(
             version,
@@ -109,11 +151,12 @@ impl Qp {
         )
         .ok_or(Error::Invalid("queue pair capabilities"))?;
         let part = context.take(layout.segment_bytes())?;
+        let cq = |cq: &Option<Arc<Cq>>| cq.as_ref().map_or(0, |cq| cq.handle()).into();
         let base = CreateQp {
-            pd: pd.handle().into(),
-            send_cq: init.send_cq.handle().into(),
-            recv_cq: init.recv_cq.handle().into(),
-            qp_type: init.qp_type.into(),
+            pd: uses.pd.as_ref().map_or(0, |pd| pd.handle()).into(),
+            send_cq: cq(&uses.send_cq),
+            recv_cq: cq(&uses.recv_cq),
+            qp_type: qp_type.into(),
             region: part.region().into(),
             offset: part.offset()?.into(),
             send_wr: caps.send_wr.into(),
@@ -121,33 +164,37 @@ impl Qp {
             inline_bytes: caps.inline_bytes.into(),
             recv_wr: caps.recv_wr.into(),
             recv_sge: caps.recv_sge.into(),
-            signal_all: u32::from(init.signal_all).into(),
+            signal_all: u32::from(signal_all).into(),
         };
         let qp = match version {
             VerbsVersion::V1 => context.verbs().create_qp(&base),
             VerbsVersion::V2 => context.verbs().create_qp_ex(&CreateQpEx {
                 base,
-                srq: init.srq.map_or(0, |srq| srq.handle()).into(),
-                ..CreateQpEx::default()
+                srq: uses.srq.as_ref().map_or(0, |srq| srq.handle()).into(),
+                xrcd: uses.xrcd.as_ref().map_or(0, |xrcd| xrcd.handle()).into(),
             }),
         }?;
         let slot = slot_of(qp.handle.get()).filter(|slot| *slot < MAX_QPS);
         let slot = slot.ok_or(Errno::EPROTO)?;
+        let has_receives = uses.recv_cq.is_some() && uses.srq.is_none();
         Ok(Self {
-            pd: Arc::clone(pd),
-            send_cq: Arc::clone(init.send_cq),
-            recv_cq: Arc::clone(init.recv_cq),
-            srq: init.srq.cloned(),
+            context: Arc::clone(context),
             part,
             header: Arc::clone(context.header()),
             caps: QpCaps {
-                send_wr: layout.send_entries,
-                recv_wr: match init.srq {
-                    Some(_) => 0,
-                    None => layout.recv_entries,
+                send_wr: match qp_type {
+                    QPT_XRC_RECV => 0,
+                    _ => layout.send_entries,
+                },
+                recv_wr: match has_receives {
+                    true => layout.recv_entries,
+                    false => 0,
                 },
                 ..caps
             },
+            qp_type,
+            has_receives,
+            uses,
             layout,
             handle: qp.handle.get(),
             slot,
@@ -159,28 +206,16 @@ impl Qp {
         })
     }
 
-    /// Protection domain that it belongs to.
-    #[must_use]
-    pub fn pd(&self) -> &Arc<Pd> {
-        &self.pd
-    }
-
     /// The context it belongs to.
     #[must_use]
     pub fn context(&self) -> &Arc<Context> {
-        self.pd.context()
+        &self.context
     }
 
-    /// Completion queue of the send queue.
+    /// Its service type.
     #[must_use]
-    pub fn send_cq(&self) -> &Arc<Cq> {
-        &self.send_cq
-    }
-
-    /// Completion queue of the receive queue.
-    #[must_use]
-    pub fn recv_cq(&self) -> &Arc<Cq> {
-        &self.recv_cq
+    pub fn qp_type(&self) -> u32 {
+        self.qp_type
     }
 
     /// Its handle, which asynchronous events name.
@@ -269,10 +304,11 @@ impl Qp {
     /// Locks the send queue for several requests; see [`SendQueue`].
     ///
     /// # Errors
-    /// `EINVAL` before the queue pair is ready to send, `ENODEV` when the device is gone.
+    /// `EINVAL` before the queue pair is ready to send, and of one that sends nothing; `ENODEV`
+    /// when the device is gone.
     #[inline]
     pub fn send_queue(&self) -> Result<SendQueue<'_>, Errno> {
-        if self.state.load(Ordering::Acquire) < QPS_RTS {
+        if self.state.load(Ordering::Acquire) < QPS_RTS || self.qp_type == QPT_XRC_RECV {
             return Err(Errno::EINVAL);
         }
         self.alive()?;
@@ -286,7 +322,7 @@ impl Qp {
     /// `ENODEV` when the device is gone.
     #[inline]
     pub fn recv_queue(&self) -> Result<RecvQueue<'_>, Errno> {
-        if self.state.load(Ordering::Acquire) < QPS_INIT || self.srq.is_some() {
+        if self.state.load(Ordering::Acquire) < QPS_INIT || !self.has_receives {
             return Err(Errno::EINVAL);
         }
         self.alive()?;
@@ -339,9 +375,18 @@ impl Qp {
 
     /// The backend puts nothing of it into its completion queues any more.
     fn forget_completions(&self) {
-        self.send_cq.forget(self.number);
-        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
-            self.recv_cq.forget(self.number);
+        let Uses {
+            send_cq, recv_cq, ..
+        } = &self.uses;
+        if let Some(send) = send_cq {
+            send.forget(self.number);
+        }
+        let is_another = |recv: &&Arc<Cq>| {
+            let send = send_cq.as_ref();
+            send.is_none_or(|send| !Arc::ptr_eq(send, recv))
+        };
+        if let Some(recv) = recv_cq.as_ref().filter(is_another) {
+            recv.forget(self.number);
         }
     }
 

@@ -20,6 +20,8 @@ struct Listed {
     head: SendRequest<'static>,
     operands: Option<SendTail>,
     data: Data,
+    /// The shared receive queue that it goes to, where it has to name one.
+    srq: u32,
 }
 
 /// Send requests that are not posted yet. The first error of any of them is kept, and is that of
@@ -62,6 +64,7 @@ impl SendList {
             head,
             operands: None,
             data: Data::Gather(0..0),
+            srq: 0,
         });
     }
 
@@ -94,6 +97,14 @@ impl SendList {
         self.set(Data::Inline(from..self.bytes.len()));
     }
 
+    /// The request that was added last goes to the shared receive queue of this number.
+    pub fn name(&mut self, srq: u32) {
+        match self.requests.last_mut() {
+            Some(last) => last.srq = srq,
+            None => self.refuse(Errno::EINVAL),
+        }
+    }
+
     fn set(&mut self, data: Data) {
         match self.requests.last_mut() {
             Some(last) => last.data = data,
@@ -114,17 +125,20 @@ impl SendList {
 
     fn push_all(&self, qp: &Qp) -> Result<(), Errno> {
         let mut queue = qp.send_queue()?;
+        let names = queue.names_queues();
         for Listed {
             head,
             operands,
             data,
+            srq,
         } in &self.requests
         {
             let mut push = |payload: Payload<'_>| {
                 let request = SendRequest { payload, ..*head };
-                match operands {
-                    None => queue.push(&request),
-                    Some(operands) => queue.push_with(&request, operands),
+                match (names, operands) {
+                    (true, operands) => queue.push_to(*srq, &request, operands.as_ref()),
+                    (false, None) => queue.push(&request),
+                    (false, Some(operands)) => queue.push_with(&request, operands),
                 }
             };
             let pushed = match data {

@@ -4,7 +4,7 @@ use crate::arena::Part;
 use crate::header::Header;
 use crate::pd::Destroyed;
 use crate::work::{Producer, RecvPlace, RecvQueue, RecvRequest};
-use crate::{Context, Error, Pd};
+use crate::{Context, Cq, Error, Pd, Xrcd};
 use farlane_abi::Errno;
 use farlane_abi::queue::{QP_OFF_ENTRIES, SrqLayout};
 use farlane_abi::rdma::{
@@ -23,6 +23,9 @@ pub struct Srq {
     /// Elements of a request.
     elements: u32,
     handle: u32,
+    number: u32,
+    /// What makes it one of a domain.
+    _domain: Option<(Arc<Xrcd>, Arc<Cq>)>,
     /// Which bit rings it.
     bit: u32,
     recv: Mutex<Producer>,
@@ -37,6 +40,35 @@ impl Srq {
     /// `EINVAL` for sizes beyond the interface's limits, `EOPNOTSUPP` where the backend has none,
     /// `ENOMEM` where kernel or backend have no memory for it, `ENODEV` where the device is gone.
     pub fn create(pd: &Arc<Pd>, requests: u32, elements: u32) -> Result<Arc<Self>, Error> {
+        Self::make(pd, requests, elements, None)
+    }
+
+    /// Creates one of a domain: messages to its targets name it by its [number](Self::number), and
+    /// complete into `cq`.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_in(
+        xrcd: &Arc<Xrcd>,
+        cq: &Arc<Cq>,
+        pd: &Arc<Pd>,
+        requests: u32,
+        elements: u32,
+    ) -> Result<Arc<Self>, Error> {
+        let domain = (Arc::clone(xrcd), Arc::clone(cq));
+        Self::make(pd, requests, elements, Some(domain))
+    }
+
+    fn make(
+        pd: &Arc<Pd>,
+        requests: u32,
+        elements: u32,
+        domain: Option<(Arc<Xrcd>, Arc<Cq>)>,
+    ) -> Result<Arc<Self>, Error> {
+        let (xrcd, cq) = match &domain {
+            Some((xrcd, cq)) => (xrcd.handle(), cq.handle()),
+            None => (0, 0),
+        };
         let context = pd.context();
         if context.version() < VerbsVersion::V2 {
             return Err(Errno::EOPNOTSUPP.into());
@@ -50,7 +82,8 @@ impl Srq {
             offset: part.offset()?.into(),
             requests: requests.into(),
             elements: elements.into(),
-            ..CreateSrq::default()
+            xrcd: xrcd.into(),
+            cq: cq.into(),
         })?;
         let slot = slot_of(srq.handle.get()).filter(|slot| *slot < MAX_SRQS);
         let slot = slot.ok_or(Errno::EPROTO)?;
@@ -61,6 +94,8 @@ impl Srq {
             layout,
             elements,
             handle: srq.handle.get(),
+            number: srq.number.get(),
+            _domain: domain,
             bit: MAX_QPS + slot,
             recv: Mutex::default(),
             destroyed: Destroyed::default(),
@@ -77,6 +112,12 @@ impl Srq {
     #[must_use]
     pub fn handle(&self) -> u32 {
         self.handle
+    }
+
+    /// What messages name it by, where it is one of a domain; else zero.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
     }
 
     /// Requests that it has room for.

@@ -2,17 +2,21 @@
 
 use crate::arena::Part;
 use crate::loopback::{Rig, read};
-use crate::{Cq, Errno, Pd, Qp, QpAttr, QpCaps, QpInit, RecvRequest, Sge, Srq};
+use crate::{
+    Cq, Errno, Payload, Pd, Qp, QpAttr, QpCaps, QpInit, RecvRequest, SendList, SendRequest,
+    SendTail, Sge, Srq, Xrcd,
+};
 use farlane_abi::arena::{BACKEND_SLEEPING, OFF_RUNG, OFF_RUNG_SUMMARY};
 use farlane_abi::queue::{
-    QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, RecvEntry,
+    OP_FETCH_ADD, OP_SEND, QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED,
+    QP_OFF_RECV_PRODUCED, RecvEntry, SEND_TAIL, SendEntry,
 };
-use farlane_abi::rdma::{MAX_QPS, QP_STATE, QPS_INIT};
+use farlane_abi::rdma::{MAX_QPS, QP_STATE, QPS_INIT, QPS_RTS, QPT_XRC_SEND};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The last call that the backend knows: with it shared receive queues.
-const KNOWN: u32 = 28;
+/// The last call that the backend knows: with it domains.
+const KNOWN: u32 = 40;
 
 fn shared(rig: &Rig, requests: u32) -> (Arc<Pd>, Arc<Srq>) {
     rig.context.negotiate().unwrap();
@@ -125,4 +129,97 @@ fn a_queue_pair_with_one_has_no_receive_queue() {
         scatter: &[],
     };
     assert_eq!(qp.post_recv(&request), Err(Errno::EINVAL));
+}
+
+/// Through the states that the process knows of.
+fn make_ready(qp: &Qp) {
+    for qp_state in [QPS_INIT, QPS_RTS] {
+        let attributes = QpAttr {
+            qp_state,
+            ..QpAttr::default()
+        };
+        qp.modify(&attributes, QP_STATE).unwrap();
+    }
+}
+
+#[test]
+fn each_request_of_an_initiator_says_which_queue_it_goes_to() {
+    let rig = Rig::of_version(KNOWN, 2);
+    let (pd, _) = shared(&rig, 3);
+    let cq = Cq::create(&rig.context, 5, None).unwrap();
+    let caps = QpCaps {
+        send_wr: 4,
+        send_sge: 1,
+        recv_wr: 7,
+        ..QpCaps::default()
+    };
+    let init = QpInit {
+        qp_type: QPT_XRC_SEND,
+        ..QpInit::reliable(&cq, caps)
+    };
+    let qp = Qp::create(&pd, &init).unwrap();
+    assert_eq!((qp.caps().send_wr, qp.caps().recv_wr), (4, 0));
+    make_ready(&qp);
+    let request = |opcode| SendRequest {
+        wr_id: 1,
+        opcode,
+        flags: 0,
+        imm: 0,
+        remote_addr: 0,
+        rkey: 0,
+        payload: Payload::Gather(&[]),
+    };
+    let add = SendTail {
+        a: 5.into(),
+        b: 0.into(),
+    };
+    {
+        let mut queue = qp.send_queue().unwrap();
+        assert!(queue.names_queues());
+        queue.push_to(77, &request(OP_SEND), None).unwrap();
+        queue
+            .push_to(78, &request(OP_FETCH_ADD), Some(&add))
+            .unwrap();
+    }
+    let mut list = SendList::default();
+    list.add(request(OP_SEND));
+    list.name(79);
+    list.post(&qp).unwrap();
+    let entry = |index: usize| {
+        let at = QP_OFF_ENTRIES + index * qp.layout().send_stride;
+        let entry: SendEntry = read(qp.map(), at);
+        assert_eq!(entry.flags, SEND_TAIL);
+        let tail: SendTail = read(qp.map(), at + size_of::<SendEntry>());
+        (entry.inline_bytes.get(), tail.a.get())
+    };
+    // Where an operation has operands of its own, the number lies in the head.
+    assert_eq!([entry(0), entry(1), entry(2)], [(0, 77), (78, 5), (0, 79)]);
+    let refused = qp.post_recv(&RecvRequest {
+        wr_id: 1,
+        scatter: &[],
+    });
+    assert_eq!(refused, Err(Errno::EINVAL));
+}
+
+#[test]
+fn a_target_has_no_queues() {
+    let rig = Rig::of_version(KNOWN, 2);
+    let (pd, _) = shared(&rig, 3);
+    let xrcd = Xrcd::open(&rig.context).unwrap();
+    let cq = Cq::create(&rig.context, 5, None).unwrap();
+    let srq = Srq::create_in(&xrcd, &cq, &pd, 3, 1).unwrap();
+    assert_eq!(srq.requests(), 4);
+    let qp = Qp::create_target(&xrcd).unwrap();
+    assert_eq!((qp.caps().send_wr, qp.caps().recv_wr), (0, 0));
+    make_ready(&qp);
+    assert_eq!(qp.send_queue().map(drop), Err(Errno::EINVAL));
+    assert_eq!(qp.recv_queue().map(drop), Err(Errno::EINVAL));
+}
+
+#[test]
+fn an_old_backend_has_no_domains() {
+    let rig = Rig::of_version(16, 0);
+    rig.context.negotiate().unwrap();
+    let error = Xrcd::open(&rig.context).unwrap_err();
+    assert_eq!(error.errno(), Errno::EOPNOTSUPP);
 }

@@ -6,11 +6,11 @@ use crate::header::Header;
 use crate::qp::Qp;
 use farlane_abi::Errno;
 use farlane_abi::queue::{
-    OP_ATOMIC_WRITE, OP_RDMA_READ, QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED,
-    QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, RecvEntry, SEND_INLINE,
-    SEND_TAIL, SendEntry, SendTail,
+    OP_ATOMIC_WRITE, OP_BIND_WINDOW, OP_LOCAL_INVALIDATE, OP_RDMA_READ, QP_OFF_BACKEND_STATE,
+    QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED,
+    QP_OFF_SEND_PRODUCED, RecvEntry, SEND_INLINE, SEND_TAIL, SendEntry, SendTail,
 };
-use farlane_abi::rdma::VerbsVersion;
+use farlane_abi::rdma::{QPT_XRC_SEND, VerbsVersion};
 use farlane_abi::zerocopy::IntoBytes as _;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
@@ -146,7 +146,7 @@ impl<'a> SendQueue<'a> {
     /// have, too many elements or too much inline data.
     #[inline]
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Errno> {
-        self.write(request, None)
+        self.write(request, None, 0)
     }
 
     /// The same of a request that has operands besides.
@@ -155,11 +155,48 @@ impl<'a> SendQueue<'a> {
     /// Those of [`push`](Self::push), and `EINVAL` where the queue's version has no operands.
     #[inline]
     pub fn push_with(&mut self, request: &SendRequest<'_>, tail: &SendTail) -> Result<(), Errno> {
-        self.write(request, Some(tail))
+        self.write(request, Some(tail), 0)
+    }
+
+    /// The same of a request that goes to a shared receive queue of this number: on an initiator of
+    /// an extended reliable connection.
+    ///
+    /// # Errors
+    /// Those of [`push_with`](Self::push_with).
+    #[inline]
+    pub fn push_to(
+        &mut self,
+        srq: u32,
+        request: &SendRequest<'_>,
+        tail: Option<&SendTail>,
+    ) -> Result<(), Errno> {
+        match (tail, request.opcode) {
+            // They go nowhere.
+            (tail, OP_LOCAL_INVALIDATE | OP_BIND_WINDOW) => self.write(request, tail, 0),
+            (Some(tail), _) => self.write(request, Some(tail), srq),
+            (None, _) => {
+                let tail = SendTail {
+                    a: u64::from(srq).into(),
+                    ..SendTail::default()
+                };
+                self.write(request, Some(&tail), 0)
+            }
+        }
+    }
+
+    /// Whether each request has to say which [shared receive queue](Self::push_to) it goes to.
+    #[must_use]
+    pub fn names_queues(&self) -> bool {
+        self.0.qp.qp_type() == QPT_XRC_SEND
     }
 
     #[inline]
-    fn write(&mut self, request: &SendRequest<'_>, tail: Option<&SendTail>) -> Result<(), Errno> {
+    fn write(
+        &mut self,
+        request: &SendRequest<'_>,
+        tail: Option<&SendTail>,
+        number: u32,
+    ) -> Result<(), Errno> {
         let qp = self.0.qp;
         let map = qp.map();
         let last = match qp.layout().version {
@@ -185,6 +222,8 @@ impl<'a> SendQueue<'a> {
             imm: request.imm.into(),
             remote_addr: request.remote_addr.into(),
             rkey: request.rkey.into(),
+            // Atomic operations have no inline bytes, and their tail no room.
+            inline_bytes: number.into(),
             ..SendEntry::default()
         };
         if let Some(tail) = tail {

@@ -100,5 +100,12 @@ layout! {
     size_of::<ibv_srq_init_attr>() == 24,
     offset_of!(ibv_srq_init_attr, attr) == 8,
     offset_of!(ibv_context_ops, post_srq_recv) == 160,
+    size_of::<ibv_srq_init_attr_ex>() == 64,
+    offset_of!(ibv_srq_init_attr_ex, comp_mask) == 20,
+    offset_of!(ibv_srq_init_attr_ex, pd) == 32,
+    offset_of!(ibv_srq_init_attr_ex, cq) == 48,
+    size_of::<ibv_xrcd_init_attr>() == 12,
+    offset_of!(verbs_context, get_srq_num) == 272,
+    offset_of!(verbs_context, close_xrcd) == 296,
     size_of::<ibv_async_event>() == 16,
 }

@@ -50,3 +50,4 @@ pub mod strings;
 pub mod sys;
 pub mod tables;
 mod unsupported;
+pub mod xrcd;

@@ -5,7 +5,9 @@ use crate::errno::fail_null;
 use crate::import::{self, Importable};
 use crate::object::Plain as _;
 use crate::sys::*;
-use crate::{advise, attributes, completion, device, dm, parent_domain, poll_ex, post, queue_pair};
+use crate::{
+    advise, attributes, completion, device, dm, parent_domain, poll_ex, post, queue_pair, srq, xrcd,
+};
 use farlane_rdma_client::{Context, SHARE_VARIABLE, allow_sharing};
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd as _, RawFd};
@@ -33,6 +35,7 @@ pub unsafe fn device(device: *mut ibv_device) -> *mut ibv_context {
         queue_pairs: Mutex::default(),
         completion_queues: Mutex::default(),
         srqs: Mutex::default(),
+        domains: Mutex::default(),
         importable,
     });
     import::announce(&shared);
@@ -58,6 +61,10 @@ pub(crate) fn publish(
     verbs.reg_dm_mr = Some(dm::register);
     verbs.create_cq_ex = Some(poll_ex::create);
     verbs.create_qp_ex = Some(queue_pair::create_ex);
+    verbs.get_srq_num = Some(srq::number);
+    verbs.create_srq_ex = Some(srq::create_ex);
+    verbs.open_xrcd = Some(xrcd::open);
+    verbs.close_xrcd = Some(xrcd::close);
     verbs.advise_mr = Some(advise::advise);
     verbs.alloc_parent_domain = Some(parent_domain::alloc);
     verbs.alloc_td = Some(parent_domain::alloc_td);

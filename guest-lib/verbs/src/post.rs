@@ -107,9 +107,13 @@ unsafe fn push_send(
             Some(SendTail::datagram(handle, ud.remote_qpn, ud.remote_qkey))
         }
     };
-    let mut push = |request: &SendRequest<'_>| match &tail {
-        None => queue.push(request),
-        Some(tail) => queue.push_with(request, tail),
+    // SAFETY: by the caller's contract; a plain number.
+    let number = unsafe { wr.qp_type.xrc.remote_srqn };
+    let named = queue.names_queues().then_some(number);
+    let mut push = |request: &SendRequest<'_>| match (named, &tail) {
+        (Some(srq), tail) => queue.push_to(srq, request, tail.as_ref()),
+        (None, None) => queue.push(request),
+        (None, Some(tail)) => queue.push_with(request, tail),
     };
     if wr.send_flags & IBV_SEND_INLINE == 0 {
         return push(&request);

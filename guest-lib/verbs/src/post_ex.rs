@@ -40,7 +40,7 @@ impl Operations {
     ) -> Result<Self, Errno> {
         let when = |operations: u64, has: bool| if has { operations } else { 0 };
         let possible = match qp_type {
-            IBV_QPT_RC => UNRELIABLE | IBV_QP_EX_WITH_RDMA_READ,
+            IBV_QPT_RC | IBV_QPT_XRC_SEND => UNRELIABLE | IBV_QP_EX_WITH_RDMA_READ,
             IBV_QPT_UC => UNRELIABLE,
             IBV_QPT_UD => when(DATAGRAMS, limits.max_ah.get() != 0),
             _ => 0,
@@ -248,7 +248,14 @@ refused! {
     fn local_inv(u32);
     fn send_inv(u32);
     fn send_tso(*mut c_void, u16, u16);
-    fn set_xrc_srqn(u32);
+}
+
+/// `ibv_wr_set_xrc_srqn`.
+unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
+    // SAFETY: by the caller's contract.
+    if let Some(posting) = unsafe { posting(qp) } {
+        lock(&posting.list).name(remote_srqn);
+    }
 }
 
 /// `ibv_wr_set_ud_addr`; `EINVAL` of a queue pair that is not one of datagrams.

@@ -3,14 +3,17 @@
 use crate::acknowledgements::Acknowledgements;
 use crate::completion;
 use crate::context::{ContextState, forget};
-use crate::errno::{EOPNOTSUPP, answer, fail_null, pointer};
+use crate::errno::{EINVAL, EOPNOTSUPP, answer, fail_null, pointer};
 use crate::memory;
 use crate::object::{Address, Object, Plain};
 use crate::parent_domain::Use;
 use crate::post_ex::{self, Operations, Posting};
 use crate::sys::*;
-use crate::{qp_attr, srq};
+use crate::{qp_attr, srq, xrcd};
 use farlane_abi::Errno;
+use farlane_abi::rdma::{
+    QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC, QP_MIN_RNR_TIMER, QP_RETRY_CNT, QP_RNR_RETRY,
+};
 use farlane_rdma_client::{Qp, QpCaps, QpInit};
 use farlane_sys::sync::lock;
 use std::ffi::c_int;
@@ -65,11 +68,17 @@ unsafe fn make(
     init: &mut ibv_qp_init_attr,
     operations: Option<Operations>,
 ) -> Result<*mut ibv_qp, Errno> {
+    let is_initiator = init.qp_type == IBV_QPT_XRC_SEND;
     let is_known = matches!(init.qp_type, IBV_QPT_RC | IBV_QPT_UC | IBV_QPT_UD);
-    if !is_known {
+    if !is_known && !is_initiator {
         return Err(Errno::EOPNOTSUPP);
     }
-    if init.send_cq.is_null() || init.recv_cq.is_null() {
+    // An initiator receives nothing.
+    let recv_cq = match is_initiator {
+        true => init.send_cq,
+        false => init.recv_cq,
+    };
+    if init.send_cq.is_null() || recv_cq.is_null() || (is_initiator && !init.srq.is_null()) {
         return Err(Errno::EINVAL);
     }
     // SAFETY: by the caller's contract.
@@ -77,12 +86,11 @@ unsafe fn make(
         (
             memory::domain(pd),
             completion::state(init.send_cq),
-            completion::state(init.recv_cq),
+            completion::state(recv_cq),
         )
     };
     // SAFETY: by the caller's contract; NULL means none.
     let shared = (!init.srq.is_null()).then(|| unsafe { srq::state(init.srq) });
-    let signal_all = init.sq_sig_all != 0;
     let qp = Qp::create(
         &domain.pd,
         &QpInit {
@@ -96,24 +104,53 @@ unsafe fn make(
                 recv_wr: init.cap.max_recv_wr,
                 recv_sge: init.cap.max_recv_sge,
             },
-            signal_all,
+            signal_all: init.sq_sig_all != 0,
             srq: shared.map(|shared| &shared.srq),
         },
     )
     .map_err(|error| error.errno())?;
-    init.cap = capabilities(qp.caps());
-
     let mut extended = ibv_qp_ex::zeroed();
     if operations.is_some() {
         post_ex::fill(&mut extended);
     }
-    let shell = &mut extended.qp_base;
     // SAFETY: by the caller's contract `pd` is valid.
-    shell.context = unsafe { (*pd).context };
+    extended.qp_base.context = unsafe { (*pd).context };
+    extended.qp_base.pd = pd;
+    extended.qp_base.recv_cq = init.recv_cq;
+    let (of, domain) = (&domain.shared, domain.enter());
+    Ok(publish(init, extended, qp, operations, of, domain))
+}
+
+/// Makes a target of an extended reliable connection: it has no domain of memory, and no queues
+/// that the program posts to.
+unsafe fn make_target(
+    xrcd: *mut ibv_xrcd,
+    init: &mut ibv_qp_init_attr,
+) -> Result<*mut ibv_qp, Errno> {
+    // SAFETY: by the caller's contract.
+    let domain = unsafe { xrcd::state(xrcd) };
+    let qp = Qp::create_target(&domain.xrcd).map_err(|error| error.errno())?;
+    let mut extended = ibv_qp_ex::zeroed();
+    // SAFETY: by the caller's contract `xrcd` is valid.
+    extended.qp_base.context = unsafe { (*xrcd).context };
+    (init.send_cq, init.srq) = (std::ptr::null_mut(), std::ptr::null_mut());
+    Ok(publish(init, extended, qp, None, &domain.shared, None))
+}
+
+/// Completes the C structure of a queue pair, and hands it out. The sizes that it got are written
+/// back.
+fn publish(
+    init: &mut ibv_qp_init_attr,
+    mut extended: ibv_qp_ex,
+    qp: Qp,
+    operations: Option<Operations>,
+    shared: &Arc<ContextState>,
+    domain: Option<Use>,
+) -> *mut ibv_qp {
+    init.cap = capabilities(qp.caps());
+    let shell = &mut extended.qp_base;
     shell.qp_context = init.qp_context;
-    shell.pd = pd;
     shell.send_cq = init.send_cq;
-    shell.recv_cq = init.recv_cq;
     shell.srq = init.srq;
     shell.handle = qp.handle();
     shell.qp_num = qp.number();
@@ -127,14 +164,14 @@ unsafe fn make(
             async_events: Acknowledgements::default(),
             posting: operations.map(Posting::new),
             is_addressed: init.qp_type == IBV_QPT_UD,
-            signal_all,
-            shared: Arc::clone(&domain.shared),
-            _domain: domain.enter(),
+            signal_all: init.sq_sig_all != 0,
+            shared: Arc::clone(shared),
+            _domain: domain,
         },
     )
     .cast();
-    lock(&domain.shared.queue_pairs).insert(handle, Address(made));
-    Ok(made)
+    lock(&shared.queue_pairs).insert(handle, Address(made));
+    made
 }
 
 /// `ibv_create_qp_ex`: as `ibv_create_qp`, and with the interface of `ibv_wr_start`.
@@ -143,19 +180,35 @@ pub unsafe extern "C" fn create_ex(
     init: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     // SAFETY: by the caller's contract; of fields that the mask does not name nothing is believed.
-    let (mask, create_flags, pd, send_ops, qp_type) = unsafe {
+    let (mask, create_flags, pd, xrcd, send_ops, qp_type) = unsafe {
         (
             (*init).comp_mask,
             (*init).create_flags,
             (*init).pd,
+            (*init).xrcd,
             (*init).send_ops_flags,
             (*init).qp_type,
         )
     };
-    let known =
-        IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    let known = IBV_QP_INIT_ATTR_PD
+        | IBV_QP_INIT_ATTR_XRCD
+        | IBV_QP_INIT_ATTR_CREATE_FLAGS
+        | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     let plain = mask & IBV_QP_INIT_ATTR_CREATE_FLAGS == 0 || create_flags == 0;
-    if mask & !known != 0 || mask & IBV_QP_INIT_ATTR_PD == 0 || !plain {
+    if mask & !known != 0 || !plain {
+        return fail_null(EOPNOTSUPP);
+    }
+    let has = |bit, object: bool| mask & bit != 0 && object;
+    if qp_type == IBV_QPT_XRC_RECV {
+        if !has(IBV_QP_INIT_ATTR_XRCD, !xrcd.is_null())
+            || has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, true)
+        {
+            return fail_null(EINVAL);
+        }
+        // SAFETY: as below.
+        return pointer(unsafe { make_target(xrcd, &mut *init.cast()) });
+    }
+    if !has(IBV_QP_INIT_ATTR_PD, !pd.is_null()) || has(IBV_QP_INIT_ATTR_XRCD, true) {
         return fail_null(EOPNOTSUPP);
     }
     let operations = match mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS {
@@ -189,11 +242,22 @@ unsafe fn set_state(qp: *mut ibv_qp, state: ibv_qp_state) {
     unsafe { AtomicU32::from_ptr(&raw mut (*qp).state) }.store(state, Ordering::Relaxed);
 }
 
+/// Which attributes are meant of a queue pair of this type. Programs give each half of an extended
+/// reliable connection also those of the other one, which the kernel's interface for programs
+/// (`modify_qp_mask` of its `uverbs_cmd.c`) drops.
+fn meant(qp_type: u32, mask: u32) -> u32 {
+    match qp_type {
+        IBV_QPT_XRC_SEND => mask & !(QP_MAX_DEST_RD_ATOMIC | QP_MIN_RNR_TIMER),
+        IBV_QPT_XRC_RECV => mask & !(QP_MAX_QP_RD_ATOMIC | QP_RETRY_CNT | QP_RNR_RETRY),
+        _ => mask,
+    }
+}
+
 /// `ibv_modify_qp`.
 pub unsafe fn modify(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    let mask = mask.cast_unsigned();
     // SAFETY: by the caller's contract.
     let (state, attr) = unsafe { (state(qp), &*attr) };
+    let mask = meant(state.qp.qp_type(), mask.cast_unsigned());
     let result = qp_attr::to_wire(attr, mask)
         .and_then(|wire| state.qp.modify(&wire, mask).map_err(|error| error.errno()));
     if result.is_ok() && mask & IBV_QP_STATE != 0 {
@@ -246,4 +310,19 @@ pub unsafe fn destroy(qp: *mut ibv_qp) -> c_int {
     // SAFETY: it is in no table any more, and by the caller's contract nobody uses it.
     unsafe { QpObject::retire(qp.cast()) };
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farlane_abi::rdma::{QP_TO_RTR, QP_TO_RTS, UC_TO_RTR, XRC_TARGET_TO_RTS};
+
+    #[test]
+    fn of_what_programs_give_each_half_of_an_extended_connection_its_own_is_meant() {
+        assert_eq!(meant(IBV_QPT_XRC_SEND, QP_TO_RTR), UC_TO_RTR);
+        assert_eq!(meant(IBV_QPT_XRC_SEND, QP_TO_RTS), QP_TO_RTS);
+        assert_eq!(meant(IBV_QPT_XRC_RECV, QP_TO_RTR), QP_TO_RTR);
+        assert_eq!(meant(IBV_QPT_XRC_RECV, QP_TO_RTS), XRC_TARGET_TO_RTS);
+        assert_eq!(meant(IBV_QPT_RC, QP_TO_RTR), QP_TO_RTR);
+    }
 }

@@ -54,7 +54,7 @@ macro_rules! enumerations {
 }
 
 opaque! {
-    _compat_ibv_port_attr ibv_mw ibv_rwq_ind_table ibv_wq ibv_xrcd
+    _compat_ibv_port_attr ibv_mw ibv_rwq_ind_table ibv_wq
     verbs_ex_private
 }
 
@@ -119,9 +119,27 @@ enumerations! {
     ibv_rereg_mr_err_code: c_int { IBV_REREG_MR_ERR_INPUT = -1, IBV_REREG_MR_ERR_CMD = -4, }
     ibv_rate: c_uint { IBV_RATE_MAX = 0, }
     ibv_srq_attr_mask: c_uint { IBV_SRQ_MAX_WR = 1, IBV_SRQ_LIMIT = 2, }
-    ibv_qp_type: c_uint { IBV_QPT_RC = 2, IBV_QPT_UC = 3, IBV_QPT_UD = 4, }
+    ibv_srq_type: c_uint { IBV_SRQT_BASIC = 0, IBV_SRQT_XRC = 1, }
+    ibv_srq_init_attr_mask: c_uint {
+        IBV_SRQ_INIT_ATTR_TYPE = 1,
+        IBV_SRQ_INIT_ATTR_PD = 2,
+        IBV_SRQ_INIT_ATTR_XRCD = 4,
+        IBV_SRQ_INIT_ATTR_CQ = 8,
+    }
+    ibv_xrcd_init_attr_mask: c_uint {
+        IBV_XRCD_INIT_ATTR_FD = 1,
+        IBV_XRCD_INIT_ATTR_OFLAGS = 2,
+    }
+    ibv_qp_type: c_uint {
+        IBV_QPT_RC = 2,
+        IBV_QPT_UC = 3,
+        IBV_QPT_UD = 4,
+        IBV_QPT_XRC_SEND = 9,
+        IBV_QPT_XRC_RECV = 10,
+    }
     ibv_qp_init_attr_mask: c_uint {
         IBV_QP_INIT_ATTR_PD = 1,
+        IBV_QP_INIT_ATTR_XRCD = 2,
         IBV_QP_INIT_ATTR_CREATE_FLAGS = 4,
         IBV_QP_INIT_ATTR_SEND_OPS_FLAGS = 64,
     }
@@ -474,6 +492,28 @@ layouts! { struct:
     ibv_srq_init_attr {
         srq_context: *mut c_void,
         attr: ibv_srq_attr,
+    }
+    ibv_tm_cap {
+        max_num_tags: u32,
+        max_ops: u32,
+    }
+    ibv_srq_init_attr_ex {
+        srq_context: *mut c_void,
+        attr: ibv_srq_attr,
+        comp_mask: u32,
+        srq_type: ibv_srq_type,
+        pd: *mut ibv_pd,
+        xrcd: *mut ibv_xrcd,
+        cq: *mut ibv_cq,
+        tm_cap: ibv_tm_cap,
+    }
+    ibv_xrcd {
+        context: *mut ibv_context,
+    }
+    ibv_xrcd_init_attr {
+        comp_mask: u32,
+        fd: c_int,
+        oflags: c_int,
     }
     ibv_rx_hash_conf {
         rx_hash_function: u8,
@@ -932,10 +972,21 @@ layouts! { struct:
                 qp_init_attr_ex: *mut ibv_qp_init_attr_ex,
             ) -> *mut ibv_qp,
         >,
-        get_srq_num: Unset,
-        create_srq_ex: Unset,
-        open_xrcd: Unset,
-        close_xrcd: Unset,
+        get_srq_num:
+            Option<unsafe extern "C" fn(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int>,
+        create_srq_ex: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                srq_init_attr_ex: *mut ibv_srq_init_attr_ex,
+            ) -> *mut ibv_srq,
+        >,
+        open_xrcd: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                xrcd_init_attr: *mut ibv_xrcd_init_attr,
+            ) -> *mut ibv_xrcd,
+        >,
+        close_xrcd: Option<unsafe extern "C" fn(xrcd: *mut ibv_xrcd) -> c_int>,
         _ABI_placeholder3: u64,
         sz: usize,
         context: ibv_context,

@@ -19,6 +19,7 @@ use crate::request::{RecvWqe, SendWqe};
 pub use crate::schedule::Schedule;
 use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::WorkSource;
+use crate::xrc::XrcDomain;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr, QpAttr};
 use farlane_sys::log_limit::LogLimit;
@@ -32,13 +33,15 @@ pub enum Receives {
     Own(Box<dyn WorkSource<RecvWqe>>),
     /// A queue that others take from, too.
     Shared(Arc<SharedReceives>),
+    /// Those of a domain: each message names one (IBTA annex A14).
+    Domain(Arc<XrcDomain>),
 }
 
 /// What an engine needs to make a queue pair.
 pub struct QpSpec {
     /// Transport service type, of `enum ibv_qp_type`.
     pub kind: u32,
-    /// Protection domain of its work requests.
+    /// Protection domain of its work requests; one that is none where it takes those of a domain.
     pub pd: PdHandle,
     /// Of the port that it belongs to.
     pub address: PortAddress,

@@ -3,71 +3,133 @@
 use super::CallHost;
 use crate::address::GroupGid;
 use crate::address_handles::HandlesOfDomain;
+use crate::completion_queue::{CompletionSink, NoCompletions};
 use crate::engine::{Destination, QpExtras, QpSpec, Receives};
 use crate::ledger::Resource;
 use crate::memory::PdHandle;
-use crate::objects::{Member, QpObject, SrqObject};
+use crate::objects::{CqObject, Member, Objects, Pd, QpObject, SrqObject, XrcdObject};
 use crate::ready::Scheduled;
 use crate::request::Addressing;
 use crate::work_queue::addressed_queues;
 use farlane_abi::Errno;
 use farlane_abi::queue::QpLayout;
 use farlane_abi::rdma::{
-    CreateQp, Handle, McastGroup, ModifyQp, QP_AV, QPT_UD, Qp, QpAttr, VerbsVersion, slot_of,
+    CreateQpEx, Handle, McastGroup, ModifyQp, QP_AV, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, Qp,
+    QpAttr, VerbsVersion, slot_of,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
 
+/// What a queue pair is made of besides its queues, by its service type.
+struct Uses {
+    pd: Option<Arc<Pd>>,
+    /// Of the send queue and of the receive queue.
+    cqs: [Option<Arc<CqObject>>; 2],
+    srq: Option<Arc<SrqObject>>,
+    xrcd: Option<Arc<XrcdObject>>,
+}
+
+impl Uses {
+    fn of(objects: &Objects, args: &CreateQpEx) -> Result<Self, Errno> {
+        let base = &args.base;
+        let cq = |handle: U32| objects.cqs.get(handle.get()).cloned().ok_or(Errno::EBADF);
+        let pd = || objects.pds.get(base.pd.get()).cloned().ok_or(Errno::EBADF);
+        let srq = |handle: U32| match handle.get() {
+            0 => Ok(None),
+            handle => {
+                let srq = objects.srqs.get(handle).cloned().ok_or(Errno::EBADF)?;
+                // Messages of others cannot name it.
+                srq.xrc.is_none().then_some(Some(srq)).ok_or(Errno::EINVAL)
+            }
+        };
+        let (kind, xrcd) = (base.qp_type.get(), args.xrcd.get());
+        match kind {
+            QPT_XRC_RECV if args.srq.get() == 0 => {
+                let xrcd = objects.xrcds.get(xrcd).cloned().ok_or(Errno::EBADF)?;
+                Ok(Self {
+                    pd: None,
+                    cqs: [None, None],
+                    srq: None,
+                    xrcd: Some(xrcd),
+                })
+            }
+            QPT_XRC_SEND if xrcd == 0 && args.srq.get() == 0 => Ok(Self {
+                pd: Some(pd()?),
+                cqs: [Some(cq(base.send_cq)?), None],
+                srq: None,
+                xrcd: None,
+            }),
+            QPT_XRC_RECV | QPT_XRC_SEND => Err(Errno::EINVAL),
+            _ if xrcd != 0 => Err(Errno::EINVAL),
+            _ => Ok(Self {
+                pd: Some(pd()?),
+                cqs: [Some(cq(base.send_cq)?), Some(cq(base.recv_cq)?)],
+                srq: srq(args.srq)?,
+                xrcd: None,
+            }),
+        }
+    }
+
+    fn sink(cq: Option<&Arc<CqObject>>) -> Arc<dyn CompletionSink> {
+        match cq {
+            Some(cq) => Arc::clone(&cq.queue) as _,
+            None => Arc::new(NoCompletions),
+        }
+    }
+}
+
 impl CallHost<'_> {
-    /// Adds a queue pair, which takes its receive requests from `srq` where there is one.
-    pub(super) fn add_qp(
-        &self,
-        version: VerbsVersion,
-        args: &CreateQp,
-        srq: Option<Arc<SrqObject>>,
-    ) -> Result<Qp, Errno> {
+    pub(super) fn add_qp(&self, version: VerbsVersion, args: &CreateQpEx) -> Result<Qp, Errno> {
+        let CreateQpEx { base, .. } = args;
+        let kind = base.qp_type.get();
+        // Messages of extended reliable connections have operands.
+        let is_extended = matches!(kind, QPT_XRC_SEND | QPT_XRC_RECV);
+        if is_extended && version < VerbsVersion::V2 {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let layout = QpLayout::of(
             version,
-            args.send_wr.get(),
-            args.send_sge.get(),
-            args.inline_bytes.get(),
-            args.recv_wr.get(),
-            args.recv_sge.get(),
+            base.send_wr.get(),
+            base.send_sge.get(),
+            base.inline_bytes.get(),
+            base.recv_wr.get(),
+            base.recv_sge.get(),
         )
         .ok_or(Errno::EINVAL)?;
         let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
-        let part = self.part(args.region, args.offset, layout.segment_bytes())?;
-        let addressing = match args.qp_type.get() {
+        let part = self.part(base.region, base.offset, layout.segment_bytes())?;
+        let addressing = match kind {
             QPT_UD => Addressing::Handles(Arc::new(HandlesOfDomain {
                 handles: Arc::clone(&self.context.addresses),
-                pd: PdHandle(args.pd.get()),
+                pd: PdHandle(base.pd.get()),
             })),
+            QPT_XRC_SEND => Addressing::Domain,
             _ => Addressing::Connected,
         };
         let queues = addressed_queues(&part.memory, &layout, addressing);
         let (sends, recvs) = queues.map_err(|_| Errno::EINVAL)?;
         let mut objects = self.context.objects();
-        let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
-        let pd = Arc::clone(pd);
-        let cq = |handle: U32| objects.cqs.get(handle.get()).cloned().ok_or(Errno::EBADF);
-        let cqs = [cq(args.send_cq)?, cq(args.recv_cq)?];
+        let uses = Uses::of(&objects, args)?;
         let share = self.take(Resource::QueuePairs, 1)?;
         let (handle, object) = objects.qps.insert_with(|handle| {
             let slot = slot_of(handle).ok_or(Errno::ENOMEM)?;
             let scheduled = Scheduled::new(self.context.inbox(), slot);
+            let Uses { pd, cqs, srq, xrcd } = uses;
             let engine = self.context.engine.create_qp(QpSpec {
-                kind: args.qp_type.get(),
-                pd: PdHandle(args.pd.get()),
+                kind,
+                // No handle is zero.
+                pd: PdHandle(pd.as_ref().map_or(0, |_| base.pd.get())),
                 address: self.context.address(),
                 memory: Arc::clone(&self.context.memory),
                 sends: Box::new(sends),
-                recvs: match &srq {
-                    Some(srq) => Receives::Shared(Arc::clone(&srq.receives)),
-                    None => Receives::Own(Box::new(recvs)),
+                recvs: match (&srq, &xrcd) {
+                    (_, Some(xrcd)) => Receives::Domain(Arc::clone(&xrcd.domain)),
+                    (Some(srq), None) => Receives::Shared(Arc::clone(&srq.receives)),
+                    (None, None) => Receives::Own(Box::new(recvs)),
                 },
-                send_cq: Arc::clone(&cqs[0].queue) as _,
-                recv_cq: Arc::clone(&cqs[1].queue) as _,
-                signal_all: args.signal_all.get() != 0,
+                send_cq: Uses::sink(cqs[0].as_ref()),
+                recv_cq: Uses::sink(cqs[1].as_ref()),
+                signal_all: base.signal_all.get() != 0,
                 schedule: Arc::clone(&scheduled) as _,
                 events: Box::new(move |kind| asyncs.push(kind, handle)),
                 counters: Arc::clone(&self.context.counters),
@@ -83,6 +145,7 @@ impl CallHost<'_> {
                 _pd: pd,
                 _cqs: cqs,
                 _srq: srq,
+                _xrcd: xrcd,
                 _share: share,
             })
         })?;

@@ -4,7 +4,7 @@ use super::CallHost;
 use crate::counters;
 use crate::ledger::Resource;
 use crate::memory::PdHandle;
-use crate::objects::{Member, SrqObject};
+use crate::objects::{InDomain, Member, SrqObject};
 use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::shared_receive_queue;
 use farlane_abi::Errno;
@@ -16,10 +16,6 @@ use std::sync::Arc;
 
 impl CallHost<'_> {
     pub(super) fn add_srq(&self, args: &CreateSrq) -> Result<Srq, Errno> {
-        // There are no domains that it could serve.
-        if args.xrcd.get() != 0 || args.cq.get() != 0 {
-            return Err(Errno::EOPNOTSUPP);
-        }
         if args.requests.get() == 0 {
             return Err(Errno::EINVAL);
         }
@@ -31,16 +27,34 @@ impl CallHost<'_> {
         let queue = queue.map_err(|_| Errno::EINVAL)?;
         let mut objects = self.context.objects();
         let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
+        // Of a domain it has a completion queue, of none it has none.
+        let xrc = match (args.xrcd.get(), args.cq.get()) {
+            (0, 0) => None,
+            (0, _) => return Err(Errno::EINVAL),
+            (xrcd, cq) => {
+                let xrcd = objects.xrcds.get(xrcd).ok_or(Errno::EBADF)?;
+                let cq = objects.cqs.get(cq).ok_or(Errno::EBADF)?;
+                Some((Arc::clone(xrcd), Arc::clone(cq)))
+            }
+        };
         let share = self.take(Resource::SharedReceiveQueues, 1)?;
         let (handle, object) = objects.srqs.insert_with(|handle| {
             // Behind those of the queue pairs.
             let slot = slot_of(handle).and_then(|slot| slot.checked_add(MAX_QPS));
             let events = Box::new(move |kind| asyncs.push(kind, handle));
+            let receives = SharedReceives::new(Box::new(queue), PdHandle(args.pd.get()), events);
+            let slot = slot.ok_or(Errno::ENOMEM)?;
+            let xrc = xrc.map(|(xrcd, cq)| InDomain {
+                number: xrcd.domain.add(&receives, Arc::clone(&cq.queue) as _),
+                xrcd,
+                _cq: cq,
+            });
             Ok(SrqObject {
-                receives: SharedReceives::new(Box::new(queue), PdHandle(args.pd.get()), events),
+                receives,
+                xrc,
                 layout,
                 elements: args.elements.get(),
-                slot: slot.ok_or(Errno::ENOMEM)?,
+                slot,
                 _part: part,
                 _pd: pd,
                 _share: share,
@@ -51,7 +65,7 @@ impl CallHost<'_> {
         counters::count(&self.context.counters.shared_receive_queues, 1);
         Ok(Srq {
             handle: handle.into(),
-            number: 0.into(),
+            number: object.xrc.as_ref().map_or(0, |xrc| xrc.number.get()).into(),
         })
     }
 
@@ -86,6 +100,9 @@ impl CallHost<'_> {
             return Err(Errno::EBUSY);
         }
         self.context.ready().remove(object.slot);
+        if let Some(xrc) = &object.xrc {
+            xrc.xrcd.domain.remove(xrc.number);
+        }
         objects.srqs.remove(srq.get());
         counters::uncount(&self.context.counters.shared_receive_queues, 1);
         Ok(())

@@ -196,6 +196,8 @@ pub fn connect_by(
 ) {
     let (to_rtr, to_rts) = match setup.kind {
         QPT_UC => (UC_TO_RTR, UC_TO_RTS),
+        QPT_XRC_SEND => (UC_TO_RTR, QP_TO_RTS),
+        QPT_XRC_RECV => (QP_TO_RTR, XRC_TARGET_TO_RTS),
         _ => (QP_TO_RTR, QP_TO_RTS),
     };
     end.qp.modify(QP_TO_INIT, &init(setup)).unwrap();

@@ -93,6 +93,11 @@ call_table! {
         /// answer is the number of that completion: those before it, and the queue's words, stay
         /// where they are. `EINVAL` where more completions wait than there is room for.
         34 => fn resize_cq(ResizeCq) -> U32;
+        /// Opens a domain of extended reliable connections (IBTA annex A14). `EOPNOTSUPP` in
+        /// version 1.
+        29 => fn open_xrcd(()) -> Handle;
+        /// Closes such a domain. `EBUSY` while something is in it.
+        40 => fn close_xrcd(Handle) -> ();
     }
 }
 

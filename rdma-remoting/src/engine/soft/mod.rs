@@ -26,7 +26,7 @@ use farlane_abi::Errno;
 use farlane_abi::queue::{
     MAX_CQ_ENTRIES, MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, MAX_SGE, MAX_WQ_ENTRIES,
 };
-use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr};
+use farlane_abi::rdma::{DEVICE_XRC, DeviceAttr, DeviceLimits, PortAttr};
 use groups::{MAX_GROUPS, MEMBERS_OF_A_PORT};
 use qp::SoftQp;
 use std::sync::Arc;
@@ -84,6 +84,7 @@ impl Engine for SoftEngine {
 
     fn limits(&self) -> DeviceLimits {
         DeviceLimits {
+            device_cap_flags: DEVICE_XRC.into(),
             max_srq_wr: MAX_WQ_ENTRIES.into(),
             max_srq_sge: MAX_SGE.into(),
             max_mcast_grp: MAX_GROUPS.into(),

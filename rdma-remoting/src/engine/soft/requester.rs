@@ -259,7 +259,8 @@ impl Requester {
     /// Opens the local memory of the request that was just taken.
     fn begin(&mut self, qp: &QpCommon) -> Result<(), u8> {
         self.parts.clear();
-        let is_addressed = self.request.target != RequestTarget::Peer;
+        // A shared receive queue that is named is looked up by the responder.
+        let is_addressed = matches!(self.request.target, RequestTarget::Datagram(_));
         if !qp.transport.carries(self.request.opcode) || is_addressed != qp.transport.is_addressed()
         {
             return Err(WC_STATUS_LOC_QP_OP_ERR);
@@ -316,7 +317,7 @@ impl Requester {
             None if qp.transport.is_acknowledged() => responder.expects(self.attr.sq_psn.get()),
             None => true,
         };
-        peer.common.transport == qp.transport
+        peer.common.transport == qp.transport.peer()
             && peer.common.state().responds()
             && responder.is_connected_to(qp, self.life)
             && expected

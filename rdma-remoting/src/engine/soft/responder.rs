@@ -3,10 +3,13 @@
 use super::attributes::State;
 use super::common::{Life, QpCommon};
 use super::fabric::QpName;
+use crate::completion_queue::CompletionSink as _;
 use crate::engine::{QpNumber, Receives};
 use crate::memory::{Access, Part, PdHandle, Use};
-use crate::request::{MemoryKey, RecvWqe, WqeError};
+use crate::request::{MemoryKey, RecvWqe, Target, WqeError};
+use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::QueueError;
+use crate::xrc::XrcReceives;
 use farlane_abi::queue::{
     Completion, WC_FLAG_IMM, WC_OPCODE_RECV, WC_OPCODE_RECV_RDMA_WITH_IMM, WC_STATUS_LOC_LEN_ERR,
     WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_REM_ACCESS_ERR,
@@ -17,6 +20,7 @@ use farlane_abi::rdma::{
     EVENT_QP_REQ_ERR, QpAttr,
 };
 use farlane_sys::warn_limited;
+use std::sync::{Arc, Weak};
 
 /// What a responder answers instead of doing what was asked: a NAK (IBTA 9.7.5.2), where its
 /// transport has answers.
@@ -58,6 +62,10 @@ pub struct Responder {
     dead: bool,
     /// It was told that no shared receive request is with it any more.
     told_last: bool,
+    /// Of those of its domain the one that the message under way names.
+    named: Option<Arc<XrcReceives>>,
+    /// The shared receive queue in whose list it may be.
+    awaits: Weak<SharedReceives>,
     life: Life,
     /// Whom it is connected to.
     peer_name: Option<QpName>,
@@ -78,6 +86,8 @@ impl Responder {
             parts: Vec::new(),
             dead: false,
             told_last: false,
+            named: None,
+            awaits: Weak::new(),
             life: Life::begin(),
             peer_name: None,
             heard: None,
@@ -96,8 +106,9 @@ impl Responder {
     pub fn reset(&mut self) {
         match &mut self.receives {
             Receives::Own(source) => source.discard(),
-            Receives::Shared(_) => {}
+            Receives::Shared(_) | Receives::Domain(_) => {}
         }
+        self.named = None;
         self.current = None;
         self.parts.clear();
         self.dead = false;
@@ -150,8 +161,35 @@ impl Responder {
             && (self.current.is_some()
                 || match &self.receives {
                     Receives::Own(source) => source.is_ready(),
-                    Receives::Shared(shared) => shared.is_ready(),
+                    Receives::Shared(_) | Receives::Domain(_) => {
+                        self.shared().is_some_and(|shared| shared.is_ready())
+                    }
                 })
+    }
+
+    /// The shared receive queue that the message under way takes from.
+    fn shared(&self) -> Option<&Arc<SharedReceives>> {
+        match &self.receives {
+            Receives::Own(_) => None,
+            Receives::Shared(shared) => Some(shared),
+            Receives::Domain(_) => self.named.as_ref().map(|named| named.receives()),
+        }
+    }
+
+    /// A message begins that names so much: of a target of an extended reliable connection a shared
+    /// receive queue of its domain.
+    pub fn address(&mut self, qp: &QpCommon, target: Target) -> Result<(), Nak> {
+        let Receives::Domain(domain) = &self.receives else {
+            return Ok(());
+        };
+        self.named = match target {
+            Target::SharedReceive(number) => domain.find(number),
+            Target::Peer | Target::Datagram(_) => None,
+        };
+        if self.named.is_none() {
+            return Err(self.refuse(qp, WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR));
+        }
+        Ok(())
     }
 
     /// Whether there is something to [flush](Self::flush).
@@ -159,36 +197,46 @@ impl Responder {
         match &self.receives {
             Receives::Own(_) => self.can_receive(),
             Receives::Shared(_) => !self.told_last,
+            Receives::Domain(_) => self.current.is_some(),
         }
     }
 
     /// Its peer waits for a receive request: whoever posts one has to know.
-    pub fn await_receive(&self, qp: &QpCommon) {
-        match &self.receives {
-            // Its own turn finds it.
-            Receives::Own(_) => {}
-            Receives::Shared(shared) => {
-                if qp.receiver.enlist() {
-                    shared.wait(qp.waiter());
-                }
-            }
+    pub fn await_receive(&mut self, qp: &QpCommon) {
+        // What is posted to its own queue its own turn finds.
+        let Some(shared) = self.shared().map(Arc::clone) else {
+            return;
+        };
+        if !std::ptr::eq(self.awaits.as_ptr(), Arc::as_ptr(&shared)) {
+            // Another one than the last message has waited for.
+            self.leave(qp);
+            self.awaits = Arc::downgrade(&shared);
+        }
+        if qp.receiver.enlist() {
+            shared.wait(qp.waiter());
         }
     }
 
-    /// It is destroyed: it waits for nothing any more.
+    /// It waits for nothing any more.
     pub fn leave(&self, qp: &QpCommon) {
-        if let Receives::Shared(shared) = &self.receives
+        if let Some(shared) = self.awaits.upgrade()
             && qp.receiver.is_listed()
         {
             shared.forget(&qp.waiter());
+            qp.receiver.unlist();
         }
     }
 
     /// Protection domain of the memory that its receive requests name.
     fn receive_pd(&self, qp: &QpCommon) -> PdHandle {
+        self.shared().map_or(qp.pd, |shared| shared.pd())
+    }
+
+    /// Protection domain of the memory that its peer names.
+    fn remote_pd(&self, qp: &QpCommon) -> PdHandle {
         match &self.receives {
-            Receives::Own(_) => qp.pd,
-            Receives::Shared(shared) => shared.pd(),
+            Receives::Own(_) | Receives::Shared(_) => qp.pd,
+            Receives::Domain(_) => self.receive_pd(qp),
         }
     }
 
@@ -217,7 +265,7 @@ impl Responder {
             return Err(self.refuse(qp, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR));
         }
         qp.memory
-            .open(qp.pd, rkey, address, length, wanted)
+            .open(self.remote_pd(qp), rkey, address, length, wanted)
             .map_err(|e| {
                 log::debug!("{}: peer's request refused: {e}", qp.number);
                 self.refuse(qp, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR)
@@ -266,7 +314,9 @@ impl Responder {
                 }
                 taken
             }
-            Receives::Shared(shared) => shared.take(&mut request),
+            Receives::Shared(_) | Receives::Domain(_) => self
+                .shared()
+                .map_or(Ok(false), |shared| shared.take(&mut request)),
         };
         let outcome = match taken {
             Ok(true) => Ok(()),
@@ -396,7 +446,11 @@ impl Responder {
     }
 
     fn push(&mut self, qp: &QpCommon, completion: &Completion, solicited: bool) {
-        if qp.recv_cq.push(completion, solicited).is_err() {
+        let pushed = match &self.named {
+            Some(named) => named.push(completion, solicited),
+            None => qp.recv_cq.push(completion, solicited),
+        };
+        if pushed.is_err() {
             self.dead = true;
             if qp.enter_error() {
                 (qp.events)(EVENT_QP_FATAL);
@@ -409,7 +463,7 @@ impl Responder {
         let mut count = 0;
         while count < most && !self.dead {
             // What is in a shared queue is for others.
-            let is_shared = matches!(self.receives, Receives::Shared(_));
+            let is_shared = !matches!(self.receives, Receives::Own(_));
             if self.current.is_none() && (is_shared || self.take(qp).is_none()) {
                 break;
             }

@@ -71,6 +71,9 @@ impl<'a> Message<'a> {
         transfer: &mut Transfer,
         budget: &mut Spending,
     ) -> Result<bool, Refusal> {
+        if transfer.done == 0 {
+            self.responder.address(self.peer, self.request.target)?;
+        }
         match self.request.opcode {
             Opcode::Send | Opcode::SendImm => self.send(transfer, budget),
             Opcode::Write | Opcode::WriteImm | Opcode::Read => self.rdma(transfer, budget),

@@ -34,12 +34,27 @@ impl Transport {
 
     /// Whether the engine makes queue pairs of it.
     pub fn is_carried(self) -> bool {
-        matches!(self, Self::Reliable | Self::Unreliable | Self::Datagram)
+        match self {
+            Self::Reliable
+            | Self::Unreliable
+            | Self::Datagram
+            | Self::XrcInitiator
+            | Self::XrcTarget => true,
+        }
     }
 
     /// Whether each request says whom it is for.
     pub fn is_addressed(self) -> bool {
         self == Self::Datagram
+    }
+
+    /// That of the queue pair at the other end.
+    pub fn peer(self) -> Self {
+        match self {
+            Self::XrcInitiator => Self::XrcTarget,
+            Self::XrcTarget => Self::XrcInitiator,
+            Self::Reliable | Self::Unreliable | Self::Datagram => self,
+        }
     }
 
     /// Whether the responder answers each message. Where it does not, the requester learns of

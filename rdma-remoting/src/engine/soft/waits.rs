@@ -68,6 +68,11 @@ impl Receiver {
         !self.listed.swap(true, Ordering::AcqRel)
     }
 
+    /// It was taken from there.
+    pub fn unlist(&self) {
+        self.listed.store(false, Ordering::Release);
+    }
+
     /// Whether it may be in such a list.
     pub fn is_listed(&self) -> bool {
         self.listed.load(Ordering::Acquire)

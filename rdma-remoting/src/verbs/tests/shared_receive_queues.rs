@@ -269,13 +269,14 @@ fn what_makes_no_sense_is_refused() {
             },
             Errno::EINVAL,
         ),
-        (CreateSrq { cq: p.cq, ..good }, Errno::EOPNOTSUPP),
+        (CreateSrq { cq: p.cq, ..good }, Errno::EINVAL),
         (
             CreateSrq {
                 xrcd: 1.into(),
+                cq: p.cq,
                 ..good
             },
-            Errno::EOPNOTSUPP,
+            Errno::EBADF,
         ),
     ] {
         assert_eq!(p.host().create_srq(bad), Err(error), "{bad:?}");
@@ -459,4 +460,75 @@ fn ring(program: &Program, bit: u32) {
     };
     set(OFF_RUNG, bit);
     set(OFF_RUNG_SUMMARY, bit / 32);
+}
+
+#[test]
+fn a_domain_is_busy_as_long_as_something_is_in_it() {
+    let server = Server::without_workers();
+    let p = Program::start(&port(&server, 1));
+    let xrcd = p.host().open_xrcd(()).unwrap();
+    let create = CreateSrq {
+        xrcd,
+        cq: p.cq,
+        ..p.create_srq(1)
+    };
+    let srq = p.host().create_srq(create).unwrap();
+    assert_ne!(srq.number.get(), 0);
+    assert_eq!(p.host().close_xrcd(xrcd), Err(Errno::EBUSY));
+    assert_eq!(p.host().destroy_cq(p.cq), Err(Errno::EBUSY));
+    let qp = |qp_type: u32, pd: Handle, cq: Handle, srq: u32, xrcd: u32| {
+        p.host().create_qp_ex(CreateQpEx {
+            base: CreateQp {
+                pd,
+                send_cq: cq,
+                recv_cq: cq,
+                qp_type: qp_type.into(),
+                send_wr: 1.into(),
+                send_sge: 1.into(),
+                region: QUEUES.into(),
+                offset: u32::try_from(page(2)).unwrap().into(),
+                ..Default::default()
+            },
+            srq: srq.into(),
+            xrcd: xrcd.into(),
+        })
+    };
+    let (none, ours) = (U32::default(), xrcd.get());
+    for (kind, pd, cq, srq, xrcd, error) in [
+        // A target without a domain, one of a domain that is none, and one with a queue.
+        (QPT_XRC_RECV, none, none, 0, 0, Errno::EBADF),
+        (QPT_XRC_RECV, none, none, 0, ours ^ 1, Errno::EBADF),
+        (
+            QPT_XRC_RECV,
+            none,
+            none,
+            srq.handle.get(),
+            ours,
+            Errno::EINVAL,
+        ),
+        // An initiator in a domain, one without what it completes into, or its memory.
+        (QPT_XRC_SEND, p.pd, p.cq, 0, ours, Errno::EINVAL),
+        (QPT_XRC_SEND, p.pd, none, 0, 0, Errno::EBADF),
+        (QPT_XRC_SEND, none, p.cq, 0, 0, Errno::EBADF),
+        // Others with what is for targets alone.
+        (QPT_RC, p.pd, p.cq, srq.handle.get(), 0, Errno::EINVAL),
+        (QPT_RC, p.pd, p.cq, 0, ours, Errno::EINVAL),
+    ] {
+        assert_eq!(
+            qp(kind, pd, cq, srq, xrcd),
+            Err(error),
+            "{kind} {srq} {xrcd}"
+        );
+    }
+    let initiator = qp(QPT_XRC_SEND, p.pd, p.cq, 0, 0).unwrap();
+    p.host().destroy_qp(initiator.handle).unwrap();
+    let target = qp(QPT_XRC_RECV, none, none, 0, ours).unwrap();
+    p.host().destroy_srq(srq.handle).unwrap();
+    p.host().destroy_cq(p.cq).unwrap();
+    assert_eq!(p.host().close_xrcd(xrcd), Err(Errno::EBUSY));
+    p.host().destroy_qp(target.handle).unwrap();
+    p.host().close_xrcd(xrcd).unwrap();
+    for stale in [xrcd, 0.into(), u32::MAX.into()] {
+        assert_eq!(p.host().close_xrcd(stale), Err(Errno::EBADF));
+    }
 }

@@ -12,7 +12,7 @@ use crate::farlane::Farlane;
 use crate::metrics::Metrics;
 use crate::place::{Host, Over};
 use crate::run::Run;
-use crate::tools::{Ends, Program};
+use crate::tools::{Ends, Program, between};
 
 /// Debian's packages of the programs.
 const PACKAGES: &[&str] = &["ibverbs-utils", "perftest", "qperf"];
@@ -52,6 +52,9 @@ const PERFTESTS: &[&str] = &[
     "ib_send_bw --use-srq -q 4 -s 65536 -n 1000",
     "ib_send_lat --use-srq -c UC -s 8 -n 2000",
     "ib_send_lat --use-srq -s 8 -n 2000",
+    "ib_send_bw -c XRC -s 65536 -n 1000",
+    "ib_send_lat -c XRC -s 8 -n 2000",
+    "ib_write_bw -c XRC -s 65536 -n 1000",
 ];
 
 /// The tests of qperf over connections but those of atomic operations, which there are not.
@@ -100,6 +103,7 @@ pub fn on_host(
     ping_pongs(ends, ping_pong, report)?;
     perftests(run, ends, perftest, report)?;
     if !perftest.is_empty() {
+        extended(ends, report)?;
         qperf(&host, report)?;
         sharing(run, farlane, &socket, report)?;
     }
@@ -136,6 +140,18 @@ fn sharing(run: &Run<'_>, farlane: &Farlane, socket: &Path, report: &mut Report)
             "{name}: bytes copied by system calls, and twice: {grown:?}, expected {counts:?}"
         );
     }
+    Ok(())
+}
+
+/// Messages to shared receive queues of another process, by extended reliable connections.
+fn extended(ends: Ends<'_>, report: &mut Report) -> Result<()> {
+    let line = "ibv_xsrq_pingpong -g 0";
+    let said = between(Over::Farlane, line, ends.server, ends.client)?;
+    ensure!(
+        said.contains("success"),
+        "`{line}` says nothing of success:\n{said}"
+    );
+    report.add(ends.name, line, "all messages have arrived");
     Ok(())
 }
 

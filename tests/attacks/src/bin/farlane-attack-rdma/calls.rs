@@ -8,8 +8,8 @@ use farlane_abi::Errno;
 use farlane_abi::arena::CALL_PAYLOAD_BYTES;
 use farlane_abi::queue::QpLayout;
 use farlane_abi::rdma::{
-    AllocBuffer, CreateAh, CreateCq, CreateQp, CreateQpEx, MR_SOURCE_BUFFER, McastGroup, ModifyQp,
-    QPT_RC, RegMr, ReregMr, ResizeCq, VERBS_CALLS, VerbsStubs, VersionRange,
+    AllocBuffer, CreateAh, CreateCq, CreateQp, CreateQpEx, CreateSrq, MR_SOURCE_BUFFER, McastGroup,
+    ModifyQp, ModifySrq, QPT_RC, RegMr, ReregMr, ResizeCq, VERBS_CALLS, VerbsStubs, VersionRange,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_attacks::Random;
@@ -65,6 +65,9 @@ fn handles(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
                 gid: [0xff; 16],
                 ..McastGroup::default()
             }),
+            verbs.query_srq(&handle).map(drop),
+            verbs.destroy_srq(&handle),
+            verbs.close_xrcd(&handle),
             modify(session, handle.get()),
             register(session, pd, handle.get()),
             verbs.resize_cq(&resize(handle.get(), 1, 0)).map(drop),
@@ -93,9 +96,10 @@ fn handles(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
         opened += u32::from(verbs.dereg_mr(&handle).is_ok());
         opened += u32::from(verbs.destroy_cq(&handle).is_ok());
         opened += u32::from(verbs.free_buffer(&handle).is_ok());
+        opened += u32::from(verbs.destroy_srq(&handle).is_ok());
     }
     let said = format!("{opened} opened something");
-    table.many(GROUP, "random handles", 4000, &said, opened == 0);
+    table.many(GROUP, "random handles", 5000, &said, opened == 0);
     Ok(())
 }
 
@@ -280,16 +284,17 @@ fn random_arguments(session: &Session, table: &mut Table) -> Result<(), Failure>
     let mut random = Random::new(2);
     for &(number, name) in VERBS_CALLS {
         let length = match name {
-            "nop" | "query_device" | "alloc_pd" => 0,
+            "nop" | "query_device" | "alloc_pd" | "device_limits" | "open_xrcd" => 0,
             "query_gid" => 8,
             "reg_mr" => size_of::<RegMr>(),
             "create_cq" => size_of::<CreateCq>(),
             "rereg_mr" => size_of::<ReregMr>(),
             "resize_cq" => size_of::<ResizeCq>(),
             "create_qp" => size_of::<CreateQp>(),
+            "create_srq" => size_of::<CreateSrq>(),
+            "modify_srq" => size_of::<ModifySrq>(),
             "modify_qp" => size_of::<ModifyQp>(),
             "alloc_buffer" => size_of::<AllocBuffer>(),
-            "device_limits" => 0,
             "negotiate" => size_of::<VersionRange>(),
             "create_qp_ex" => size_of::<CreateQpEx>(),
             "create_ah" => size_of::<CreateAh>(),

@@ -86,11 +86,6 @@ pub const SKIPS: &[Skip] = &[
         because: "no raw packets",
     },
     Skip {
-        reason: "Create XRCD is not supported",
-        at_most: 5,
-        because: "no extended reliable connections (XRC)",
-    },
-    Skip {
         reason: "Extended CQ is not supported",
         at_most: 4,
         because: "no tag matching, which is one vendor's",

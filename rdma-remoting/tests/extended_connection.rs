@@ -1,0 +1,303 @@
+//! Extended reliable connections (IBTA annex A14): each message names the shared receive queue that
+//! it goes to.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "reliable_connection/rig.rs"]
+#[allow(dead_code, reason = "reliable connections have more to them")]
+mod rig;
+
+use farlane_abi::queue::*;
+use farlane_abi::rdma::*;
+use farlane_rdma_remoting::engine::Receives;
+use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, PdHandle};
+use farlane_rdma_remoting::request::{
+    Element, MemoryKey, Opcode, RecvWqe, SendWqe, SrqNumber, Target,
+};
+use farlane_rdma_remoting::shared_receive_queue::SharedReceives;
+use farlane_rdma_remoting::xrc::XrcDomain;
+use rig::*;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const EXTENDED: Setup = Setup {
+    kind: QPT_XRC_SEND,
+    timeout: 0,
+    ..NORMAL
+};
+
+/// A shared receive queue of the domain: one of protection domain 10, 11.
+struct Queue {
+    recvs: LocalQueue<RecvWqe>,
+    shared: Arc<SharedReceives>,
+    cq: Arc<LocalCompletionQueue>,
+    number: SrqNumber,
+    key: MemoryKey,
+}
+
+struct Rig {
+    initiator: End,
+    target: End,
+    domain: Arc<XrcDomain>,
+    queues: [Queue; 2],
+    now: Instant,
+}
+
+fn rig() -> Rig {
+    let engine = SoftEngine::new();
+    let domain = Arc::<XrcDomain>::default();
+    let initiator = end(&engine, 1, &EXTENDED);
+    let setup = Setup {
+        kind: QPT_XRC_RECV,
+        ..EXTENDED
+    };
+    let target = end_receiving(
+        &engine,
+        2,
+        &setup,
+        LocalCompletionQueue::new(8),
+        LocalQueue::default(),
+        Receives::Domain(Arc::clone(&domain)),
+    );
+    let queues = [10, 11].map(|pd| {
+        let recvs = LocalQueue::default();
+        let pd = PdHandle(pd);
+        let shared = SharedReceives::new(Box::new(recvs.clone()), pd, Box::new(|_| ()));
+        let cq = LocalCompletionQueue::new(8);
+        let region = MemoryRegion {
+            pd,
+            iova: IOVA,
+            offset: 0,
+            length: BYTES,
+            access: Access::from_wire(ALL).unwrap(),
+            region: target.region.clone(),
+            owner: None,
+        };
+        Queue {
+            number: domain.add(&shared, cq.clone()),
+            key: target.table.insert(region).unwrap(),
+            recvs,
+            shared,
+            cq,
+        }
+    });
+    connect(&initiator, &target, 2, [100, 200], &EXTENDED);
+    connect(&target, &initiator, 1, [200, 100], &setup);
+    Rig {
+        initiator,
+        target,
+        domain,
+        queues,
+        now: Instant::now(),
+    }
+}
+
+impl Rig {
+    fn run(&self) {
+        for _ in 0..1000 {
+            let worked = self.initiator.qp.progress(self.now.into()).worked
+                | self.target.qp.progress(self.now.into()).worked;
+            if !worked {
+                return;
+            }
+        }
+        panic!("the engine does not come to rest");
+    }
+
+    /// A message of the first `length` bytes to a shared receive queue.
+    fn send(&self, wr_id: u64, to: SrqNumber, length: u32) {
+        let mut request = self.request(Opcode::Send, wr_id, to, length);
+        request.signalled = true;
+        self.initiator.sends.post(request);
+    }
+
+    fn request(&self, opcode: Opcode, wr_id: u64, to: SrqNumber, length: u32) -> SendWqe {
+        let element = self.initiator.element(0, length);
+        let mut request = self.initiator.request(opcode, wr_id, &[element]);
+        request.target = Target::SharedReceive(to);
+        request
+    }
+
+    /// A receive request of a queue, for so many bytes at an offset.
+    fn post(&self, at: usize, wr_id: u64, offset: u64, length: u32) {
+        let queue = &self.queues[at];
+        let element = Element {
+            address: IOVA + offset,
+            length,
+            lkey: queue.key,
+        };
+        let mut request = RecvWqe {
+            wr_id,
+            ..Default::default()
+        };
+        request.elements.set(&[element]).unwrap();
+        queue.recvs.post(request);
+    }
+
+    fn received(&self, at: usize) -> Option<(u64, u8)> {
+        let completion = self.queues[at].cq.poll()?;
+        assert_eq!(completion.qp_num.get(), self.target.qp.number().get());
+        Some((completion.wr_id.get(), completion.status))
+    }
+}
+
+#[test]
+fn each_message_goes_to_the_queue_that_it_names_and_completes_there() {
+    let r = rig();
+    let sent = r.initiator.fill(3);
+    for (at, wr_id, offset) in [(1, 7, 64), (0, 8, 128), (1, 9, 192)] {
+        r.post(at, wr_id, offset, 16);
+    }
+    for (at, wr_id, offset) in [(0, 8, 128), (1, 7, 64), (1, 9, 192)] {
+        r.send(1, r.queues[at].number, 16);
+        r.run();
+        assert_eq!(r.initiator.next(), Some((1, WC_STATUS_SUCCESS)));
+        assert_eq!(r.received(at), Some((wr_id, WC_STATUS_SUCCESS)));
+        assert_eq!(r.received(1 - at), None);
+        assert_eq!(r.target.contents(offset, 16), sent[..16]);
+    }
+    assert_eq!(
+        r.target.next(),
+        None,
+        "it has no completion queue of its own"
+    );
+}
+
+#[test]
+fn keys_are_those_of_the_domain_of_the_named_queue() {
+    let r = rig();
+    let sent = r.initiator.fill(5);
+    let write = |to: SrqNumber, key: MemoryKey| {
+        let mut write = r.request(Opcode::Write, 2, to, 32);
+        (write.remote_address, write.rkey) = (IOVA + 512, key);
+        r.initiator.sends.post(write);
+        r.run();
+        r.initiator.next()
+    };
+    let [first, second] = &r.queues;
+    let done = write(second.number, second.key);
+    assert_eq!(done, Some((2, WC_STATUS_SUCCESS)));
+    assert_eq!(r.target.contents(512, 32), sent[..32]);
+    let refused = write(second.number, first.key);
+    assert_eq!(refused, Some((2, WC_STATUS_REM_ACCESS_ERR)));
+    assert_eq!(r.target.state(), QPS_ERR);
+}
+
+#[test]
+fn a_number_that_the_domain_does_not_have_breaks_the_connection() {
+    let of_another = XrcDomain::default();
+    let queue = LocalQueue::<RecvWqe>::default();
+    let shared = SharedReceives::new(Box::new(queue), PdHandle(10), Box::new(|_| ()));
+    let foreign = loop {
+        let number = of_another.add(&shared, LocalCompletionQueue::new(1));
+        if rig().queues.iter().all(|queue| queue.number != number) {
+            break number;
+        }
+    };
+    for number in [foreign, SrqNumber::of(0)] {
+        let r = rig();
+        r.send(1, number, 8);
+        r.run();
+        let failed = Some((1, WC_STATUS_REM_INV_REQ_ERR));
+        assert_eq!(r.initiator.next(), failed);
+        assert_eq!(*r.target.events.lock().unwrap(), [EVENT_QP_REQ_ERR]);
+    }
+    // One that names nothing at all.
+    let r = rig();
+    r.initiator.post_send(1, &[]);
+    r.run();
+    assert_eq!(r.initiator.next(), Some((1, WC_STATUS_REM_INV_REQ_ERR)));
+}
+
+#[test]
+fn who_waits_for_one_queue_and_then_for_another_is_woken_by_that() {
+    let mut r = rig();
+    let [first, second] = [0, 1].map(|at| r.queues[at].number);
+    r.send(1, first, 8);
+    r.send(2, second, 8);
+    r.run();
+    assert!(!r.queues[0].shared.is_awaited() && !r.initiator.qp.is_ready());
+    // It finds the request by itself, and is in the list still.
+    r.post(0, 7, 0, 8);
+    r.now += Duration::from_secs(1);
+    r.run();
+    assert_eq!(r.initiator.next(), Some((1, WC_STATUS_SUCCESS)));
+    r.initiator.was_scheduled();
+    r.post(1, 8, 0, 8);
+    assert!(r.queues[1].shared.pass_on(), "it waits for the second one");
+    assert!(r.initiator.was_scheduled());
+    r.run();
+    assert_eq!(r.initiator.next(), Some((2, WC_STATUS_SUCCESS)));
+    r.post(0, 9, 0, 8);
+    assert!(
+        !r.queues[0].shared.is_awaited(),
+        "nobody waits for the first"
+    );
+}
+
+#[test]
+fn who_waits_for_a_queue_that_is_destroyed_is_told() {
+    let r = rig();
+    r.send(1, r.queues[0].number, 8);
+    r.run();
+    assert_eq!(r.initiator.next(), None);
+    r.initiator.was_scheduled();
+    r.domain.remove(r.queues[0].number);
+    assert!(r.initiator.was_scheduled());
+    r.run();
+    let failed = Some((1, WC_STATUS_REM_INV_REQ_ERR));
+    assert_eq!(r.initiator.next(), failed);
+}
+
+#[test]
+fn a_queue_that_is_destroyed_completes_nothing() {
+    let r = rig();
+    // Longer than a turn.
+    r.post(0, 7, 0, 3 << 20);
+    r.post(0, 8, 0, 8);
+    r.send(1, r.queues[0].number, 3 << 20);
+    assert!(r.initiator.qp.progress(r.now.into()).worked);
+    assert_eq!(r.queues[0].recvs.len(), 1);
+    r.domain.remove(r.queues[0].number);
+    r.send(2, r.queues[1].number, 0);
+    r.post(1, 9, 0, 0);
+    r.run();
+    assert_eq!(r.received(0), None);
+    assert_eq!(r.queues[0].recvs.len(), 1, "nothing is taken from it");
+    assert_eq!(r.initiator.next(), Some((1, WC_STATUS_SUCCESS)));
+    assert_eq!(r.received(1), Some((9, WC_STATUS_SUCCESS)));
+}
+
+#[test]
+fn a_target_sends_nothing_and_answers_nobody_but_an_initiator() {
+    let r = rig();
+    let mut request = r.request(Opcode::Send, 1, r.queues[0].number, 0);
+    request.elements.set(&[]).unwrap();
+    r.target.sends.post(request);
+    r.run();
+    assert_eq!(r.target.next(), Some((1, WC_STATUS_LOC_QP_OP_ERR)));
+    let engine = SoftEngine::new();
+    let reliable = end(&engine, 1, &NORMAL);
+    let setup = Setup {
+        kind: QPT_XRC_RECV,
+        ..NORMAL
+    };
+    let target = end_receiving(
+        &engine,
+        2,
+        &setup,
+        LocalCompletionQueue::new(8),
+        LocalQueue::default(),
+        Receives::Domain(Arc::clone(&r.domain)),
+    );
+    connect(&reliable, &target, 2, [100, 200], &NORMAL);
+    connect(&target, &reliable, 1, [200, 100], &setup);
+    reliable.post_send(1, &[]);
+    for _ in 0..10 {
+        reliable.qp.progress(Instant::now().into());
+    }
+    assert_eq!(reliable.next(), None);
+    assert!(!reliable.qp.is_ready());
+}
