@@ -58,6 +58,16 @@ impl Look {
         move || began.is_some_and(|began| began.elapsed() >= TURN)
     }
 
+    /// The same, with what is left of its budget.
+    pub fn rest(&self, came: &Progress) -> Self {
+        let budget = self.turn.budget.rest(came.used);
+        let turn = Turn {
+            budget,
+            ..self.turn
+        };
+        Self { turn, ..*self }
+    }
+
     fn idle_of_tenant(&self) -> usize {
         match self.pace {
             Pace::Bounded => IDLE_OF_TENANT,

@@ -9,8 +9,28 @@ use farlane_abi::control::EVENT_WAKE;
 use farlane_abi::rdma::Verbs as _;
 use farlane_sys::sync::lock;
 use farlane_zero_copy::SharedMemory;
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// The turn in which calls come.
+pub(crate) struct CallTurn<'a> {
+    look: &'a Look,
+    /// Whether the time of all calls is over.
+    is_over: &'a dyn Fn() -> bool,
+    /// What of the context's work was carried out in calls.
+    pub carried_out: Progress,
+}
+
+impl<'a> CallTurn<'a> {
+    fn new(look: &'a Look, is_over: &'a dyn Fn() -> bool) -> Self {
+        Self {
+            look,
+            is_over,
+            carried_out: Progress::default(),
+        }
+    }
+}
 
 impl Context {
     /// One turn: answers its calls, and gives queue pairs turns that may have something to do.
@@ -22,9 +42,16 @@ impl Context {
         let mut calls = lock(&header.calls);
         if calls.is_ready() {
             progress.worked = true;
-            let mut host = CallHost::in_turn(self, look);
+            // One clock of all calls, which begins when somebody first looks at it.
+            let clock = OnceCell::new();
+            let is_over = || clock.get_or_init(|| look.clock())();
+            let begin = || {
+                is_over();
+                &is_over
+            };
+            let mut host = CallHost::in_turn(self, CallTurn::new(look, &is_over));
             let dispatch = |number, args: &[u8], out: &mut [u8]| host.dispatch(number, args, out);
-            match calls.serve(|| look.clock(), dispatch) {
+            match calls.serve(begin, dispatch) {
                 Ok(served) => {
                     let calls = u64::from(served.calls);
                     counters::count(&self.counters.calls, calls);
@@ -38,11 +65,17 @@ impl Context {
             progress = progress.and(host.carried_out());
         }
         drop(calls);
-        progress.and(self.turn_of_ready(&header.memory, look))
+        let rest = look.rest(&progress);
+        progress.and(self.turn_of_ready(&header.memory, &rest, || rest.clock()))
     }
 
-    /// Gives queue pairs turns that may have something to do.
-    fn turn_of_ready(&self, header: &SharedMemory, look: &Look) -> Progress {
+    /// Gives queue pairs turns that may have something to do, until the time of a `clock` is over.
+    fn turn_of_ready<C: Fn() -> bool>(
+        &self,
+        header: &SharedMemory,
+        look: &Look,
+        clock: impl Fn() -> C,
+    ) -> Progress {
         let mut ready = self.ready();
         let now = look.turn.now;
         ready.call_scheduled(self.inbox(), now);
@@ -50,14 +83,18 @@ impl Context {
         if look.pace == Pace::Whole {
             ready.call_all(now);
         }
-        ready.turn(look, || look.clock())
+        ready.turn(look, clock)
     }
 
-    /// Carries out what is posted, in a call, as far as there is time for it in a turn.
-    pub(crate) fn carry_out_posted(&self, look: &Look) -> Progress {
+    /// Carries out what is posted, in a call, as far as the turn has budget and time left.
+    pub(crate) fn carry_out_posted(&self, turn: &CallTurn<'_>) -> Progress {
+        let rest = turn.look.rest(&turn.carried_out);
+        if rest.turn.budget.is_spent() || (turn.is_over)() {
+            return Progress::default();
+        }
         let header = self.served_header();
         header.map_or_else(Progress::default, |header| {
-            self.turn_of_ready(&header.memory, look)
+            self.turn_of_ready(&header.memory, &rest, || turn.is_over)
         })
     }
 

@@ -16,8 +16,8 @@ use crate::context::Context;
 use crate::engine::Progress;
 use crate::ledger::{Resource, Share};
 use crate::objects::{MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject, SrqObject, XrcdObject};
-use crate::round::Look;
 use crate::segment::Part;
+use crate::turn::CallTurn;
 use farlane_abi::Errno;
 use farlane_abi::ids::RegionId;
 use farlane_abi::rdma::{
@@ -37,8 +37,7 @@ const MAX_DM_BYTES: u64 = 4 << 20;
 pub(crate) struct CallHost<'a> {
     context: &'a Arc<Context>,
     /// The turn in which the calls come, where they come in one.
-    look: Option<&'a Look>,
-    carried_out: Progress,
+    turn: Option<CallTurn<'a>>,
 }
 
 fn region_id(region: U32) -> Result<RegionId, Errno> {
@@ -46,25 +45,24 @@ fn region_id(region: U32) -> Result<RegionId, Errno> {
 }
 
 impl<'a> CallHost<'a> {
+    /// For calls that come in no turn.
+    #[cfg(test)]
     pub fn new(context: &'a Arc<Context>) -> Self {
         Self {
             context,
-            look: None,
-            carried_out: Progress::default(),
+            turn: None,
         }
     }
 
     /// For calls that come in a turn of the context.
-    pub fn in_turn(context: &'a Arc<Context>, look: &'a Look) -> Self {
-        Self {
-            look: Some(look),
-            ..Self::new(context)
-        }
+    pub fn in_turn(context: &'a Arc<Context>, turn: CallTurn<'a>) -> Self {
+        let turn = Some(turn);
+        Self { context, turn }
     }
 
     /// What of the context's work was carried out in calls.
     pub fn carried_out(self) -> Progress {
-        self.carried_out
+        self.turn.map(|turn| turn.carried_out).unwrap_or_default()
     }
 
     /// A part of a segment for a queue.

@@ -2,13 +2,14 @@
 
 use crate::loopback::{Rig, read};
 use crate::{
-    Cq, DeviceLimits, Errno, Mr, MrChange, Payload, Pd, Qp, QpAttr, QpCaps, QpInit, SendRequest,
-    SendTail, Sge, VerbsVersion,
+    Completion, Cq, DeviceLimits, Errno, Mr, MrChange, Payload, Pd, Qp, QpAttr, QpCaps, QpInit,
+    SendRequest, SendTail, Sge, VerbsVersion,
 };
 use farlane_abi::queue::{
-    OP_FETCH_ADD, OP_RDMA_WRITE, OP_SEND, QP_OFF_ENTRIES, SEND_TAIL, SendEntry,
+    CQ_OFF_PRODUCED, OP_FETCH_ADD, OP_RDMA_WRITE, OP_SEND, QP_OFF_ENTRIES, SEND_TAIL, SendEntry,
 };
 use farlane_abi::rdma::{QP_STATE, QPS_INIT, QPS_RTS};
+use std::sync::atomic::Ordering;
 
 const CAPS: QpCaps = QpCaps {
     send_wr: 4,
@@ -148,4 +149,25 @@ fn an_answer_that_no_queue_could_give_is_refused() {
     let cq = Cq::create(&rig.context, 5, None).unwrap();
     let refused = cq.resize(64).map_err(|e| e.errno());
     assert_eq!((refused, cq.entries()), (Err(Errno::EPROTO), 8));
+}
+
+#[test]
+fn a_queue_that_is_resized_again_and_again_lies_in_few_places() {
+    let answer = |number, _: &[u8]| match number {
+        34 => Ok(1_u32.to_le_bytes().to_vec()),
+        17 => Ok(2_u32.to_le_bytes().to_vec()),
+        _ => Ok(crate::loopback::agreeable(number)),
+    };
+    let rig = Rig::new(false, Box::new(answer));
+    rig.context.negotiate().unwrap();
+    let cq = Cq::create(&rig.context, 5, None).unwrap();
+    // One completion waits all the time.
+    let produced = cq.part().word(CQ_OFF_PRODUCED);
+    produced.store(1, Ordering::Release);
+    for _ in 0..100 {
+        cq.resize(64).unwrap();
+        assert_eq!((cq.places(), cq.entries()), (2, 64));
+    }
+    let mut taken = [Completion::default(); 2];
+    assert_eq!((cq.poll(&mut taken), cq.places()), (Ok(1), 1));
 }

@@ -13,13 +13,20 @@ impl CallHost<'_> {
             return Err(Errno::EOPNOTSUPP);
         }
         let pool = self.context.pool.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+        let length = args.length.get();
         let is_separate = pool.window_fd().is_none();
         let shares = is_separate.then(|| {
-            let mapping = self.take(Resource::Mappings, 1)?;
-            Ok((mapping, self.take(Resource::Descriptors, 1)?))
+            // What the pool refuses is not asked for.
+            let fits = length <= pool.capacity_bytes();
+            let pages = if fits { length.div_ceil(PAGE_BYTES) } else { 0 };
+            Ok([
+                self.take(Resource::BufferPages, pages)?,
+                self.take(Resource::Mappings, 1)?,
+                self.take(Resource::Descriptors, 1)?,
+            ])
         });
         let shares = shares.transpose()?;
-        let mut buffer = pool.allocate(args.length.get()).map_err(|e| {
+        let mut buffer = pool.allocate(length).map_err(|e| {
             log::debug!("{:?}: no buffer: {e}", self.context);
             match e {
                 PoolError::Length(_) => Errno::EINVAL,
@@ -29,9 +36,7 @@ impl CallHost<'_> {
             }
         })?;
         if let Some(shares) = shares {
-            let pages = buffer.length() / PAGE_BYTES;
-            let pages = self.take(Resource::BufferPages, pages)?;
-            buffer.keep((shares, pages));
+            buffer.keep(shares);
         }
         let (offset, length) = (buffer.offset(), buffer.length());
         let mut objects = self.context.objects();

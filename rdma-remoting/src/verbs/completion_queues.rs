@@ -59,11 +59,11 @@ impl CallHost<'_> {
             let cq = objects.cqs.get(args.cq.get()).ok_or(Errno::EBADF)?;
             Arc::clone(cq)
         };
-        if let Some(look) = self.look {
-            let carried_out = self.context.carry_out_posted(look);
-            self.carried_out = self.carried_out.and(carried_out);
-        }
         let part = self.part(args.region, args.offset, layout.entries_bytes())?;
+        if let Some(turn) = &mut self.turn {
+            let carried_out = self.context.carry_out_posted(turn);
+            turn.carried_out = turn.carried_out.and(carried_out);
+        }
         let resized = cq.queue.resize(part.memory.clone(), &layout);
         let first = resized.ok().flatten().ok_or(Errno::EINVAL)?;
         *lock(&cq.entries) = Some(part);
