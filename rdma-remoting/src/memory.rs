@@ -172,17 +172,29 @@ impl MemoryTable {
 
     /// Gives a key to another memory region. When this returns, no request touches the memory of
     /// the one before, as with [`remove`](Self::remove).
-    pub fn replace(&self, key: MemoryKey, memory: MemoryRegion) -> Option<Arc<MemoryRegion>> {
+    ///
+    /// # Errors
+    /// `EBADF` of a key that there is not; `EBUSY` while something holds the one before, which
+    /// would go on with what it was. Nothing has changed then.
+    pub fn replace(
+        &self,
+        key: MemoryKey,
+        memory: MemoryRegion,
+    ) -> Result<Arc<MemoryRegion>, Errno> {
         let memory = MemoryRegion {
             region: memory.region.share(),
             ..memory
         };
         let before = {
             let mut table = write(&self.table);
-            table.replace(key.0, memory)?
+            let before = table.get(key.0).ok_or(Errno::EBADF)?;
+            if Arc::strong_count(before) > 1 {
+                return Err(Errno::EBUSY);
+            }
+            table.replace(key.0, memory).ok_or(Errno::EBADF)?
         };
         before.region.revoke();
-        Some(before)
+        Ok(before)
     }
 
     /// How many there are.
@@ -338,6 +350,32 @@ mod tests {
             open(3, key, Use::LocalRead),
             Err(KeyError::Unknown(_))
         ));
+    }
+
+    #[test]
+    fn a_region_that_something_holds_is_not_replaced() {
+        let (table, key) = table(ACCESS_LOCAL_WRITE);
+        let other = || {
+            let pool = Pool::separate_files(1 << 20);
+            MemoryRegion {
+                pd: PdHandle(4),
+                iova: 0,
+                offset: 0,
+                length: 10,
+                access: Access::from_wire(0).unwrap(),
+                region: Region::from_buffer(&pool.allocate(8192).unwrap()),
+                owner: None,
+            }
+        };
+        let held = table.get(key).unwrap();
+        assert_eq!(table.replace(key, other()).err(), Some(Errno::EBUSY));
+        let open = |pd, address| table.open(PdHandle(pd), key, address, 1, Use::LocalRead);
+        assert!(open(3, 0x1000_0000).is_ok());
+        drop(held);
+        let strange = MemoryKey(key.0 ^ 1);
+        assert_eq!(table.replace(strange, other()).err(), Some(Errno::EBADF));
+        table.replace(key, other()).unwrap();
+        assert!(open(3, 0x1000_0000).is_err() && open(4, 9).is_ok());
     }
 
     #[test]

@@ -125,14 +125,18 @@ impl CallHost<'_> {
         let memory =
             self.memory_region(&self.context.objects(), &wanted, || Ok(Arc::clone(&shares)))?;
         let mut bytes = lock(&shares.bytes);
-        let more = wanted.length().saturating_sub(bytes.amount());
+        let had = bytes.amount();
+        let more = wanted.length().saturating_sub(had);
         bytes.grow(more).ok_or(Errno::ENOMEM)?;
-        self.context
-            .memory
-            .replace(key, memory)
-            .ok_or(Errno::EBADF)?;
-        bytes.shrink(wanted.length());
-        Ok(())
+        // Who holds it meanwhile is in the way.
+        drop(before);
+        let replaced = self.context.memory.replace(key, memory);
+        bytes.shrink(if replaced.is_ok() {
+            wanted.length()
+        } else {
+            had
+        });
+        replaced.map(drop)
     }
 
     pub(super) fn deregister(&self, mr: Handle) -> Result<(), Errno> {

@@ -87,7 +87,8 @@ call_table! {
         /// Destroys a shared receive queue. `EBUSY` while a queue pair uses it.
         28 => fn destroy_srq(Handle) -> ();
         /// Puts another registration in the place of one, whose handle and keys it gets. When it
-        /// is answered nobody touches the memory of the one before. With an error that one stays.
+        /// is answered nobody touches the memory of the one before. With an error that one stays;
+        /// `EBUSY` while something else is bound to it.
         33 => fn rereg_mr(ReregMr) -> ();
         /// Has the entries of a completion queue lie elsewhere, from the next completion on. The
         /// answer is the number of that completion: those before it, and the queue's words, stay
