@@ -76,16 +76,17 @@ impl Context {
     /// One that knows nothing of versions has version 1.
     ///
     /// # Errors
-    /// `ENODEV` where the device is gone, `EPROTO` where the backend answers with a version that it
-    /// was not asked for.
+    /// Those of calls, as `ENODEV` where the device is gone; `EPROTO` where the backend answers
+    /// with a version that it was not asked for.
     pub fn negotiate(&self) -> Result<VerbsVersion, Error> {
         if let Some(version) = self.version.get() {
             return Ok(*version);
         }
         let version = match self.verbs().negotiate(&VersionRange::ours()) {
             Ok(number) => VerbsVersion::from_wire(number.get()).ok_or(Errno::EPROTO)?,
-            Err(error) if error.errno() == Errno::ENODEV => return Err(error),
-            Err(_) => VerbsVersion::V1,
+            // It does not know the call, or has been asked too late.
+            Err(error) if matches!(error.errno(), Errno::ENOSYS | Errno::EBUSY) => VerbsVersion::V1,
+            Err(error) => return Err(error),
         };
         Ok(*self.version.get_or_init(|| version))
     }

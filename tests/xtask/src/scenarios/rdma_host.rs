@@ -45,7 +45,7 @@ const PERFTESTS: &[&str] = &[
     "ib_write_bw -c UC -a -n 100",
     "ib_write_lat -c UC -s 8 -n 2000",
     "ib_send_lat -c UC -s 8 -n 2000",
-    "ib_send_bw -c UD -a -n 100",
+    "ib_send_bw -c UD -s 4096 -n 400",
     "ib_send_lat -c UD -s 8 -n 2000",
     "ib_send_lat -c UD -s 8 -n 2000 -e",
     "ib_send_bw -c UD -s 64 -n 400 -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:1:1:1",
