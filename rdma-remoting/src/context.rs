@@ -465,6 +465,7 @@ impl Context {
         let (qps, srqs, cqs, buffers, mapped) = {
             let mut objects = self.objects();
             let qps = objects.qps.drain();
+            objects.windows.drain();
             objects.pds.drain();
             objects.xrcds.drain();
             let parts = (

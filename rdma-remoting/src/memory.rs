@@ -1,32 +1,38 @@
 //! Memory keys: what a work request may touch.
 
+mod window;
+
 use crate::keys::Keys;
-use crate::request::{Element, MemoryKey};
+use crate::request::{Binding, Element, MemoryKey};
 use crate::table::Table;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
+    ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
     ACCESS_REMOTE_WRITE,
 };
-use farlane_abi::width::to_u64;
+use farlane_abi::width::{to_u64, to_usize};
 use farlane_sys::sync::{read, write};
 use farlane_zero_copy::{Region, RegionError};
 use std::sync::{Arc, RwLock};
 use thiserror::Error;
+use window::Window;
+
+pub use window::{Binder, WindowError, WindowKind};
 
 /// Rights of a memory region or of a queue pair's peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access(u32);
 
 impl Access {
-    /// Takes rights off the wire; `None` for rights that do not exist or are not supported. The
-    /// right to atomic operations may be given, as on any device: those themselves are refused
-    /// where a device has none (`atomic_cap`).
+    /// Takes rights off the wire; `None` for rights that do not exist or are not supported.
     #[must_use]
     pub fn from_wire(bits: u32) -> Option<Self> {
         let bits = bits & !ACCESS_OPTIONAL;
-        let known =
-            ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
+        let known = ACCESS_LOCAL_WRITE
+            | ACCESS_REMOTE_WRITE
+            | ACCESS_REMOTE_READ
+            | ACCESS_REMOTE_ATOMIC
+            | ACCESS_MW_BIND;
         (bits & !known == 0).then_some(Self(bits))
     }
 
@@ -60,6 +66,28 @@ impl Access {
     pub fn remote_read(self) -> bool {
         self.0 & ACCESS_REMOTE_READ != 0
     }
+
+    /// The peer may carry out atomic operations.
+    #[must_use]
+    pub fn remote_atomic(self) -> bool {
+        self.0 & ACCESS_REMOTE_ATOMIC != 0
+    }
+
+    /// The owner may bind memory windows to it.
+    #[must_use]
+    pub fn binds_windows(self) -> bool {
+        self.0 & ACCESS_MW_BIND != 0
+    }
+
+    /// Whether a peer may use it so.
+    fn allows_peer(self, wanted: Use) -> bool {
+        match wanted {
+            Use::LocalRead | Use::LocalWrite => false,
+            Use::RemoteRead => self.remote_read(),
+            Use::RemoteWrite => self.remote_write(),
+            Use::RemoteAtomic => self.remote_atomic(),
+        }
+    }
 }
 
 /// What a transfer does to memory that it names by a key.
@@ -73,6 +101,8 @@ pub enum Use {
     RemoteRead,
     /// Writes it for the peer.
     RemoteWrite,
+    /// Carries out an atomic operation on it for the peer.
+    RemoteAtomic,
 }
 
 /// Why a key does not open what is asked for.
@@ -137,18 +167,48 @@ pub struct Part {
     pub length: u64,
 }
 
-/// The memory regions of one context, by key. Local and remote key of a region are the same.
+/// What a key is of.
+#[derive(Debug)]
+enum Slot {
+    Region(MemoryRegion),
+    Window(Window),
+}
+
+/// A memory region that has been taken out of its table. What lasts as long as it ends with this.
+#[derive(Debug)]
+pub struct Removed {
+    _slot: Arc<Slot>,
+}
+
+/// The keys of a context, and how many of them are of windows.
+#[derive(Debug)]
+struct Keyed {
+    table: Table<Slot, Keys>,
+    windows: usize,
+}
+
+/// The memory regions and windows of one context, by key. Local and remote key of a region are the
+/// same.
+///
+/// The upper 24 bits of a window's key lead to it as long as it lasts; its tag changes when it is
+/// bound.
 #[derive(Debug)]
 pub struct MemoryTable {
-    table: RwLock<Table<MemoryRegion, Keys>>,
+    keyed: RwLock<Keyed>,
+    /// Of regions, and as much of windows.
+    limit: u32,
 }
 
 impl MemoryTable {
-    /// A table for at most `limit` regions.
+    /// A table for at most `limit` regions and as many windows.
     #[must_use]
     pub fn new(limit: u32) -> Self {
         Self {
-            table: RwLock::new(Table::named_by(Keys::default(), limit)),
+            keyed: RwLock::new(Keyed {
+                table: Table::named_by(Keys::default(), limit.saturating_mul(2)),
+                windows: 0,
+            }),
+            limit,
         }
     }
 
@@ -161,47 +221,62 @@ impl MemoryTable {
             region: memory.region.share(),
             ..memory
         };
-        write(&self.table).insert(memory).map(MemoryKey)
+        let mut keyed = write(&self.keyed);
+        let regions = keyed.table.len() - keyed.windows;
+        if regions >= to_usize(self.limit.into()) {
+            return Err(Errno::ENOMEM);
+        }
+        keyed.table.insert(Slot::Region(memory)).map(MemoryKey)
     }
 
-    /// The memory region of a key.
+    /// What is to last as long as the memory region of a key; none where there is no such region.
     #[must_use]
-    pub fn get(&self, key: MemoryKey) -> Option<Arc<MemoryRegion>> {
-        read(&self.table).get(key.0).cloned()
+    pub fn owner(&self, key: MemoryKey) -> Option<Arc<dyn std::any::Any + Send + Sync>> {
+        match &**read(&self.keyed).table.get(key.0)? {
+            Slot::Region(region) => region.owner.clone(),
+            Slot::Window(_) => None,
+        }
     }
 
     /// Gives a key to another memory region. When this returns, no request touches the memory of
-    /// the one before, as with [`remove`](Self::remove).
+    /// the one before, as with [`deregister`](Self::deregister).
     ///
     /// # Errors
-    /// `EBADF` of a key that there is not; `EBUSY` while something holds the one before, which
-    /// would go on with what it was. Nothing has changed then.
-    pub fn replace(
-        &self,
-        key: MemoryKey,
-        memory: MemoryRegion,
-    ) -> Result<Arc<MemoryRegion>, Errno> {
+    /// Those of [`deregister`](Self::deregister).
+    pub fn replace(&self, key: MemoryKey, memory: MemoryRegion) -> Result<Removed, Errno> {
         let memory = MemoryRegion {
             region: memory.region.share(),
             ..memory
         };
-        let before = {
-            let mut table = write(&self.table);
-            let before = table.get(key.0).ok_or(Errno::EBADF)?;
-            if Arc::strong_count(before) > 1 {
-                return Err(Errno::EBUSY);
-            }
-            table.replace(key.0, memory).ok_or(Errno::EBADF)?
+        let slot = {
+            let mut keyed = write(&self.keyed);
+            keyed.check_unused(key)?;
+            let before = keyed.table.replace(key.0, key.0, Slot::Region(memory));
+            before.ok_or(Errno::EBADF)?
         };
-        before.region.revoke();
-        Ok(before)
+        slot.revoke();
+        Ok(Removed { _slot: slot })
     }
 
-    /// How many there are.
+    /// Adds a memory window that is not bound. Returns the key by which it is bound for the first
+    /// time.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the table is full.
+    pub fn insert_window(&self, pd: PdHandle, kind: WindowKind) -> Result<MemoryKey, Errno> {
+        let mut keyed = write(&self.keyed);
+        if keyed.windows >= to_usize(self.limit.into()) {
+            return Err(Errno::ENOMEM);
+        }
+        let key = keyed.table.insert(Slot::Window(Window::free(pd, kind)))?;
+        keyed.windows += 1;
+        Ok(MemoryKey(key))
+    }
+
+    /// How many regions and windows there are.
     #[must_use]
     pub fn len(&self) -> u64 {
-        let table = read(&self.table);
-        to_u64(table.len())
+        to_u64(read(&self.keyed).table.len())
     }
 
     /// Whether there is none.
@@ -212,26 +287,56 @@ impl MemoryTable {
 
     /// Takes a memory region out. When this returns, no request touches its memory, also none that
     /// is in progress (IBTA, 10.6.6.2.6).
-    pub fn remove(&self, key: MemoryKey) -> Option<Arc<MemoryRegion>> {
-        let removed = {
-            let mut table = write(&self.table);
-            table.remove(key.0)?
+    ///
+    /// # Errors
+    /// `EBADF` for a key that is no region's; `EBUSY` while a window is bound to it (IBTA
+    /// 10.6.7.1).
+    pub fn deregister(&self, key: MemoryKey) -> Result<Removed, Errno> {
+        let slot = {
+            let mut keyed = write(&self.keyed);
+            keyed.check_unused(key)?;
+            keyed.table.remove(key.0).ok_or(Errno::EBADF)?
         };
-        removed.region.revoke();
-        Some(removed)
+        slot.revoke();
+        Ok(Removed { _slot: slot })
     }
 
-    /// Takes all out, as [`remove`](Self::remove) does.
-    pub fn drain(&self) -> Vec<Arc<MemoryRegion>> {
-        let removed = {
-            let mut table = write(&self.table);
-            table.drain()
-        };
-        removed.iter().for_each(|memory| memory.region.revoke());
-        removed
+    /// As [`deregister`](Self::deregister), for whoever does not want to know why not.
+    pub fn remove(&self, key: MemoryKey) -> Option<Removed> {
+        self.deregister(key).ok()
     }
 
-    /// Opens `length` bytes at `address` of the memory that `key` names in protection domain `pd`.
+    /// Takes a memory window out, bound or not, by any key that it has had. When this returns,
+    /// nothing touches memory by its key.
+    ///
+    /// # Errors
+    /// `EBADF` where there is none.
+    pub fn remove_window(&self, key: MemoryKey) -> Result<(), Errno> {
+        let slot = {
+            let mut keyed = write(&self.keyed);
+            let (name, _) = keyed.window(key).ok_or(Errno::EBADF)?;
+            let slot = keyed.table.remove(name.0).ok_or(Errno::EBADF)?;
+            keyed.windows -= 1;
+            slot
+        };
+        slot.revoke();
+        Ok(())
+    }
+
+    /// Takes all out, as [`deregister`](Self::deregister) does, and returns the regions.
+    pub fn drain(&self) -> Vec<Removed> {
+        let mut removed = {
+            let mut keyed = write(&self.keyed);
+            keyed.windows = 0;
+            keyed.table.drain()
+        };
+        removed.iter().for_each(|slot| slot.revoke());
+        removed.retain(|slot| matches!(**slot, Slot::Region(_)));
+        removed.into_iter().map(|_slot| Removed { _slot }).collect()
+    }
+
+    /// Opens `length` bytes at `address` of the memory region that `key` names in protection domain
+    /// `pd`.
     ///
     /// # Errors
     /// See [`KeyError`].
@@ -243,34 +348,29 @@ impl MemoryTable {
         length: u64,
         wanted: Use,
     ) -> Result<Part, KeyError> {
-        let table = read(&self.table);
-        let memory = table
-            .get(key.0)
-            .filter(|m| m.pd == pd)
-            .ok_or(KeyError::Unknown(key))?;
-        let allowed = match wanted {
-            Use::LocalRead => true,
-            Use::LocalWrite => memory.access.local_write(),
-            Use::RemoteRead => memory.access.remote_read(),
-            Use::RemoteWrite => memory.access.remote_write(),
-        };
-        if !allowed {
-            return Err(KeyError::Rights { key, wanted });
+        match read(&self.keyed).table.get(key.0).map(|slot| &**slot) {
+            Some(Slot::Region(region)) => region.open(pd, key, (address, length), wanted),
+            Some(Slot::Window(_)) | None => Err(KeyError::Unknown(key)),
         }
-        let inside = address.checked_sub(memory.iova).filter(|skip| {
-            skip.checked_add(length)
-                .is_some_and(|end| end <= memory.length)
-        });
-        let skip = inside.ok_or(KeyError::Bounds {
-            key,
-            address,
-            length,
-        })?;
-        Ok(Part {
-            region: memory.region.clone(),
-            offset: memory.offset + skip,
-            length,
-        })
+    }
+
+    /// Opens what a peer of a queue pair names: memory of a region, or of a window that is bound.
+    ///
+    /// # Errors
+    /// See [`KeyError`].
+    pub fn open_to_peer(
+        &self,
+        (pd, binder): (PdHandle, Binder),
+        key: MemoryKey,
+        address: u64,
+        length: u64,
+        wanted: Use,
+    ) -> Result<Part, KeyError> {
+        match read(&self.keyed).table.get(key.0).map(|slot| &**slot) {
+            Some(Slot::Region(region)) => region.open(pd, key, (address, length), wanted),
+            Some(Slot::Window(window)) => window.open(pd, binder, key, (address, length), wanted),
+            None => Err(KeyError::Unknown(key)),
+        }
     }
 
     /// Opens what an element of a work request names.
@@ -280,9 +380,145 @@ impl MemoryTable {
     pub fn open_element(&self, pd: PdHandle, e: &Element, wanted: Use) -> Result<Part, KeyError> {
         self.open(pd, e.lkey, e.address, e.length.into(), wanted)
     }
+
+    /// Binds a memory window for a queue pair (IBTA 10.6.7.2). When this returns, nothing touches
+    /// memory by the key that it had before.
+    ///
+    /// # Errors
+    /// See [`WindowError`]; the window is as it was then.
+    pub fn bind(
+        &self,
+        (pd, binder): (PdHandle, Binder),
+        binding: &Binding,
+    ) -> Result<(), WindowError> {
+        let before = {
+            let mut keyed = write(&self.keyed);
+            let unknown = || WindowError::Unknown(binding.window);
+            let (name, window) = keyed.window(binding.window).ok_or_else(unknown)?;
+            if window.pd != pd {
+                return Err(unknown());
+            }
+            let wrong = || WindowError::Key {
+                window: name,
+                key: binding.key,
+            };
+            if !name.leads_where(binding.key) {
+                return Err(wrong());
+            }
+            let region = keyed.table.get(binding.region.0);
+            let bound = Slot::Window(window.bind(binder, binding, region)?);
+            let before = keyed.table.replace(name.0, binding.key.0, bound);
+            before.ok_or_else(wrong)?
+        };
+        before.revoke();
+        Ok(())
+    }
+
+    /// Invalidates the key of a bound window of type 2: for its owner, or for a peer of the queue
+    /// pair that has bound it. When this returns, nothing touches memory by the key.
+    ///
+    /// # Errors
+    /// [`WindowError::Unknown`] for any other key.
+    pub fn invalidate(
+        &self,
+        pd: PdHandle,
+        peer_of: Option<Binder>,
+        key: MemoryKey,
+    ) -> Result<(), WindowError> {
+        let before = {
+            let mut keyed = write(&self.keyed);
+            let window = match keyed.table.get(key.0).map(|slot| &**slot) {
+                Some(Slot::Window(window)) if window.is_invalidated_by(pd, peer_of) => window,
+                _ => return Err(WindowError::Unknown(key)),
+            };
+            let free = Slot::Window(Window::free(pd, window.kind));
+            let before = keyed.table.replace(key.0, key.0, free);
+            before.ok_or(WindowError::Unknown(key))?
+        };
+        before.revoke();
+        Ok(())
+    }
+}
+
+impl Keyed {
+    /// Checks that a key is of a region, and that no window is bound to that.
+    fn check_unused(&self, key: MemoryKey) -> Result<(), Errno> {
+        let slot = self.table.get(key.0).ok_or(Errno::EBADF)?;
+        match **slot {
+            // A window that is bound to it holds it.
+            Slot::Region(_) if Arc::strong_count(slot) > 1 => Err(Errno::EBUSY),
+            Slot::Region(_) => Ok(()),
+            Slot::Window(_) => Err(Errno::EBADF),
+        }
+    }
+
+    /// The window that a key leads to, whatever its tag, and its present key.
+    fn window(&self, key: MemoryKey) -> Option<(MemoryKey, &Window)> {
+        let name = MemoryKey(self.table.name_like(key.0)?);
+        match &**self.table.get(name.0)? {
+            Slot::Window(window) if name.leads_where(key) => Some((name, window)),
+            _ => None,
+        }
+    }
+}
+
+impl Slot {
+    /// Ends all access through it.
+    fn revoke(&self) {
+        match self {
+            Self::Region(region) => region.region.revoke(),
+            Self::Window(window) => window.revoke(),
+        }
+    }
+}
+
+/// How far `[address, address + length)` begins behind `first`, where it lies in the `most` bytes
+/// from there.
+fn skip(first: u64, most: u64, address: u64, length: u64) -> Option<u64> {
+    let skip = address.checked_sub(first)?;
+    let end = skip.checked_add(length)?;
+    (end <= most).then_some(skip)
 }
 
 impl MemoryRegion {
+    /// Opens some of it.
+    fn open(
+        &self,
+        pd: PdHandle,
+        key: MemoryKey,
+        (address, length): (u64, u64),
+        wanted: Use,
+    ) -> Result<Part, KeyError> {
+        if self.pd != pd {
+            return Err(KeyError::Unknown(key));
+        }
+        let allowed = match wanted {
+            Use::LocalRead => true,
+            Use::LocalWrite => self.access.local_write(),
+            Use::RemoteRead | Use::RemoteWrite | Use::RemoteAtomic => {
+                self.access.allows_peer(wanted)
+            }
+        };
+        if !allowed {
+            return Err(KeyError::Rights { key, wanted });
+        }
+        let skip = self.skip(address, length).ok_or(KeyError::Bounds {
+            key,
+            address,
+            length,
+        })?;
+        Ok(Part {
+            region: self.region.clone(),
+            offset: self.offset + skip,
+            length,
+        })
+    }
+
+    /// How far behind its first byte this begins, where it lies inside.
+    fn skip(&self, address: u64, length: u64) -> Option<u64> {
+        skip(self.iova, self.length, address, length)
+    }
+
     /// Checks that the region's bytes lie inside of the memory behind it.
     ///
     /// # Errors
@@ -353,32 +589,6 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_something_holds_is_not_replaced() {
-        let (table, key) = table(ACCESS_LOCAL_WRITE);
-        let other = || {
-            let pool = Pool::separate_files(1 << 20);
-            MemoryRegion {
-                pd: PdHandle(4),
-                iova: 0,
-                offset: 0,
-                length: 10,
-                access: Access::from_wire(0).unwrap(),
-                region: Region::from_buffer(&pool.allocate(8192).unwrap()),
-                owner: None,
-            }
-        };
-        let held = table.get(key).unwrap();
-        assert_eq!(table.replace(key, other()).err(), Some(Errno::EBUSY));
-        let open = |pd, address| table.open(PdHandle(pd), key, address, 1, Use::LocalRead);
-        assert!(open(3, 0x1000_0000).is_ok());
-        drop(held);
-        let strange = MemoryKey(key.0 ^ 1);
-        assert_eq!(table.replace(strange, other()).err(), Some(Errno::EBADF));
-        table.replace(key, other()).unwrap();
-        assert!(open(3, 0x1000_0000).is_err() && open(4, 9).is_ok());
-    }
-
-    #[test]
     fn a_stale_key_names_nothing() {
         let (table, first) = table(ACCESS_LOCAL_WRITE);
         let opens = |key| {
@@ -430,7 +640,7 @@ mod tests {
 
     #[test]
     fn unknown_rights_are_refused() {
-        assert!(Access::from_wire(1 << 4).is_none());
+        assert!(Access::from_wire(1 << 10).is_none());
         let atomic = |more| Access::from_wire(ACCESS_REMOTE_ATOMIC | more).unwrap();
         assert!(atomic(0).lacks_local_write() && !atomic(ACCESS_LOCAL_WRITE).lacks_local_write());
         assert!(Access::from_wire(ACCESS_OPTIONAL | 1).is_some());

@@ -4,7 +4,7 @@ use crate::completion_queue::SharedCompletionQueue;
 use crate::engine::{EngineQp, Progress, Turn};
 use crate::ledger::{Account, Resource, Share};
 use crate::ready::{Scheduled, Served};
-use crate::request::SrqNumber;
+use crate::request::{MemoryKey, SrqNumber};
 use crate::segment::Part;
 use crate::shared_receive_queue::SharedReceives;
 use crate::table::Table;
@@ -24,6 +24,8 @@ pub const MAX_XRCDS: u32 = 256;
 pub const MAX_CQS: u32 = 4096;
 /// Memory regions of a context.
 pub const MAX_MRS: u32 = 65536;
+/// Memory windows of a context.
+pub const MAX_MWS: u32 = MAX_MRS;
 /// Host-allocated buffers of a context.
 pub const MAX_BUFFERS: u32 = 1024;
 
@@ -50,6 +52,13 @@ pub(crate) struct CqObject {
     /// Where its entries lie, once it was resized.
     pub entries: Mutex<Option<Part>>,
     pub _share: Share,
+}
+
+/// A memory window.
+pub(crate) struct WindowObject {
+    /// A key that leads to it.
+    pub key: MemoryKey,
+    pub _pd: Arc<Pd>,
 }
 
 /// A queue pair, what it uses, and the memory it lies in.
@@ -150,6 +159,7 @@ pub(crate) struct Objects {
     pub qps: Table<QpObject>,
     pub srqs: Table<SrqObject>,
     pub xrcds: Table<XrcdObject>,
+    pub windows: Table<WindowObject>,
     pub buffers: Table<BufferObject>,
     /// The version that the process has settled, where it has asked.
     pub version: Option<VerbsVersion>,
@@ -167,6 +177,7 @@ impl Objects {
             qps: Table::new(MAX_QPS),
             srqs: Table::new(MAX_SRQS),
             xrcds: Table::new(MAX_XRCDS),
+            windows: Table::new(MAX_MWS),
             buffers: Table::new(MAX_BUFFERS),
             version: None,
             keys: Share::of_nothing(account, Resource::MemoryKeys),

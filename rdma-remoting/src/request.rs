@@ -81,11 +81,41 @@ impl Opcode {
     pub fn has_immediate(self) -> bool {
         matches!(self, Self::SendImm | Self::WriteImm)
     }
+
+    /// Whether it brings bytes from the peer: there it counts as an outstanding read or atomic
+    /// operation.
+    #[must_use]
+    pub fn fetches(self) -> bool {
+        matches!(
+            self,
+            Self::Read | Self::CompareSwap { .. } | Self::FetchAdd { .. }
+        )
+    }
+
+    /// Whether it is of a word at the peer, which changes at once.
+    #[must_use]
+    pub fn is_atomic(self) -> bool {
+        matches!(
+            self,
+            Self::CompareSwap { .. } | Self::FetchAdd { .. } | Self::AtomicWrite
+        )
+    }
 }
 
 /// Key of a memory region, local and remote: 24 bits that lead to it, and a tag in the low 8.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MemoryKey(pub u32);
+
+impl MemoryKey {
+    /// Whether both lead to the same place of their table: they differ in their tags at most.
+    #[must_use]
+    pub fn leads_where(self, other: Self) -> bool {
+        self.0 ^ other.0 <= Self::TAG
+    }
+
+    /// Bits of the tag.
+    const TAG: u32 = 0xff;
+}
 
 impl From<MemoryKey> for U32 {
     fn from(key: MemoryKey) -> Self {

@@ -126,11 +126,24 @@ impl<T, N: Naming> Table<T, N> {
         self.slots.get(self.index(name)?)?.object.as_ref()
     }
 
-    /// Gives the name of an object to another one; returns the one that had it.
-    pub fn replace(&mut self, name: u32, object: T) -> Option<Arc<T>> {
+    /// The name of the object that is where this would be a name of.
+    #[must_use]
+    pub fn name_like(&self, name: u32) -> Option<u32> {
+        let index = to_usize(self.names.slot(name)?.into());
+        let slot = self.slots.get(index)?;
+        slot.object.is_some().then_some(slot.name)
+    }
+
+    /// Puts an object in the place of the one that has this name, which gets another name of the
+    /// same place, or keeps its own. Returns the one that was there; none where nothing has
+    /// changed.
+    pub fn replace(&mut self, name: u32, new_name: u32, object: T) -> Option<Arc<T>> {
         let index = self.index(name)?;
-        let before = self.slots.get_mut(index)?.object.as_mut()?;
-        Some(std::mem::replace(before, Arc::new(object)))
+        let new_index = to_usize(self.names.slot(new_name)?.into());
+        let slot = self.slots.get_mut(index).filter(|_| new_index == index)?;
+        let before = std::mem::replace(slot.object.as_mut()?, Arc::new(object));
+        slot.name = new_name;
+        Some(before)
     }
 
     /// Takes the object out that has this name.
@@ -193,6 +206,43 @@ mod tests {
         let (handle, object) = table.insert_with(Ok).unwrap();
         assert_eq!(handle, *object);
         assert_eq!(table.insert(7), Err(Errno::ENOMEM));
+    }
+
+    /// Names of which the low 8 bits are free, as those of memory keys.
+    struct Tagged;
+
+    impl Naming for Tagged {
+        const SLOTS: u32 = 16;
+        const RESTING: usize = 1;
+
+        fn name(&mut self, slot: u32, generation: u32) -> u32 {
+            (generation << 4 | slot) << 8 | 7
+        }
+
+        fn slot(&self, name: u32) -> Option<u32> {
+            Some(name >> 8 & 15)
+        }
+    }
+
+    #[test]
+    fn an_object_that_is_replaced_has_its_new_name_alone() {
+        let mut table = Table::named_by(Tagged, 4);
+        let (one, other) = (table.insert("one").unwrap(), table.insert("other").unwrap());
+        assert_eq!(table.replace(one, one ^ 1, "new").map(|o| *o), Some("one"));
+        assert!(table.get(one).is_none());
+        assert_eq!(table.get(one ^ 1).map(|o| **o), Some("new"));
+        assert_eq!(table.name_like(one), Some(one ^ 1));
+        // Neither by a name that it has had, nor to one of another place.
+        assert!(table.replace(one, one, "newer").is_none());
+        assert!(table.replace(one ^ 1, other ^ 1, "newer").is_none());
+        assert_eq!(table.get(one ^ 1).map(|o| **o), Some("new"));
+        assert_eq!(table.remove(one ^ 1).map(|o| *o), Some("new"));
+        assert_eq!(table.name_like(one), None);
+        assert!(table.replace(one ^ 1, one ^ 1, "newer").is_none());
+        assert_eq!(
+            (table.len(), table.get(other).map(|o| **o)),
+            (1, Some("other"))
+        );
     }
 
     proptest! {

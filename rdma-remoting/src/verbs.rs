@@ -7,6 +7,7 @@ mod address_handles;
 mod buffers;
 mod completion_queues;
 mod memory_regions;
+mod memory_windows;
 mod on_demand;
 mod queue_pairs;
 mod shared_receive_queues;
@@ -15,15 +16,15 @@ use crate::address_handles::MAX_AHS;
 use crate::context::Context;
 use crate::engine::Progress;
 use crate::ledger::{Resource, Share};
-use crate::objects::{MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject, SrqObject, XrcdObject};
+use crate::objects::{MAX_CQS, MAX_MRS, MAX_MWS, MAX_PDS, Pd, QpObject, SrqObject, XrcdObject};
 use crate::segment::Part;
 use crate::turn::CallTurn;
 use farlane_abi::Errno;
 use farlane_abi::ids::RegionId;
 use farlane_abi::rdma::{
-    AllocBuffer, Buffer, CreateAh, CreateCq, CreateQp, CreateQpEx, CreateSrq, DeviceAttr,
-    DeviceLimits, Gid, Handle, MAX_QPS, MAX_SRQS, McastGroup, ModifyQp, ModifySrq, Mr, PortAttr,
-    Qp, QpAttr, QueryGid, RegMr, ReregMr, ResizeCq, Srq, SrqAttr, Verbs, VerbsVersion,
+    AllocBuffer, AllocMw, Buffer, CreateAh, CreateCq, CreateQp, CreateQpEx, CreateSrq, DeviceAttr,
+    DeviceLimits, Gid, Handle, MAX_QPS, MAX_SRQS, McastGroup, ModifyQp, ModifySrq, Mr, Mw,
+    PortAttr, Qp, QpAttr, QueryGid, RegMr, ReregMr, ResizeCq, Srq, SrqAttr, Verbs, VerbsVersion,
     VersionRange,
 };
 use farlane_abi::zerocopy::little_endian::U32;
@@ -119,6 +120,7 @@ impl Verbs for CallHost<'_> {
         let pool = self.context.pool.as_ref();
         let room = pool.map_or(0, |pool| pool.capacity_bytes());
         attr.max_dm_size = room.min(MAX_DM_BYTES).into();
+        attr.max_mw = MAX_MWS.into();
         if self.context.on_demand {
             on_demand::announce(&mut attr);
         }
@@ -190,7 +192,7 @@ impl Verbs for CallHost<'_> {
 
     fn dealloc_pd(&mut self, pd: Handle) -> Result<(), Errno> {
         let mut objects = self.context.objects();
-        // Queue pairs and memory regions hold it.
+        // Queue pairs, memory regions and windows hold it.
         if Arc::strong_count(objects.pds.get(pd.get()).ok_or(Errno::EBADF)?) > 1 {
             return Err(Errno::EBUSY);
         }
@@ -208,6 +210,14 @@ impl Verbs for CallHost<'_> {
 
     fn rereg_mr(&mut self, args: ReregMr) -> Result<(), Errno> {
         self.reregister(&args)
+    }
+
+    fn alloc_mw(&mut self, args: AllocMw) -> Result<Mw, Errno> {
+        self.add_window(&args)
+    }
+
+    fn dealloc_mw(&mut self, window: Handle) -> Result<(), Errno> {
+        self.remove_window(window)
     }
 
     fn create_cq(&mut self, args: CreateCq) -> Result<Handle, Errno> {

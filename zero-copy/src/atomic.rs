@@ -21,7 +21,8 @@ const WORD: usize = size_of::<u64>();
 const WORDS: usize = 4096 / WORD;
 /// Looks at a lock before its word is [busy](RegionError::Busy): some times as long as the two
 /// system calls take that its holder may be in. They take for ever where a process has its page
-/// faults handled by somebody who does not; that one must not stop the operations of others.
+/// faults handled by somebody who does not: words of the same offset stay busy then, but whoever
+/// operates on them does something else meanwhile.
 const LOOKS: u32 = 500;
 
 /// By the offset of a word in its page. Held for one operation; nothing else is locked meanwhile.

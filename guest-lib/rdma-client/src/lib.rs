@@ -34,6 +34,7 @@ mod header;
 #[cfg(test)]
 mod loopback;
 mod mr;
+mod mw;
 mod pd;
 mod qp;
 #[cfg(test)]
@@ -64,6 +65,7 @@ pub use farlane_abi::rdma::{
 pub use farlane_transport::{Address, DeviceInfo, TransportError, devices};
 pub use farlane_transport::{SHARE_VARIABLE, allow_sharing};
 pub use mr::{Mr, MrChange};
+pub use mw::Mw;
 pub use pd::Pd;
 pub use qp::{Qp, QpCaps, QpInit};
 pub use send_list::SendList;

@@ -6,9 +6,10 @@ use crate::header::Header;
 use crate::qp::Qp;
 use farlane_abi::Errno;
 use farlane_abi::queue::{
-    OP_ATOMIC_WRITE, OP_BIND_WINDOW, OP_LOCAL_INVALIDATE, OP_RDMA_READ, QP_OFF_BACKEND_STATE,
-    QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED,
-    QP_OFF_SEND_PRODUCED, RecvEntry, SEND_INLINE, SEND_TAIL, SendEntry, SendTail,
+    OP_ATOMIC_WRITE, OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_LOCAL_INVALIDATE,
+    OP_RDMA_READ, QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED,
+    QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, RecvEntry, SEND_INLINE, SEND_TAIL, SendEntry,
+    SendTail,
 };
 use farlane_abi::rdma::{QPT_XRC_SEND, VerbsVersion};
 use farlane_abi::zerocopy::IntoBytes as _;
@@ -126,6 +127,12 @@ impl<'a> SendQueue<'a> {
         Self(Batch::new(qp, producer, QP_OFF_SEND_PRODUCED))
     }
 
+    /// The version of its requests.
+    #[must_use]
+    pub fn version(&self) -> VerbsVersion {
+        self.0.qp.layout().version
+    }
+
     /// How many requests fit now.
     #[must_use]
     pub fn room(&mut self) -> u32 {
@@ -241,7 +248,7 @@ impl<'a> SendQueue<'a> {
                 unsafe { map.write_bytes(payload, sges.as_bytes()) };
             }
             Payload::Inline(pieces) => {
-                if request.opcode == OP_RDMA_READ {
+                if !may_be_inline(request.opcode) {
                     return Err(Errno::EINVAL);
                 }
                 let bytes = pieces.iter().map(|piece| piece.len()).sum();
@@ -347,6 +354,15 @@ impl<'a> RecvQueue<'a> {
 
     /// Publishes what was pushed.
     pub fn ring(self) {}
+}
+
+/// Whether the data of an operation may lie in its request: it has some, and sends it.
+#[inline]
+fn may_be_inline(opcode: u8) -> bool {
+    !matches!(
+        opcode,
+        OP_RDMA_READ | OP_COMPARE_SWAP | OP_FETCH_ADD | OP_LOCAL_INVALIDATE | OP_BIND_WINDOW
+    )
 }
 
 /// `count` if it is not above `limit`.

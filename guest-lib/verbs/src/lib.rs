@@ -50,4 +50,5 @@ pub mod strings;
 pub mod sys;
 pub mod tables;
 mod unsupported;
+pub mod window;
 pub mod xrcd;

@@ -8,7 +8,7 @@ use crate::sys::*;
 use farlane_abi::Errno;
 use farlane_abi::control::ADDRESS_SPACE_BYTES;
 use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
+    ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
     ACCESS_REMOTE_WRITE, ODP_IMPLICIT, ODP_SUPPORT,
 };
 use farlane_abi::width::to_usize;
@@ -18,8 +18,11 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex};
 
 /// Rights that a registration can have.
-const RIGHTS: u32 =
-    ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
+const RIGHTS: u32 = ACCESS_LOCAL_WRITE
+    | ACCESS_REMOTE_WRITE
+    | ACCESS_REMOTE_READ
+    | ACCESS_REMOTE_ATOMIC
+    | ACCESS_MW_BIND;
 
 /// What of a registration can change.
 const REREG_FLAGS: u32 =
@@ -158,7 +161,7 @@ pub(crate) fn rights(asked: c_uint) -> Option<u32> {
     (access & !RIGHTS == 0).then_some(access)
 }
 
-/// `ibv_reg_mr_iova2`. Hints are dropped; rights that cannot be given (memory windows, zero-based
+/// `ibv_reg_mr_iova2`. Hints are dropped; rights that cannot be given (zero-based
 /// addresses, on-demand paging of memory that has to be pinned) are refused.
 pub unsafe fn reg_mr_iova2(
     pd: *mut ibv_pd,

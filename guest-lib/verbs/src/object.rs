@@ -28,6 +28,8 @@ macro_rules! plain {
 plain!(ibv_device verbs_context ibv_device_attr ibv_device_attr_ex ibv_port_attr ibv_srq ibv_cq_ex
     ibv_qp
     ibv_qp_ex);
+#[cfg(test)]
+plain!(ibv_send_wr);
 
 /// A C structure `C` at the address that the program has, followed by Rust state `R`.
 ///

@@ -6,7 +6,8 @@ use crate::import::{self, Importable};
 use crate::object::Plain as _;
 use crate::sys::*;
 use crate::{
-    advise, attributes, completion, device, dm, parent_domain, poll_ex, post, queue_pair, srq, xrcd,
+    advise, attributes, completion, device, dm, parent_domain, poll_ex, post, queue_pair, srq,
+    window, xrcd,
 };
 use farlane_rdma_client::{Context, SHARE_VARIABLE, allow_sharing};
 use std::ffi::c_void;
@@ -83,6 +84,9 @@ pub(crate) fn publish(
     ops.post_send = Some(post::send);
     ops.post_recv = Some(post::recv);
     ops.post_srq_recv = Some(post::srq_recv);
+    ops.alloc_mw = Some(window::allocate);
+    ops.bind_mw = Some(window::bind);
+    ops.dealloc_mw = Some(window::deallocate);
     let shell = ContextObject::publish(verbs, opened);
     // SAFETY: `shell` points to a `verbs_context`, whose last member this is.
     unsafe { &raw mut (*shell).context }

@@ -3,14 +3,18 @@
 use crate::address;
 use crate::errno::fail;
 use crate::sys::*;
+use crate::window::Binding;
 use crate::{queue_pair, srq};
 use farlane_abi::Errno;
 use farlane_abi::queue::{
-    MAX_SGE, OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM, SEND_FENCE,
-    SEND_SIGNALED, SEND_SOLICITED,
+    MAX_SGE, OP_ATOMIC_WRITE, OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_LOCAL_INVALIDATE,
+    OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM, OP_SEND_INVALIDATE,
+    SEND_FENCE, SEND_SIGNALED, SEND_SOLICITED,
 };
 use farlane_abi::width::to_usize;
-use farlane_rdma_client::{Payload, RecvQueue, RecvRequest, SendQueue, SendRequest, SendTail, Sge};
+use farlane_rdma_client::{
+    Payload, RecvQueue, RecvRequest, SendQueue, SendRequest, SendTail, Sge, VerbsVersion,
+};
 use std::ffi::c_int;
 use std::mem::offset_of;
 
@@ -43,7 +47,7 @@ pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<
     }
 }
 
-/// The opcode on the wire; `EOPNOTSUPP` for atomics, memory windows, invalidation.
+/// The opcode on the wire of an operation that all versions have; `EOPNOTSUPP` for others.
 #[inline]
 fn opcode(opcode: ibv_wr_opcode) -> Result<u8, Errno> {
     match opcode {
@@ -68,6 +72,88 @@ pub(crate) fn flags(flags: u32) -> Result<u8, Errno> {
         | bit(SEND_SOLICITED, IBV_SEND_SOLICITED))
 }
 
+/// What a request asks for that is not in all versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Operation {
+    opcode: u8,
+    imm: u32,
+    remote_addr: u64,
+    rkey: u32,
+    tail: Option<SendTail>,
+    /// It moves bytes, and so names memory of this side.
+    has_data: bool,
+}
+
+impl Operation {
+    /// One that has neither operands nor memory at the peer.
+    fn new(opcode: u8, imm: u32) -> Self {
+        Self {
+            opcode,
+            imm,
+            remote_addr: 0,
+            rkey: 0,
+            tail: None,
+            has_data: true,
+        }
+    }
+}
+
+/// The operation of a request whose opcode is not one of [all versions](opcode).
+///
+/// # Safety
+/// That of a request that binds a window names a window and a region, or NULL.
+#[cold]
+unsafe fn operation(version: VerbsVersion, wr: &ibv_send_wr) -> Result<Operation, Errno> {
+    if version < VerbsVersion::V2 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    // SAFETY: the unions hold plain numbers and pointers, whichever variant was written.
+    let (key, rdma, word, window) = unsafe {
+        (
+            wr.imm.invalidate_rkey,
+            wr.wr.rdma,
+            wr.wr.atomic,
+            wr.extra.bind_mw,
+        )
+    };
+    let atomic = |opcode, b: u64| Operation {
+        remote_addr: word.remote_addr,
+        rkey: word.rkey,
+        tail: Some(SendTail {
+            a: word.compare_add.into(),
+            b: b.into(),
+        }),
+        ..Operation::new(opcode, 0)
+    };
+    match wr.opcode {
+        IBV_WR_ATOMIC_CMP_AND_SWP => Ok(atomic(OP_COMPARE_SWAP, word.swap)),
+        IBV_WR_ATOMIC_FETCH_AND_ADD => Ok(atomic(OP_FETCH_ADD, 0)),
+        IBV_WR_ATOMIC_WRITE => Ok(Operation {
+            remote_addr: rdma.remote_addr,
+            rkey: rdma.rkey,
+            ..Operation::new(OP_ATOMIC_WRITE, 0)
+        }),
+        IBV_WR_SEND_WITH_INV => Ok(Operation::new(OP_SEND_INVALIDATE, key)),
+        IBV_WR_LOCAL_INV => Ok(Operation {
+            has_data: false,
+            ..Operation::new(OP_LOCAL_INVALIDATE, key)
+        }),
+        IBV_WR_BIND_MW => {
+            let info = &window.bind_info;
+            // SAFETY: by the caller's contract.
+            let binding = unsafe { Binding::new(window.mw, IBV_MW_TYPE_2, window.rkey, info)? };
+            Ok(Operation {
+                remote_addr: binding.address,
+                rkey: binding.rkey,
+                tail: Some(binding.tail),
+                has_data: false,
+                ..Operation::new(OP_BIND_WINDOW, binding.window)
+            })
+        }
+        _ => Err(Errno::EOPNOTSUPP),
+    }
+}
+
 /// Writes one send request into the queue, of a queue pair whose requests say whom they are for
 /// where it `is_addressed`.
 #[inline]
@@ -76,7 +162,16 @@ unsafe fn push_send(
     wr: &ibv_send_wr,
     is_addressed: bool,
 ) -> Result<(), Errno> {
-    let opcode = opcode(wr.opcode)?;
+    let (opcode, extra) = match opcode(wr.opcode) {
+        Ok(opcode) => (opcode, None),
+        // Of their unions only the datagram's variant was written.
+        Err(errno) if is_addressed => return Err(errno),
+        Err(_) => {
+            // SAFETY: by the caller's contract.
+            let operation = unsafe { operation(queue.version(), wr)? };
+            (operation.opcode, Some(operation))
+        }
+    };
     // SAFETY: by the caller's contract. The unions hold plain numbers, whichever variant was
     // written; for a request that is not RDMA the backend ignores these.
     let (sges, imm, rdma) = unsafe {
@@ -95,7 +190,7 @@ unsafe fn push_send(
         rkey: rdma.rkey,
         payload: Payload::Gather(sges),
     };
-    let tail = match is_addressed {
+    let mut tail = match is_addressed {
         false => None,
         true => {
             // Of the union only the datagram's variant was written.
@@ -107,6 +202,15 @@ unsafe fn push_send(
             Some(SendTail::datagram(handle, ud.remote_qpn, ud.remote_qkey))
         }
     };
+    if let Some(operation) = extra {
+        request.imm = operation.imm;
+        request.remote_addr = operation.remote_addr;
+        request.rkey = operation.rkey;
+        tail = operation.tail;
+        if !operation.has_data {
+            request.payload = Payload::Gather(&[]);
+        }
+    }
     // SAFETY: by the caller's contract; a plain number.
     let number = unsafe { wr.qp_type.xrc.remote_srqn };
     let named = queue.names_queues().then_some(number);
@@ -116,7 +220,12 @@ unsafe fn push_send(
         (None, Some(tail)) => queue.push_with(request, tail),
     };
     if wr.send_flags & IBV_SEND_INLINE == 0 {
-        return push(&request);
+        push(&request)?;
+        if opcode == OP_BIND_WINDOW {
+            // SAFETY: by the caller's contract: a window, which was looked at above.
+            unsafe { (*wr.extra.bind_mw.mw).rkey = request.rkey };
+        }
+        return Ok(());
     }
     let mut pieces: [&[u8]; ELEMENTS] = [&[]; ELEMENTS];
     for (piece, sge) in pieces.iter_mut().zip(sges) {
@@ -230,6 +339,7 @@ pub unsafe extern "C" fn srq_recv(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::Plain as _;
 
     #[test]
     fn flags_and_opcodes_get_their_numbers_on_the_wire() {
@@ -245,6 +355,67 @@ mod tests {
         assert_eq!(opcode(IBV_WR_RDMA_READ), Ok(OP_RDMA_READ));
         assert_eq!(opcode(IBV_WR_ATOMIC_FETCH_AND_ADD), Err(Errno::EOPNOTSUPP));
         assert_eq!(opcode(IBV_WR_DRIVER1), Err(Errno::EOPNOTSUPP));
+    }
+
+    #[test]
+    fn an_atomic_operation_is_read_as_c_wrote_it() {
+        let mut wr = ibv_send_wr::zeroed();
+        wr.wr.atomic = ibv_send_wr_atomic {
+            remote_addr: 1 << 40,
+            compare_add: u64::MAX - 1,
+            swap: 3,
+            rkey: 7,
+        };
+        let expected = |opcode, b: u64| {
+            Ok(Operation {
+                remote_addr: 1 << 40,
+                rkey: 7,
+                tail: Some(SendTail {
+                    a: (u64::MAX - 1).into(),
+                    b: b.into(),
+                }),
+                ..Operation::new(opcode, 0)
+            })
+        };
+        // SAFETY: it binds no window.
+        let operation = |version, wr: &ibv_send_wr| unsafe { operation(version, wr) };
+        wr.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
+        assert_eq!(
+            operation(VerbsVersion::V2, &wr),
+            expected(OP_COMPARE_SWAP, 3)
+        );
+        assert_eq!(operation(VerbsVersion::V1, &wr), Err(Errno::EOPNOTSUPP));
+        wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+        assert_eq!(operation(VerbsVersion::V2, &wr), expected(OP_FETCH_ADD, 0));
+        wr.opcode = IBV_WR_ATOMIC_WRITE;
+        wr.wr.rdma = ibv_send_wr_rdma {
+            remote_addr: 8,
+            rkey: 9,
+        };
+        let write = operation(VerbsVersion::V2, &wr).unwrap();
+        assert_eq!((write.remote_addr, write.rkey, write.tail), (8, 9, None));
+        wr.opcode = IBV_WR_DRIVER1;
+        assert_eq!(operation(VerbsVersion::V2, &wr), Err(Errno::EOPNOTSUPP));
+    }
+
+    #[test]
+    fn a_request_that_invalidates_has_a_key_and_data_where_it_sends_some() {
+        let mut wr = ibv_send_wr::zeroed();
+        wr.imm.invalidate_rkey = 0x1234_5678;
+        for (opcode, wire, has_data) in [
+            (IBV_WR_SEND_WITH_INV, OP_SEND_INVALIDATE, true),
+            (IBV_WR_LOCAL_INV, OP_LOCAL_INVALIDATE, false),
+        ] {
+            wr.opcode = opcode;
+            // SAFETY: it binds no window.
+            let operation = unsafe { operation(VerbsVersion::V2, &wr) }.unwrap();
+            assert_eq!((operation.opcode, operation.imm), (wire, 0x1234_5678));
+            assert_eq!((operation.has_data, operation.tail), (has_data, None));
+        }
+        wr.opcode = IBV_WR_BIND_MW;
+        // SAFETY: it names no window.
+        let nothing = unsafe { operation(VerbsVersion::V2, &wr) };
+        assert_eq!(nothing, Err(Errno::EINVAL));
     }
 
     #[test]

@@ -54,7 +54,7 @@ macro_rules! enumerations {
 }
 
 opaque! {
-    _compat_ibv_port_attr ibv_mw ibv_rwq_ind_table ibv_wq
+    _compat_ibv_port_attr ibv_rwq_ind_table ibv_wq
     verbs_ex_private
 }
 
@@ -117,6 +117,7 @@ enumerations! {
         IBV_REREG_MR_CHANGE_ACCESS = 4,
     }
     ibv_rereg_mr_err_code: c_int { IBV_REREG_MR_ERR_INPUT = -1, IBV_REREG_MR_ERR_CMD = -4, }
+    ibv_mw_type: c_uint { IBV_MW_TYPE_1 = 1, IBV_MW_TYPE_2 = 2, }
     ibv_rate: c_uint { IBV_RATE_MAX = 0, }
     ibv_srq_attr_mask: c_uint { IBV_SRQ_MAX_WR = 1, IBV_SRQ_LIMIT = 2, }
     ibv_srq_type: c_uint { IBV_SRQT_BASIC = 0, IBV_SRQT_XRC = 1, }
@@ -167,8 +168,13 @@ enumerations! {
         IBV_WR_SEND = 2,
         IBV_WR_SEND_WITH_IMM = 3,
         IBV_WR_RDMA_READ = 4,
+        IBV_WR_ATOMIC_CMP_AND_SWP = 5,
         IBV_WR_ATOMIC_FETCH_AND_ADD = 6,
+        IBV_WR_LOCAL_INV = 7,
+        IBV_WR_BIND_MW = 8,
+        IBV_WR_SEND_WITH_INV = 9,
         IBV_WR_DRIVER1 = 11,
+        IBV_WR_ATOMIC_WRITE = 15,
     }
     ibv_send_flags: c_uint {
         IBV_SEND_FENCE = 1,
@@ -416,6 +422,18 @@ layouts! { struct:
         addr: u64,
         length: u64,
         mw_access_flags: c_uint,
+    }
+    ibv_mw_bind {
+        wr_id: u64,
+        send_flags: c_uint,
+        bind_info: ibv_mw_bind_info,
+    }
+    ibv_mw {
+        context: *mut ibv_context,
+        pd: *mut ibv_pd,
+        rkey: u32,
+        handle: u32,
+        type_: ibv_mw_type,
     }
     ibv_pd {
         context: *mut ibv_context,
@@ -803,9 +821,16 @@ layouts! { struct:
         _compat_reg_mr: Unset,
         _compat_rereg_mr: Unset,
         _compat_dereg_mr: Unset,
-        alloc_mw: Unset,
-        bind_mw: Unset,
-        dealloc_mw: Unset,
+        alloc_mw:
+            Option<unsafe extern "C" fn(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw>,
+        bind_mw: Option<
+            unsafe extern "C" fn(
+                qp: *mut ibv_qp,
+                mw: *mut ibv_mw,
+                mw_bind: *mut ibv_mw_bind,
+            ) -> c_int,
+        >,
+        dealloc_mw: Option<unsafe extern "C" fn(mw: *mut ibv_mw) -> c_int>,
         _compat_create_cq: Unset,
         poll_cq:
             Option<unsafe extern "C" fn(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int>,

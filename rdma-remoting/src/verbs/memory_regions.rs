@@ -61,10 +61,7 @@ impl CallHost<'_> {
                 bytes: Mutex::new(self.take(Resource::MemoryRegionBytes, wanted.length())?),
             }))
         })?;
-        // A table of keys keeps the room that it has had: so does its share.
-        if self.context.memory.len() >= objects.keys.amount() {
-            objects.keys.grow(1).ok_or(Errno::ENOMEM)?;
-        }
+        self.make_room_for_a_key(&mut objects)?;
         let key = self.context.memory.insert(memory)?;
         counters::count(&self.context.counters.memory_regions, 1);
         Ok(Mr {
@@ -117,10 +114,10 @@ impl CallHost<'_> {
 
     pub(super) fn reregister(&self, args: &ReregMr) -> Result<(), Errno> {
         let key = MemoryKey(args.mr.get());
-        let before = self.context.memory.get(key).ok_or(Errno::EBADF)?;
-        let uses = before.owner.as_ref();
-        let uses = uses.and_then(|owner| owner.downcast_ref::<MemoryRegionUses>());
+        let owner = self.context.memory.owner(key).ok_or(Errno::EBADF)?;
+        let uses = owner.downcast_ref::<MemoryRegionUses>();
         let shares = Arc::clone(&uses.ok_or(Errno::EBADF)?.shares);
+        drop(owner);
         let wanted = Wanted::check(&args.registration)?;
         let memory =
             self.memory_region(&self.context.objects(), &wanted, || Ok(Arc::clone(&shares)))?;
@@ -128,8 +125,6 @@ impl CallHost<'_> {
         let had = bytes.amount();
         let more = wanted.length().saturating_sub(had);
         bytes.grow(more).ok_or(Errno::ENOMEM)?;
-        // Who holds it meanwhile is in the way.
-        drop(before);
         let replaced = self.context.memory.replace(key, memory);
         bytes.shrink(if replaced.is_ok() {
             wanted.length()
@@ -139,11 +134,17 @@ impl CallHost<'_> {
         replaced.map(drop)
     }
 
+    /// Takes the room of another memory key. A table of keys keeps the room that it has had: so
+    /// does its share.
+    pub(super) fn make_room_for_a_key(&self, objects: &mut Objects) -> Result<(), Errno> {
+        if self.context.memory.len() >= objects.keys.amount() {
+            objects.keys.grow(1).ok_or(Errno::ENOMEM)?;
+        }
+        Ok(())
+    }
+
     pub(super) fn deregister(&self, mr: Handle) -> Result<(), Errno> {
-        self.context
-            .memory
-            .remove(MemoryKey(mr.get()))
-            .ok_or(Errno::EBADF)?;
+        self.context.memory.deregister(MemoryKey(mr.get()))?;
         counters::uncount(&self.context.counters.memory_regions, 1);
         Ok(())
     }

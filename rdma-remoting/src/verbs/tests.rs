@@ -18,6 +18,7 @@ mod datagrams;
 mod limits;
 mod shared_receive_queues;
 mod versions;
+mod windows;
 
 /// A server whose ports share so much of everything but bytes of memory regions.
 fn sharing(total: u64) -> Arc<Server> {

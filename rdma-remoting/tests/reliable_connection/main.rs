@@ -4,8 +4,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod addresses;
+mod atomics;
 mod ends;
 mod keys;
 mod messages;
 mod rig;
 mod waiting;
+mod windows;

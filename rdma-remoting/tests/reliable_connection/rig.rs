@@ -83,6 +83,15 @@ pub fn end(engine: &SoftEngine, gid: u8, setup: &Setup) -> End {
     )
 }
 
+/// One of the same context as another.
+pub fn end_in(engine: &SoftEngine, gid: u8, setup: &Setup, of: &End) -> End {
+    let cq = LocalCompletionQueue::new(setup.cq_entries);
+    let recvs = LocalQueue::default();
+    let receives = Receives::Own(Box::new(recvs.clone()));
+    let memory = (Arc::clone(&of.table), of.region.clone(), of.key);
+    end_over(engine, gid, setup, cq, (recvs, receives), memory)
+}
+
 pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalCompletionQueue>) -> End {
     let recvs = LocalQueue::default();
     let receives = Receives::Own(Box::new(recvs.clone()));
@@ -112,6 +121,18 @@ pub fn end_receiving(
             owner: None,
         })
         .unwrap();
+    let memory = (table, region, key);
+    end_over(engine, gid, setup, cq, (recvs, receives), memory)
+}
+
+fn end_over(
+    engine: &SoftEngine,
+    gid: u8,
+    setup: &Setup,
+    cq: Arc<LocalCompletionQueue>,
+    (recvs, receives): (LocalQueue<RecvWqe>, Receives),
+    (table, region, key): (Arc<MemoryTable>, Region, MemoryKey),
+) -> End {
     let sends = LocalQueue::default();
     let events = Arc::new(Mutex::new(Vec::new()));
     let scheduled = Arc::<AtomicUsize>::default();

@@ -186,8 +186,10 @@ pub fn payload_bytes(line: &str, text: &str) -> Result<u64> {
     } else {
         "t_typical["
     };
-    // In a ping-pong each end sends. A read moves bytes one way, whoever waits for it.
-    let ping_pong = line.contains("_lat") && !line.contains("read");
+    // In a ping-pong each end sends. A read moves bytes one way, whoever waits for it, and so does
+    // an atomic operation.
+    let fetches = line.contains("read") || line.contains("atomic");
+    let ping_pong = line.contains("_lat") && !fetches;
     let both = ping_pong || line.split_whitespace().any(|word| word == "-b");
     let mut total = 0;
     for (bytes, iterations) in rows::<u64>(text, heading, 1)? {

@@ -225,6 +225,8 @@ numbers! { u8:
     WC_STATUS_LOC_PROT_ERR = 4,
     /// Flushed: the queue pair was in, or went to, the error state.
     WC_STATUS_WR_FLUSH_ERR = 5,
+    /// Memory window bind error.
+    WC_STATUS_MW_BIND_ERR = 6,
     /// Remote invalid request.
     WC_STATUS_REM_INV_REQ_ERR = 9,
     /// Remote access error.

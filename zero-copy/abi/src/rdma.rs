@@ -99,6 +99,10 @@ call_table! {
         29 => fn open_xrcd(()) -> Handle;
         /// Closes such a domain. `EBUSY` while something is in it.
         40 => fn close_xrcd(Handle) -> ();
+        /// Allocates a memory window, which is not bound.
+        30 => fn alloc_mw(AllocMw) -> Mw;
+        /// Frees a memory window, bound or not.
+        31 => fn dealloc_mw(Handle) -> ();
     }
 }
 
@@ -257,6 +261,22 @@ pod! {
         /// Key for local use.
         pub lkey: U32,
         /// Key for the peer's use.
+        pub rkey: U32,
+    }
+
+    /// Allocation of a memory window.
+    pub struct AllocMw {
+        /// Protection domain.
+        pub pd: U32,
+        /// `MW_TYPE_*`.
+        pub mw_type: U32,
+    }
+
+    /// A memory window.
+    pub struct Mw {
+        /// Its handle.
+        pub handle: U32,
+        /// The key by which it is bound for the first time.
         pub rkey: U32,
     }
 
@@ -616,8 +636,35 @@ numbers! { u32:
     ACCESS_REMOTE_READ = 1 << 2,
     /// The peer may do atomic operations.
     ACCESS_REMOTE_ATOMIC = 1 << 3,
+    /// Memory windows may be bound to it.
+    ACCESS_MW_BIND = 1 << 4,
     /// Hints (relaxed ordering, huge pages) that may be ignored: `IBV_ACCESS_OPTIONAL_RANGE`.
     ACCESS_OPTIONAL = 0x3ff0_0000,
+}
+
+// Values of `enum ibv_atomic_cap`.
+numbers! { u32:
+    /// Atomic operations are atomic among those of the device.
+    ATOMIC_HCA = 1,
+}
+
+// Device capability flags, of `enum ibv_device_cap_flags` and its extension.
+numbers! { u64:
+    /// Memory windows of type 1.
+    DEVICE_MEM_WINDOW = 1 << 17,
+    /// Memory windows of type 2, which belong to a protection domain and the queue pair that binds
+    /// them.
+    DEVICE_MEM_WINDOW_TYPE_2B = 1 << 24,
+    /// Writes of 8 bytes at once.
+    DEVICE_ATOMIC_WRITE = 1 << 40,
+}
+
+// Values of `enum ibv_mw_type`.
+numbers! { u32:
+    /// Bound again whenever its owner likes.
+    MW_TYPE_1 = 1,
+    /// Bound once, until its key is invalidated.
+    MW_TYPE_2 = 2,
 }
 
 // Values of `enum ibv_qp_type`.

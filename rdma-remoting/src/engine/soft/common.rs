@@ -7,7 +7,7 @@ use super::waits::{Receiver, Requesting};
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
 use crate::engine::{PortAddress, QpExtras, QpNumber, RawGid, Schedule};
-use crate::memory::{MemoryTable, PdHandle};
+use crate::memory::{Binder, MemoryTable, PdHandle};
 use farlane_sys::log_limit::LogLimit;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -34,6 +34,8 @@ pub struct QpCommon {
     pub address: PortAddress,
     pub pd: PdHandle,
     pub memory: Arc<MemoryTable>,
+    /// For which it binds memory windows.
+    pub binder: Binder,
     /// The peer's requester, while it waits for a receive request of this one.
     pub receiver: Arc<Receiver>,
     /// Its own requester, while it waits for the peer to answer.

@@ -4,7 +4,7 @@
 
 use super::common::QpCommon;
 use super::gather::{Failed, Source, move_behind, move_message};
-use super::responder::{Arrival, Responder};
+use super::responder::{Arrival, Responder, Word};
 use super::route_header::route_header;
 use crate::address::{Datagram, Destination, RawGid, Recipients};
 use crate::memory::Part;
@@ -115,7 +115,10 @@ impl Packet<'_> {
         Arrival {
             from: self.from.number,
             length: GRH_BYTES + u32::from(self.length),
-            immediate: opcode.has_immediate().then_some(self.request.immediate),
+            word: match opcode.has_immediate() {
+                true => Word::Immediate(self.request.immediate),
+                false => Word::None,
+            },
             by_write: false,
             solicited: self.request.solicited,
             flags: self.header_to().map_or(0, |_| WC_FLAG_GRH),

@@ -3,7 +3,7 @@
 use crate::counters::{Counters, count};
 use crate::memory::Part;
 use farlane_abi::width::to_usize;
-use farlane_zero_copy::{CopyError, CopyWay, RegionError, copy, copy_from_slice};
+use farlane_zero_copy::{CopyError, CopyWay, RegionError, copy, copy_from_slice, copy_to_slice};
 
 /// Where a message comes from.
 #[derive(Clone, Copy, Debug)]
@@ -126,10 +126,31 @@ pub fn move_behind(
     Ok(())
 }
 
+/// Reads the first bytes of a message, as many as there are of it and of `into`.
+pub fn read_message(source: Source<'_>, into: &mut [u8]) -> Result<(), RegionError> {
+    let parts = match source {
+        Source::Inline(bytes) => {
+            for (to, from) in into.iter_mut().zip(bytes) {
+                *to = *from;
+            }
+            return Ok(());
+        }
+        Source::Parts(parts) => parts,
+    };
+    let mut rest = into;
+    for part in parts {
+        let length = to_usize(part.length).min(rest.len());
+        let (now, later) = rest.split_at_mut(length);
+        copy_to_slice(&part.region, part.offset, now)?;
+        rest = later;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farlane_zero_copy::{Pool, Region, copy_to_slice};
+    use farlane_zero_copy::{Pool, Region};
     use proptest::prelude::*;
 
     fn parts(region: &Region, lengths: &[u64]) -> Vec<Part> {
@@ -185,6 +206,26 @@ mod tests {
             }
             let n = usize::try_from(length).unwrap();
             prop_assert_eq!(&contents(&to)[..n], &message[..n]);
+        }
+
+        #[test]
+        fn the_first_bytes_of_a_message_are_read_however_it_lies(
+            lengths in prop::collection::vec(0u64..20, 1..6),
+            wanted in 0usize..40,
+            inline: bool,
+        ) {
+            let buffer = Pool::separate_files(1 << 20).allocate(8192).unwrap();
+            let region = Region::from_buffer(&buffer);
+            let bytes: Vec<u8> = (1..=200).collect();
+            copy_from_slice(&region, 0, &bytes).unwrap();
+            let parts = parts(&region, &lengths);
+            let message = contents(&parts);
+            let source = if inline { Source::Inline(&message) } else { Source::Parts(&parts) };
+            let mut read = vec![0; wanted];
+            read_message(source, &mut read).unwrap();
+            let n = wanted.min(message.len());
+            prop_assert_eq!(&read[..n], &message[..n]);
+            prop_assert!(read[n..].iter().all(|byte| *byte == 0));
         }
     }
 }

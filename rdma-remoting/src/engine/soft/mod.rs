@@ -26,11 +26,18 @@ use farlane_abi::Errno;
 use farlane_abi::queue::{
     MAX_CQ_ENTRIES, MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, MAX_SGE, MAX_WQ_ENTRIES,
 };
-use farlane_abi::rdma::{DEVICE_XRC, DeviceAttr, DeviceLimits, PortAttr};
+use farlane_abi::rdma::{
+    ATOMIC_HCA, DEVICE_ATOMIC_WRITE, DEVICE_MEM_WINDOW, DEVICE_MEM_WINDOW_TYPE_2B, DEVICE_XRC,
+    DeviceAttr, DeviceLimits, PortAttr,
+};
 use groups::{MAX_GROUPS, MEMBERS_OF_A_PORT};
 use qp::SoftQp;
 use std::sync::Arc;
 use transport::Transport;
+
+/// What it can do of what not every device can.
+const DEVICE_CAPS: u64 =
+    DEVICE_MEM_WINDOW | DEVICE_XRC | DEVICE_MEM_WINDOW_TYPE_2B | DEVICE_ATOMIC_WRITE;
 
 /// Largest number of queue pairs of the engine.
 const MAX_QUEUE_PAIRS: u32 = 1 << 18;
@@ -84,7 +91,8 @@ impl Engine for SoftEngine {
 
     fn limits(&self) -> DeviceLimits {
         DeviceLimits {
-            device_cap_flags: DEVICE_XRC.into(),
+            device_cap_flags: DEVICE_CAPS.into(),
+            atomic_cap: ATOMIC_HCA.into(),
             max_srq_wr: MAX_WQ_ENTRIES.into(),
             max_srq_sge: MAX_SGE.into(),
             max_mcast_grp: MAX_GROUPS.into(),

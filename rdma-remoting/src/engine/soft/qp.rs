@@ -11,6 +11,7 @@ use super::waits::Requesting;
 use crate::address::GroupGid;
 use crate::counters;
 use crate::engine::{Budget, EngineQp, Progress, QpNumber, QpSpec, Turn};
+use crate::memory::Binder;
 use farlane_abi::Errno;
 use farlane_abi::queue::MAX_WQ_ENTRIES;
 use farlane_abi::rdma::QpAttr;
@@ -47,6 +48,7 @@ impl SoftQp {
                 address: spec.address,
                 pd: spec.pd,
                 memory: spec.memory,
+                binder: Binder::new_one(),
                 receiver: Arc::default(),
                 requesting: Requesting::new(spec.schedule),
                 signal_all: spec.signal_all,

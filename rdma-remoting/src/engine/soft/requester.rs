@@ -4,9 +4,9 @@ use super::attributes::{ack_timeout, rnr_delay};
 use super::common::{Life, QpCommon};
 use super::datagram::{MAX_DATAGRAM_BYTES, Packet, Undelivered};
 use super::fabric::{Fabric, QpName};
-use super::responder::{Arrival, Nak, Responder};
+use super::responder::{Arrival, Nak, Responder, Word};
 use super::target::Target;
-use super::transfer::{Message, Refusal, Transfer};
+use super::transfer::{Message, Refusal, Transfer, WORD_BYTES};
 use crate::address::Recipients;
 use crate::counters;
 use crate::engine::{Progress, Spending, Turn};
@@ -17,8 +17,8 @@ use farlane_abi::queue::{
     Completion, MAX_MESSAGE_BYTES, WC_OPCODE_ATOMIC_WRITE, WC_OPCODE_BIND_WINDOW,
     WC_OPCODE_COMPARE_SWAP, WC_OPCODE_FETCH_ADD, WC_OPCODE_LOCAL_INVALIDATE, WC_OPCODE_RDMA_READ,
     WC_OPCODE_RDMA_WRITE, WC_OPCODE_SEND, WC_STATUS_LOC_LEN_ERR, WC_STATUS_LOC_PROT_ERR,
-    WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_RETRY_EXC_ERR, WC_STATUS_RNR_RETRY_EXC_ERR,
-    WC_STATUS_SUCCESS, WC_STATUS_WR_FLUSH_ERR,
+    WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_MW_BIND_ERR, WC_STATUS_RETRY_EXC_ERR,
+    WC_STATUS_RNR_RETRY_EXC_ERR, WC_STATUS_SUCCESS, WC_STATUS_WR_FLUSH_ERR,
 };
 use farlane_abi::rdma::{EVENT_QP_FATAL, EVENT_SQ_DRAINED, MULTICAST_QPN, QpAttr};
 use farlane_sys::warn_limited;
@@ -269,7 +269,11 @@ impl Requester {
         let length = u32::try_from(length).ok();
         let length = length.filter(|length| *length <= MAX_MESSAGE_BYTES);
         let length = length.ok_or(WC_STATUS_LOC_LEN_ERR)?;
-        let wanted = if self.request.opcode == Opcode::Read {
+        let opcode = self.request.opcode;
+        if opcode.is_atomic() && length != WORD_BYTES {
+            return Err(WC_STATUS_LOC_LEN_ERR);
+        }
+        let wanted = if opcode.fetches() {
             if self.attr.max_rd_atomic == 0 {
                 return Err(WC_STATUS_LOC_QP_OP_ERR);
             }
@@ -353,10 +357,38 @@ impl Requester {
         Step::Dropped
     }
 
+    /// Carries out the request at hand, where it concerns this side alone.
+    fn local_step(&mut self, qp: &QpCommon) -> Option<Step> {
+        let (outcome, status) = match self.request.opcode {
+            Opcode::Bind(binding) => {
+                let outcome = qp.memory.bind((qp.pd, qp.binder), &binding);
+                (outcome, WC_STATUS_MW_BIND_ERR)
+            }
+            Opcode::LocalInvalidate(key) => {
+                let outcome = qp.memory.invalidate(qp.pd, None, key);
+                (outcome, WC_STATUS_LOC_QP_OP_ERR)
+            }
+            _ => return None,
+        };
+        Some(match outcome {
+            Ok(()) => {
+                self.complete(qp, 0, 0);
+                Step::Done
+            }
+            Err(e) => {
+                log::debug!("{}: {:?}: {e}", qp.number, self.request.opcode);
+                Step::Failed(status)
+            }
+        })
+    }
+
     /// Moves some of the request at hand, on a worker of `node`.
     fn step(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut Spending) -> Step {
         if qp.transport.is_addressed() {
             return self.send_datagram(qp, node, budget);
+        }
+        if let Some(step) = self.local_step(qp) {
+            return step;
         }
         let Some(peer) = self.peer() else {
             return self.unanswered(qp);
@@ -501,10 +533,15 @@ impl Requester {
     ) {
         let (request, opcode) = (&self.request, self.request.opcode);
         if opcode.consumes_receive() {
+            let word = match opcode {
+                Opcode::SendInvalidate(key) => Word::Invalidated(key),
+                _ if opcode.has_immediate() => Word::Immediate(request.immediate),
+                _ => Word::None,
+            };
             let arrival = Arrival {
                 from: qp.number,
                 length,
-                immediate: opcode.has_immediate().then_some(request.immediate),
+                word,
                 by_write: opcode == Opcode::WriteImm,
                 solicited: request.solicited,
                 flags: 0,
@@ -577,7 +614,7 @@ impl Requester {
         self.parts.clear();
         self.source.retire();
         let opcode = self.request.opcode;
-        let counter = if opcode == Opcode::Read {
+        let counter = if opcode.fetches() {
             &qp.counters.bytes_in
         } else {
             &qp.counters.bytes_out

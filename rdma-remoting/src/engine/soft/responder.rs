@@ -11,9 +11,10 @@ use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::QueueError;
 use crate::xrc::XrcReceives;
 use farlane_abi::queue::{
-    Completion, WC_FLAG_IMM, WC_OPCODE_RECV, WC_OPCODE_RECV_RDMA_WITH_IMM, WC_STATUS_LOC_LEN_ERR,
-    WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_REM_ACCESS_ERR,
-    WC_STATUS_REM_INV_REQ_ERR, WC_STATUS_REM_OP_ERR, WC_STATUS_WR_FLUSH_ERR,
+    Completion, WC_FLAG_IMM, WC_FLAG_INVALIDATED, WC_OPCODE_RECV, WC_OPCODE_RECV_RDMA_WITH_IMM,
+    WC_STATUS_LOC_LEN_ERR, WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR,
+    WC_STATUS_REM_ACCESS_ERR, WC_STATUS_REM_INV_REQ_ERR, WC_STATUS_REM_OP_ERR,
+    WC_STATUS_WR_FLUSH_ERR,
 };
 use farlane_abi::rdma::{
     EVENT_COMM_EST, EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_LAST_WQE_REACHED,
@@ -41,14 +42,42 @@ pub struct Arrival {
     pub from: QpNumber,
     /// Its bytes, with its header where there is room for one.
     pub length: u32,
-    pub immediate: Option<u32>,
+    pub word: Word,
     /// It was an RDMA write.
     pub by_write: bool,
     pub solicited: bool,
-    /// `WC_FLAG_*` besides that of immediate data.
+    /// `WC_FLAG_*` besides that of the word.
     pub flags: u16,
     /// Whence it came, as [`Completion::vendor_err`] has it; zero of a connection.
     pub route: u32,
+}
+
+/// What the completion of a receive request says besides.
+#[derive(Clone, Copy, Debug)]
+pub enum Word {
+    None,
+    /// Immediate data.
+    Immediate(u32),
+    /// The key that the message has invalidated.
+    Invalidated(MemoryKey),
+}
+
+impl Word {
+    fn flags(self) -> u16 {
+        match self {
+            Self::None => 0,
+            Self::Immediate(_) => WC_FLAG_IMM,
+            Self::Invalidated(_) => WC_FLAG_INVALIDATED,
+        }
+    }
+
+    fn value(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::Immediate(data) => data,
+            Self::Invalidated(key) => key.0,
+        }
+    }
 }
 
 /// State of the responder's half. Its lock comes after the requester's of any queue pair.
@@ -245,7 +274,7 @@ impl Responder {
         Access::from_wire(self.attr.qp_access_flags.get()).is_some_and(right)
     }
 
-    /// Opens memory for a peer's RDMA write or read.
+    /// Opens memory for a peer's RDMA write or read, or its atomic operation.
     pub fn open_remote(
         &mut self,
         qp: &QpCommon,
@@ -256,16 +285,24 @@ impl Responder {
     ) -> Result<Part, Nak> {
         let allowed = match wanted {
             Use::RemoteRead => self.grants(Access::remote_read),
+            Use::RemoteAtomic => self.grants(Access::remote_atomic),
             _ => self.grants(Access::remote_write),
         };
-        if wanted == Use::RemoteRead && self.attr.max_dest_rd_atomic == 0 {
+        let fetches = matches!(wanted, Use::RemoteRead | Use::RemoteAtomic);
+        if fetches && self.attr.max_dest_rd_atomic == 0 {
             return Err(self.refuse(qp, WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR));
         }
         if !allowed {
             return Err(self.refuse(qp, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR));
         }
         qp.memory
-            .open(self.remote_pd(qp), rkey, address, length, wanted)
+            .open_to_peer(
+                (self.remote_pd(qp), qp.binder),
+                rkey,
+                address,
+                length,
+                wanted,
+            )
             .map_err(|e| {
                 log::debug!("{}: peer's request refused: {e}", qp.number);
                 self.refuse(qp, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR)
@@ -419,13 +456,28 @@ impl Responder {
         }
     }
 
+    /// Invalidates a key of this side for the peer: of a window that this queue pair has bound. Any
+    /// other key ends a connection with answers (IBTA 9.9.3, class J).
+    pub fn invalidate(&mut self, qp: &QpCommon, key: MemoryKey) -> Result<(), Nak> {
+        let outcome = qp
+            .memory
+            .invalidate(self.remote_pd(qp), Some(qp.binder), key);
+        outcome.map_err(|e| {
+            log::debug!("{}: a key is not invalidated: {e}", qp.number);
+            // A message that is dropped leaves the request to the next one.
+            if qp.transport.is_acknowledged() {
+                self.fail_receive(qp, WC_STATUS_REM_INV_REQ_ERR);
+            }
+            self.refuse(qp, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR)
+        })
+    }
+
     /// Completes the current receive request: a whole message has arrived.
     pub fn complete_receive(&mut self, qp: &QpCommon, arrival: &Arrival) {
         self.parts.clear();
         let Some(request) = self.current.take() else {
             return;
         };
-        let immediate = arrival.immediate.map_or(0, |_| WC_FLAG_IMM);
         let completion = Completion {
             wr_id: request.wr_id.into(),
             opcode: if arrival.by_write {
@@ -433,9 +485,9 @@ impl Responder {
             } else {
                 WC_OPCODE_RECV
             },
-            flags: (immediate | arrival.flags).into(),
+            flags: (arrival.word.flags() | arrival.flags).into(),
             byte_len: arrival.length.into(),
-            imm: arrival.immediate.unwrap_or_default().into(),
+            imm: arrival.word.value().into(),
             qp_num: qp.number.into(),
             src_qp: arrival.from.into(),
             vendor_err: arrival.route.into(),

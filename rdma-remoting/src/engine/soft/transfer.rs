@@ -1,15 +1,20 @@
 //! A message between two queue pairs: its bytes move from one's memory to the other's.
 
 use super::common::QpCommon;
-use super::gather::{Failed, Source, move_message};
+use super::gather::{Failed, Source, move_message, read_message};
 use super::responder::{Nak, Responder};
 use crate::engine::Spending;
 use crate::memory::{Part, Use};
 use crate::request::{Opcode, SendWqe};
 use farlane_abi::queue::{
-    WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_REM_ACCESS_ERR, WC_STATUS_REM_OP_ERR,
+    WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_REM_ACCESS_ERR,
+    WC_STATUS_REM_INV_REQ_ERR, WC_STATUS_REM_OP_ERR,
 };
-use farlane_abi::rdma::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL};
+use farlane_abi::rdma::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR};
+use farlane_zero_copy::{AtomicOp, RegionError};
+
+/// Bytes of the word of an atomic operation.
+pub const WORD_BYTES: u32 = 8;
 
 /// Why a step got no further.
 pub enum Refusal {
@@ -48,6 +53,12 @@ impl Transfer {
         budget.take(u64::from(self.length) - self.done)
     }
 
+    /// Takes note that it has moved whole, whatever the budget: it is short.
+    fn finish(&mut self, budget: &mut Spending) {
+        budget.take(self.length.into());
+        self.done = self.length.into();
+    }
+
     /// Takes note of moved bytes. Returns whether all have arrived.
     fn advance(&mut self, bytes: u64) -> bool {
         self.done += bytes;
@@ -76,14 +87,23 @@ impl<'a> Message<'a> {
         }
         match self.request.opcode {
             Opcode::Send | Opcode::SendImm => self.send(transfer, budget),
+            Opcode::SendInvalidate(key) => {
+                let arrived = self.send(transfer, budget)?;
+                if arrived {
+                    self.responder.invalidate(self.peer, key)?;
+                }
+                Ok(arrived)
+            }
             Opcode::Write | Opcode::WriteImm | Opcode::Read => self.rdma(transfer, budget),
-            // No transport carries them.
-            Opcode::CompareSwap { .. }
-            | Opcode::FetchAdd { .. }
-            | Opcode::LocalInvalidate(_)
-            | Opcode::Bind(_)
-            | Opcode::SendInvalidate(_)
-            | Opcode::AtomicWrite => Err(Refusal::Local(WC_STATUS_LOC_QP_OP_ERR)),
+            Opcode::CompareSwap { compare, swap } => {
+                self.fetch(transfer, budget, AtomicOp::CompareSwap { compare, swap })
+            }
+            Opcode::FetchAdd { add } => self.fetch(transfer, budget, AtomicOp::FetchAdd(add)),
+            Opcode::AtomicWrite => self.store(transfer, budget),
+            // They are no messages.
+            Opcode::LocalInvalidate(_) | Opcode::Bind(_) => {
+                Err(Refusal::Local(WC_STATUS_LOC_QP_OP_ERR))
+            }
         }
     }
 
@@ -164,5 +184,69 @@ impl<'a> Message<'a> {
                 Err(Refusal::Local(WC_STATUS_LOC_PROT_ERR))
             }
         }
+    }
+
+    /// An operation whose word the requester gets as it was. It is carried out once: where that
+    /// fails nothing has changed, and where the requester's memory has gone in between its request
+    /// fails and is not tried again.
+    fn fetch(
+        &mut self,
+        transfer: &mut Transfer,
+        budget: &mut Spending,
+        operation: AtomicOp,
+    ) -> Result<bool, Refusal> {
+        let Some(old) = self.operate(Use::RemoteAtomic, operation)? else {
+            return Ok(false);
+        };
+        let old = old.to_ne_bytes();
+        let (counters, length) = (&self.peer.counters, WORD_BYTES.into());
+        let moved = move_message(counters, self.parts, Source::Inline(&old), 0, length);
+        moved.map_err(|(Failed::Source(e) | Failed::Destination(e))| {
+            log::debug!("Atomic operation: local memory: {e}");
+            Refusal::Local(WC_STATUS_LOC_PROT_ERR)
+        })?;
+        transfer.finish(budget);
+        Ok(true)
+    }
+
+    /// A write of a word at once.
+    fn store(&mut self, transfer: &mut Transfer, budget: &mut Spending) -> Result<bool, Refusal> {
+        let mut word = u64::default().to_ne_bytes();
+        read_message(self.source(), &mut word).map_err(|e| {
+            log::debug!("Atomic write: local memory: {e}");
+            Refusal::Local(WC_STATUS_LOC_PROT_ERR)
+        })?;
+        let operation = AtomicOp::Store(u64::from_ne_bytes(word));
+        let stored = self.operate(Use::RemoteWrite, operation)?.is_some();
+        if stored {
+            transfer.finish(budget);
+        }
+        Ok(stored)
+    }
+
+    /// Carries out an operation on a word of the peer's memory, and returns what was there; none
+    /// where it has to be tried again.
+    fn operate(&mut self, wanted: Use, operation: AtomicOp) -> Result<Option<u64>, Refusal> {
+        let address = self.request.remote_address;
+        let remote = self.responder.open_remote(
+            self.peer,
+            self.request.rkey,
+            address,
+            WORD_BYTES.into(),
+            wanted,
+        )?;
+        // By its address at the peer (IBTA 9.4.5), and by that of the memory, which may be another.
+        let outcome = match address.is_multiple_of(WORD_BYTES.into()) {
+            true => remote.region.atomic(remote.offset, operation),
+            false => Err(RegionError::Misaligned { address }),
+        };
+        let (status, event) = match outcome {
+            Ok(old) => return Ok(Some(old)),
+            Err(RegionError::Busy) => return Ok(None),
+            Err(RegionError::Misaligned { .. }) => (WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR),
+            Err(_) => (WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR),
+        };
+        log::debug!("Atomic operation: peer's memory: {outcome:?}");
+        Err(self.responder.refuse(self.peer, status, event).into())
     }
 }

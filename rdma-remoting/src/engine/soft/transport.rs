@@ -71,13 +71,13 @@ impl Transport {
         match opcode {
             Opcode::Send | Opcode::SendImm => self != Self::XrcTarget,
             Opcode::Write | Opcode::WriteImm => !matches!(self, Self::Datagram | Self::XrcTarget),
-            Opcode::Read => matches!(self, Self::Reliable | Self::XrcInitiator),
-            Opcode::CompareSwap { .. }
+            Opcode::Read
+            | Opcode::CompareSwap { .. }
             | Opcode::FetchAdd { .. }
-            | Opcode::LocalInvalidate(_)
-            | Opcode::Bind(_)
-            | Opcode::SendInvalidate(_)
-            | Opcode::AtomicWrite => false,
+            | Opcode::AtomicWrite => matches!(self, Self::Reliable | Self::XrcInitiator),
+            Opcode::LocalInvalidate(_) | Opcode::Bind(_) | Opcode::SendInvalidate(_) => {
+                matches!(self, Self::Reliable | Self::Unreliable | Self::XrcInitiator)
+            }
         }
     }
 

@@ -3,14 +3,16 @@
 
 use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_abi::queue::{
-    CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_PRODUCED, CqLayout, MAX_INLINE_BYTES, MAX_SGE, OP_FLUSH,
-    QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED,
+    CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_PRODUCED, CqLayout, MAX_INLINE_BYTES, MAX_SGE,
+    OP_BIND_WINDOW, OP_FLUSH, OP_LOCAL_INVALIDATE, OP_SEND_INVALIDATE, QP_OFF_ENTRIES,
+    QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED,
     QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SEND_TAIL, SendEntry, SendTail, Sge,
 };
 use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, MULTICAST_QPN, QP_STATE,
-    QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QPT_UC,
-    QPT_UD, QpAttr, UC_TO_RTR, UC_TO_RTS, UD_TO_INIT, UD_TO_RTR, UD_TO_RTS, VerbsVersion,
+    ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
+    ACCESS_REMOTE_WRITE, MULTICAST_QPN, QP_STATE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT,
+    QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QPT_UC, QPT_UD, QpAttr, UC_TO_RTR, UC_TO_RTS, UD_TO_INIT,
+    UD_TO_RTR, UD_TO_RTS, VerbsVersion,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_rdma_remoting::address::{AddressVector, Destination, GroupGid, QpNumber, Recipients};
@@ -19,7 +21,7 @@ use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{
     Engine as _, EngineQp, PortAddress, QpExtras, QpSpec, Receives,
 };
-use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle, WindowKind};
 use farlane_rdma_remoting::request::{
     Addressing, MemoryKey, RecvWqe, ResolveAddress, SendFormat, SendWqe, WorkRequest as _,
 };
@@ -35,20 +37,21 @@ const QP_PAGES: u64 = 4;
 const CQ_PAGE: u64 = 4;
 /// Memory regions: (first page, pages, rights, protection domain). Pages in between are in none.
 const REGIONS: [(u64, u64, u32, u32); 4] = [
-    (
-        6,
-        2,
-        ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ,
-        1,
-    ),
+    (6, 2, EVERYTHING, 1),
     (9, 1, ACCESS_LOCAL_WRITE, 1),
-    (11, 1, ACCESS_REMOTE_READ, 1),
-    (
-        13,
-        2,
-        ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ,
-        2,
-    ),
+    (11, 1, ACCESS_REMOTE_READ | ACCESS_MW_BIND, 1),
+    (13, 2, EVERYTHING, 2),
+];
+const EVERYTHING: u32 = ACCESS_LOCAL_WRITE
+    | ACCESS_REMOTE_WRITE
+    | ACCESS_REMOTE_READ
+    | ACCESS_REMOTE_ATOMIC
+    | ACCESS_MW_BIND;
+/// Memory windows: their kinds and protection domains.
+const WINDOWS: [(WindowKind, u32); 3] = [
+    (WindowKind::One, 1),
+    (WindowKind::Two, 1),
+    (WindowKind::One, 2),
 ];
 /// Pages that no request may write: in no region, in one without the right, or in another
 /// protection domain.
@@ -121,6 +124,8 @@ struct End<'a> {
     table: Arc<MemoryTable>,
     /// Keys of its memory, and the memory.
     keys: Vec<(MemoryKey, Region)>,
+    /// Keys that lead to its windows.
+    windows: Vec<MemoryKey>,
 }
 
 impl<'a> End<'a> {
@@ -155,6 +160,8 @@ impl<'a> End<'a> {
             (table.insert(memory).expect("room"), region)
         });
         let keys = keys.collect();
+        let windows = WINDOWS.map(|(kind, pd)| table.insert_window(PdHandle(pd), kind));
+        let windows = windows.map(|window| window.expect("room")).into();
         let [queues, completions] = &machine.segments[usize::from(index)];
         let addressing = match kind {
             QPT_UD => Addressing::Handles(Arc::new(Handles)),
@@ -198,6 +205,7 @@ impl<'a> End<'a> {
             qp,
             table,
             keys,
+            windows,
         }
     }
 
@@ -232,7 +240,7 @@ impl<'a> End<'a> {
         self.modify(QPS_RESET, 0, QpAttr::default());
         let attr = QpAttr {
             port_num: 1,
-            qp_access_flags: u32::from(!bits & 7).into(),
+            qp_access_flags: (u32::from(!bits & 7) | ACCESS_REMOTE_ATOMIC).into(),
             ..QpAttr::default()
         };
         self.modify(QPS_INIT, to_init, attr);
@@ -260,6 +268,20 @@ impl<'a> End<'a> {
     fn key(of: &Self, input: &mut Input<'_>) -> u32 {
         let choice = input.u8();
         let (key, _) = of.keys[usize::from(choice) % of.keys.len()];
+        key.0 ^ u32::from(choice >> 5)
+    }
+
+    /// The same where windows have keys, too.
+    fn any_key(of: &Self, input: &mut Input<'_>) -> u32 {
+        if of.layout.version == VerbsVersion::V1 {
+            return Self::key(of, input);
+        }
+        let choice = input.u8();
+        let at = usize::from(choice) % (of.keys.len() + of.windows.len());
+        let key = match of.keys.get(at) {
+            Some((key, _)) => *key,
+            None => of.windows[at - of.keys.len()],
+        };
         key.0 ^ u32::from(choice >> 5)
     }
 
@@ -310,14 +332,24 @@ impl<'a> End<'a> {
             VerbsVersion::V2 => OP_FLUSH + 1,
         };
         let (opcode, flags, sges) = (input.u8() % opcodes, input.u8() % 32, input.u8() % 18);
+        // Which side's keys the operation names.
+        let (own, named) = match opcode {
+            OP_BIND_WINDOW => (self, self),
+            OP_LOCAL_INVALIDATE => (self, peer),
+            _ => (peer, peer),
+        };
+        let imm = match opcode {
+            OP_BIND_WINDOW | OP_LOCAL_INVALIDATE | OP_SEND_INVALIDATE => Self::any_key(own, input),
+            _ => 2,
+        };
         let head = SendEntry {
             wr_id: 1.into(),
             opcode,
             flags,
             num_sge: u16::from(sges).into(),
-            imm: 2.into(),
+            imm: imm.into(),
             remote_addr: Self::address(input).into(),
-            rkey: Self::key(peer, input).into(),
+            rkey: Self::any_key(named, input).into(),
             inline_bytes: u32::from(input.u8()).into(),
         };
         let mut bytes = head.as_bytes().to_vec();
@@ -329,10 +361,13 @@ impl<'a> End<'a> {
                     let (handle, qkey) = (input.u8() % 6, input.u8() % 2);
                     SendTail::datagram(handle.into(), *input.pick(&numbers), qkey.into())
                 }
-                _ => SendTail {
-                    a: Self::address(input).into(),
-                    b: u64::from(Self::key(self, input)).into(),
-                },
+                _ => {
+                    let access = u64::from(input.u8() & 63) << 32;
+                    SendTail {
+                        a: Self::address(input).into(),
+                        b: (access | u64::from(Self::any_key(self, input))).into(),
+                    }
+                }
             };
             bytes.extend_from_slice(tail.as_bytes());
         }
@@ -471,10 +506,15 @@ impl Scene<'_> {
             ),
             12 => {
                 let (key, region) = &end.keys[usize::from(input.u8()) % end.keys.len()];
-                if input.u8().is_multiple_of(2) {
-                    end.table.remove(*key);
-                } else {
-                    region.revoke();
+                match input.u8() {
+                    255 => {
+                        let window = &end.windows[usize::from(input.u8()) % end.windows.len()];
+                        let _ = end.table.remove_window(*window);
+                    }
+                    even if even.is_multiple_of(2) => {
+                        end.table.remove(*key);
+                    }
+                    _ => region.revoke(),
                 }
             }
             13 => {

@@ -55,12 +55,19 @@ const PERFTESTS: &[&str] = &[
     "ib_send_bw -c XRC -s 65536 -n 1000",
     "ib_send_lat -c XRC -s 8 -n 2000",
     "ib_write_bw -c XRC -s 65536 -n 1000",
+    "ib_atomic_bw -A CMP_AND_SWAP -n 1000",
+    "ib_atomic_bw -A FETCH_AND_ADD -n 1000 -q 4",
+    "ib_atomic_bw -A FETCH_AND_ADD -n 1000 -e",
+    "ib_atomic_lat -A CMP_AND_SWAP -n 1000 -e",
+    "ib_atomic_lat -A FETCH_AND_ADD -n 1000",
 ];
 
-/// The tests of qperf over connections but those of atomic operations, which there are not.
+/// The tests of qperf over connections.
 const QPERF: &[&str] = &[
     "rc_bi_bw",
     "rc_bw",
+    "rc_compare_swap_mr",
+    "rc_fetch_add_mr",
     "rc_lat",
     "rc_rdma_read_bw",
     "rc_rdma_read_lat",
@@ -76,6 +83,8 @@ const QPERF: &[&str] = &[
     "ud_bi_bw",
     "ud_bw",
     "ud_lat",
+    "ver_rc_compare_swap",
+    "ver_rc_fetch_add",
 ];
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {

@@ -8,8 +8,9 @@ use farlane_abi::Errno;
 use farlane_abi::arena::CALL_PAYLOAD_BYTES;
 use farlane_abi::queue::QpLayout;
 use farlane_abi::rdma::{
-    AllocBuffer, CreateAh, CreateCq, CreateQp, CreateQpEx, CreateSrq, MR_SOURCE_BUFFER, McastGroup,
-    ModifyQp, ModifySrq, QPT_RC, RegMr, ReregMr, ResizeCq, VERBS_CALLS, VerbsStubs, VersionRange,
+    AllocBuffer, AllocMw, CreateAh, CreateCq, CreateQp, CreateQpEx, CreateSrq, MR_SOURCE_BUFFER,
+    MW_TYPE_2, McastGroup, ModifyQp, ModifySrq, QPT_RC, RegMr, ReregMr, ResizeCq, VERBS_CALLS,
+    VerbsStubs, VersionRange,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_attacks::Random;
@@ -68,6 +69,7 @@ fn handles(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
             verbs.query_srq(&handle).map(drop),
             verbs.destroy_srq(&handle),
             verbs.close_xrcd(&handle),
+            verbs.dealloc_mw(&handle),
             modify(session, handle.get()),
             register(session, pd, handle.get()),
             verbs.resize_cq(&resize(handle.get(), 1, 0)).map(drop),
@@ -78,6 +80,11 @@ fn handles(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
         ];
         if handle != pd {
             outcomes.push(verbs.dealloc_pd(&handle));
+            let window = AllocMw {
+                pd: handle,
+                mw_type: MW_TYPE_2.into(),
+            };
+            outcomes.push(verbs.alloc_mw(&window).map(drop));
         }
         let count = outcomes.len() as u64;
         let good = outcomes.iter().all(|outcome| *outcome == Err(Errno::EBADF));
@@ -97,6 +104,7 @@ fn handles(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
         opened += u32::from(verbs.destroy_cq(&handle).is_ok());
         opened += u32::from(verbs.free_buffer(&handle).is_ok());
         opened += u32::from(verbs.destroy_srq(&handle).is_ok());
+        opened += u32::from(verbs.dealloc_mw(&handle).is_ok());
     }
     let said = format!("{opened} opened something");
     table.many(GROUP, "random handles", 5000, &said, opened == 0);
@@ -299,6 +307,7 @@ fn random_arguments(session: &Session, table: &mut Table) -> Result<(), Failure>
             "create_qp_ex" => size_of::<CreateQpEx>(),
             "create_ah" => size_of::<CreateAh>(),
             "attach_mcast" | "detach_mcast" => size_of::<McastGroup>(),
+            "alloc_mw" => size_of::<AllocMw>(),
             _ => 4,
         };
         let mut answers = BTreeMap::new();
@@ -388,6 +397,7 @@ fn exhaustion(session: &Session, table: &mut Table) {
         }
         let _ = verbs.dealloc_pd(&pd);
     }
+    windows_without_end(session, table);
     let mut made = Vec::new();
     let outcome = loop {
         let request = AllocBuffer {
@@ -404,4 +414,38 @@ fn exhaustion(session: &Session, table: &mut Table) {
     for buffer in made {
         let _ = verbs.free_buffer(&buffer);
     }
+}
+
+fn windows_without_end(session: &Session, table: &mut Table) {
+    let verbs = VerbsStubs(session);
+    let Ok(pd) = verbs.alloc_pd(&()) else {
+        table.note(GROUP, "a protection domain for windows", "none", false);
+        return;
+    };
+    let request = AllocMw {
+        pd,
+        mw_type: MW_TYPE_2.into(),
+    };
+    let mut made = Vec::new();
+    let outcome = loop {
+        match verbs.alloc_mw(&request) {
+            Ok(window) if made.len() < 1_000_000 => made.push(window.handle),
+            other => break other.map(drop),
+        }
+    };
+    let what = format!("memory windows: the one after {}", made.len());
+    table.refused(GROUP, &what, outcome, &[Errno::ENOMEM]);
+    let busy = verbs.dealloc_pd(&pd);
+    table.refused(
+        GROUP,
+        "dealloc_pd with windows in it",
+        busy,
+        &[Errno::EBUSY],
+    );
+    for window in made {
+        let _ = verbs.dealloc_mw(&window);
+    }
+    let outcome = verbs.dealloc_pd(&pd);
+    let said = format!("{outcome:?}");
+    table.note(GROUP, "dealloc_pd without windows", &said, outcome.is_ok());
 }

@@ -10,6 +10,7 @@
 //! The device is `/dev/farlane0`, or the host socket that `FARLANE_SOCKET` names. Exit status 0
 //! means that every attempt got an error that was foreseen.
 
+mod atomics;
 mod calls;
 mod datagrams;
 mod maps;
@@ -21,6 +22,7 @@ mod rings;
 mod session;
 mod stranger;
 mod table;
+mod windows;
 mod witness;
 mod work;
 
@@ -71,5 +73,7 @@ fn attack(witness: &Path) -> Result<bool, Failure> {
     rings::attack(&device, &mut table)?;
     work::attack(&device, &witness, &mut table)?;
     datagrams::attack(&device, &witness, &mut table)?;
+    atomics::attack(&device, &witness, &mut table)?;
+    windows::attack(&device, &witness, &mut table)?;
     Ok(table.close())
 }

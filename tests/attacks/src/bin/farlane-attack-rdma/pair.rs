@@ -5,7 +5,7 @@ use crate::Failure;
 use crate::session::{Queue, Session};
 use farlane_abi::queue::{
     OP_RDMA_WRITE, QP_OFF_ENTRIES, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry,
-    SEND_SIGNALED, SendEntry, Sge,
+    SEND_SIGNALED, SEND_TAIL, SendEntry, SendTail, Sge,
 };
 use farlane_abi::rdma::{
     self, CreateQp, CreateQpEx, ModifyQp, Mr, QPT_RC, QPT_UD, QpAttr, VerbsStubs, VerbsVersion,
@@ -24,8 +24,10 @@ const ENTRIES: u32 = 64;
 pub const BYTES: usize = 1 << 16;
 
 /// Every right there is.
-pub const ALL: u32 =
-    rdma::ACCESS_LOCAL_WRITE | rdma::ACCESS_REMOTE_WRITE | rdma::ACCESS_REMOTE_READ;
+pub const ALL: u32 = rdma::ACCESS_LOCAL_WRITE
+    | rdma::ACCESS_REMOTE_WRITE
+    | rdma::ACCESS_REMOTE_READ
+    | rdma::ACCESS_REMOTE_ATOMIC;
 
 /// A queue pair by hand.
 #[derive(Debug)]
@@ -103,8 +105,8 @@ pub fn holds(map: &Map, byte: u8) -> bool {
 
 impl Qp {
     fn create(session: &Session, pd: u32, cq: u32) -> Result<Self, Failure> {
-        let layout = QpLayout::new(ENTRIES, 4, 0, ENTRIES, 4).ok_or("Too much")?;
-        Self::laid_out(session, pd, cq, layout, QPT_RC)
+        let layout = QpLayout::of(session.version(), ENTRIES, 4, 0, ENTRIES, 4);
+        Self::laid_out(session, pd, cq, layout.ok_or("Too much")?, QPT_RC)
     }
 
     /// One for datagrams, ready to send and to receive, of a session that has settled version 2.
@@ -196,7 +198,7 @@ impl Qp {
         self.produced.set(produced.load(Ordering::Acquire));
         let init = QpAttr {
             port_num: 1,
-            qp_access_flags: (rdma::ACCESS_REMOTE_WRITE | rdma::ACCESS_REMOTE_READ).into(),
+            qp_access_flags: ALL.into(),
             ..state(rdma::QPS_INIT)
         };
         self.modify(session, rdma::QP_TO_INIT, init)?;
@@ -224,6 +226,29 @@ impl Qp {
     /// Puts a request into the send queue, without looking whether there is room.
     pub fn push(&self, session: &Session, entry: &SendEntry, elements: &[Sge]) {
         let mut bytes = entry.as_bytes().to_vec();
+        bytes.extend(elements.as_bytes());
+        self.push_bytes(&bytes);
+        self.publish(session);
+    }
+
+    /// The same of a request with operands.
+    pub fn push_with(
+        &self,
+        session: &Session,
+        entry: &SendEntry,
+        (a, b): (u64, u64),
+        elements: &[Sge],
+    ) {
+        let entry = SendEntry {
+            flags: entry.flags | SEND_TAIL,
+            ..*entry
+        };
+        let tail = SendTail {
+            a: a.into(),
+            b: b.into(),
+        };
+        let mut bytes = entry.as_bytes().to_vec();
+        bytes.extend(tail.as_bytes());
         bytes.extend(elements.as_bytes());
         self.push_bytes(&bytes);
         self.publish(session);

@@ -9,7 +9,9 @@ use farlane_abi::arena::{
 };
 use farlane_abi::calls::Caller;
 use farlane_abi::queue::{CQ_OFF_CONSUMED, CQ_OFF_ENTRIES, CQ_OFF_PRODUCED, Completion, CqLayout};
-use farlane_abi::rdma::{CreateCq, MR_SOURCE_PIN, Mr, RegMr, VerbsStubs};
+use farlane_abi::rdma::{
+    CreateCq, MR_SOURCE_PIN, Mr, RegMr, VerbsStubs, VerbsVersion, VersionRange,
+};
 use farlane_abi::width::to_usize;
 use farlane_transport::{DeviceInfo, Map, PinKind, Transport};
 use std::cell::Cell;
@@ -30,6 +32,7 @@ pub struct Session {
     /// Region of the header.
     pub header_region: u32,
     submitted: Cell<u32>,
+    version: VerbsVersion,
 }
 
 impl Session {
@@ -46,7 +49,24 @@ impl Session {
             header,
             header_region,
             submitted: Cell::new(0),
+            version: VerbsVersion::V1,
         })
+    }
+
+    /// Opens a context of the newest version of queues and calls.
+    ///
+    /// # Errors
+    /// What the transport and the backend say.
+    pub fn open_newest(device: &DeviceInfo) -> Result<Self, Failure> {
+        let mut session = Self::open(device)?;
+        let number = VerbsStubs(&session).negotiate(&VersionRange::ours())?;
+        session.version = VerbsVersion::from_wire(number.get()).ok_or("A strange version")?;
+        Ok(session)
+    }
+
+    /// The version of its queues and calls.
+    pub fn version(&self) -> VerbsVersion {
+        self.version
     }
 
     /// The transport.

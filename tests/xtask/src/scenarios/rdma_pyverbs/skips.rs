@@ -22,13 +22,8 @@ pub const VENDORS: [&str; 2] = ["test_mlx5_", "test_efa"];
 pub const SKIPS: &[Skip] = &[
     Skip {
         reason: "Extended QP is not supported",
-        at_most: 3,
-        because: "no atomics",
-    },
-    Skip {
-        reason: "ODP is unavailable",
-        at_most: 2,
-        because: "no atomics",
+        at_most: 4,
+        because: "no atomics and no memory windows by `ibv_wr_start`",
     },
     Skip {
         reason: "Device farlane0 doesn't have net interface",
@@ -54,26 +49,6 @@ pub const SKIPS: &[Skip] = &[
         reason: "cuda-python 12.0+ must be installed",
         at_most: 1,
         because: "no CUDA",
-    },
-    Skip {
-        reason: "Atomic operations are not supported",
-        at_most: 9,
-        because: "no atomics",
-    },
-    Skip {
-        reason: "Reg MR with MW access is not supported",
-        at_most: 6,
-        because: "no memory windows",
-    },
-    Skip {
-        reason: "Create memory window of type 3 is not supported",
-        at_most: 1,
-        because: "no memory windows",
-    },
-    Skip {
-        reason: "Create custom mr with additional access flags 18 is not supported",
-        at_most: 1,
-        because: "no memory windows",
     },
     Skip {
         reason: "Create QP type 8 is not supported",

@@ -1,0 +1,36 @@
+//! Memory windows.
+
+use super::CallHost;
+use crate::memory::{PdHandle, WindowKind};
+use crate::objects::WindowObject;
+use farlane_abi::Errno;
+use farlane_abi::rdma::{AllocMw, Handle, MW_TYPE_1, MW_TYPE_2, Mw};
+use std::sync::Arc;
+
+impl CallHost<'_> {
+    pub(super) fn add_window(&self, args: &AllocMw) -> Result<Mw, Errno> {
+        let kind = match args.mw_type.get() {
+            MW_TYPE_1 => WindowKind::One,
+            MW_TYPE_2 => WindowKind::Two,
+            _ => return Err(Errno::EINVAL),
+        };
+        let mut objects = self.context.objects();
+        let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
+        self.make_room_for_a_key(&mut objects)?;
+        let memory = &self.context.memory;
+        let (handle, window) = objects.windows.insert_with(|_| {
+            let key = memory.insert_window(PdHandle(args.pd.get()), kind)?;
+            Ok(WindowObject { key, _pd: pd })
+        })?;
+        Ok(Mw {
+            handle: handle.into(),
+            rkey: window.key.into(),
+        })
+    }
+
+    pub(super) fn remove_window(&self, window: Handle) -> Result<(), Errno> {
+        let removed = self.context.objects().windows.remove(window.get());
+        let window = removed.ok_or(Errno::EBADF)?;
+        self.context.memory.remove_window(window.key)
+    }
+}
