@@ -96,7 +96,7 @@ impl Program {
         let mut gid = ibv_gid { raw: [0; 16] };
         let mut attr: ibv_qp_attr = zeroed();
         attr.port_num = 1;
-        attr.qp_access_flags = RIGHTS.cast_unsigned();
+        attr.qp_access_flags = 15;
         attr.path_mtu = 3;
         attr.max_dest_rd_atomic = 1;
         attr.max_rd_atomic = 1;
@@ -292,6 +292,83 @@ unsafe fn a_datagram_is_for_whom_the_list_says() {
     program.end();
 }
 
+unsafe fn words_are_changed_and_windows_are_bound_in_a_list() {
+    let program = Program::start();
+    // SAFETY: as a C program calls them.
+    unsafe {
+        let operations = IBV_QP_EX_WITH_RDMA_WRITE
+            | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+            | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+            | IBV_QP_EX_WITH_ATOMIC_WRITE
+            | IBV_QP_EX_WITH_BIND_MW
+            | IBV_QP_EX_WITH_LOCAL_INV;
+        let qp = program.queue_pair(IBV_QPT_RC, operations);
+        assert!(!qp.is_null());
+        program.connect(qp);
+        let memory = program.memory.as_ptr();
+        let at = memory.expose_provenance() as u64;
+        let rights = RIGHTS | 8 | IBV_ACCESS_MW_BIND.cast_signed();
+        let mr = memory::reg_mr(program.pd, memory.cast_mut().cast(), LENGTH, rights);
+        let key = (*mr).lkey;
+        (*qp).wr_flags = IBV_SEND_SIGNALED;
+        call!(qp.wr_start());
+        let first = 40_u64;
+        call!(qp.wr_atomic_write(key, at, (&raw const first).cast()));
+        call!(qp.wr_atomic_fetch_add(key, at, 2));
+        call!(qp.wr_set_sge(key, at + 8, 8));
+        call!(qp.wr_atomic_cmp_swp(key, at, 42, 7));
+        call!(qp.wr_set_sge(key, at + 16, 8));
+        assert_eq!(call!(qp.wr_complete()), 0);
+        for _ in 0..3 {
+            assert_eq!(program.completion().1, 0);
+        }
+        assert_eq!(memory.cast::<[u64; 3]>().read_volatile(), [7, 40, 42]);
+
+        let mw = farlane_verbs::window::allocate(program.pd, IBV_MW_TYPE_2);
+        let keys = [(*mw).rkey, (*mw).rkey ^ 1, (*mw).rkey ^ 2];
+        let info = ibv_mw_bind_info {
+            mr,
+            addr: at,
+            length: 64,
+            mw_access_flags: RIGHTS.cast_unsigned(),
+        };
+        // What is taken back binds nothing.
+        call!(qp.wr_start());
+        call!(qp.wr_bind_mw(mw, keys[1], &raw const info));
+        call!(qp.wr_abort());
+        assert_eq!((*mw).rkey, keys[0]);
+        call!(qp.wr_start());
+        call!(qp.wr_bind_mw(mw, keys[1], &raw const info));
+        call!(qp.wr_send());
+        assert_eq!(call!(qp.wr_complete()), libc::EOPNOTSUPP);
+        assert_eq!((*mw).rkey, keys[0]);
+        // Twice in a list, then used and taken away.
+        call!(qp.wr_start());
+        call!(qp.wr_bind_mw(mw, keys[1], &raw const info));
+        call!(qp.wr_local_inv(keys[1]));
+        call!(qp.wr_bind_mw(mw, keys[2], &raw const info));
+        call!(qp.wr_rdma_write(keys[2], at + 32));
+        call!(qp.wr_set_sge(key, at, 8));
+        assert_eq!(call!(qp.wr_complete()), 0);
+        assert_eq!((*mw).rkey, keys[2]);
+        for _ in 0..4 {
+            assert_eq!(program.completion().1, 0);
+        }
+        assert_eq!(memory.add(32).cast::<u64>().read_unaligned(), 7);
+        call!(qp.wr_start());
+        call!(qp.wr_local_inv(keys[2]));
+        call!(qp.wr_rdma_write(keys[2], at + 32));
+        call!(qp.wr_set_sge(key, at, 8));
+        assert_eq!(call!(qp.wr_complete()), 0);
+        assert_eq!(program.completion().1, 0);
+        assert_eq!(program.completion().1, IBV_WC_REM_ACCESS_ERR);
+        assert_eq!(queue_pair::destroy(qp.cast()), 0);
+        assert_eq!(farlane_verbs::window::deallocate(mw), 0);
+        assert_eq!(memory::dereg_mr(mr), 0);
+    }
+    program.end();
+}
+
 unsafe fn a_parent_domain_keeps_what_it_is_of() {
     let program = Program::start();
     // SAFETY: as a C program calls them.
@@ -383,6 +460,7 @@ fn a_program_has_the_extended_interfaces() {
     unsafe {
         requests_are_posted_whole_or_not_at_all();
         a_datagram_is_for_whom_the_list_says();
+        words_are_changed_and_windows_are_bound_in_a_list();
         a_parent_domain_keeps_what_it_is_of();
         a_context_is_imported_by_a_copy_of_its_file();
     }

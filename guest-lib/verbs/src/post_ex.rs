@@ -5,11 +5,18 @@
 
 use crate::address;
 use crate::errno::{EINVAL, answer, fail};
+use crate::object::Address;
 use crate::post::{elements, flags};
 use crate::queue_pair;
 use crate::sys::*;
+use crate::window::Binding;
 use farlane_abi::Errno;
-use farlane_abi::queue::{OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM};
+use farlane_abi::queue::{
+    OP_ATOMIC_WRITE, OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_LOCAL_INVALIDATE,
+    OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM, OP_SEND_INVALIDATE,
+};
+use farlane_abi::rdma::DEVICE_ATOMIC_WRITE;
+use farlane_abi::width::to_usize;
 use farlane_rdma_client::{DeviceLimits, Payload, SendList, SendRequest, SendTail, Sge};
 use farlane_sys::sync::lock;
 use std::ffi::{c_int, c_void};
@@ -29,6 +36,15 @@ const UNRELIABLE: u64 = IBV_QP_EX_WITH_RDMA_WRITE
 
 /// Those of datagrams.
 const DATAGRAMS: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+/// Those that change 8 bytes at the peer, and answer what they were.
+const ATOMICS: u64 = IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+
+/// Those that bind windows, and take away what keys name.
+const OF_WINDOWS: u64 =
+    IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_INV;
+
+/// What an atomic write writes.
+const ATOMIC_WRITE_BYTES: u32 = 8;
 
 impl Operations {
     /// Those that a program asks for; `EOPNOTSUPP` where a queue pair of the type cannot have one
@@ -39,9 +55,17 @@ impl Operations {
         limits: &DeviceLimits,
     ) -> Result<Self, Errno> {
         let when = |operations: u64, has: bool| if has { operations } else { 0 };
+        let unreliable = UNRELIABLE | when(OF_WINDOWS, limits.max_mw.get() != 0);
+        let reliable = unreliable
+            | IBV_QP_EX_WITH_RDMA_READ
+            | when(ATOMICS, limits.atomic_cap.get() != 0)
+            | when(
+                IBV_QP_EX_WITH_ATOMIC_WRITE,
+                limits.device_cap_flags.get() & DEVICE_ATOMIC_WRITE != 0,
+            );
         let possible = match qp_type {
-            IBV_QPT_RC | IBV_QPT_XRC_SEND => UNRELIABLE | IBV_QP_EX_WITH_RDMA_READ,
-            IBV_QPT_UC => UNRELIABLE,
+            IBV_QPT_RC | IBV_QPT_XRC_SEND => reliable,
+            IBV_QPT_UC => unreliable,
             IBV_QPT_UD => when(DATAGRAMS, limits.max_ah.get() != 0),
             _ => 0,
         };
@@ -49,6 +73,15 @@ impl Operations {
             return Err(Errno::EOPNOTSUPP);
         }
         Ok(Self(asked))
+    }
+
+    /// Inline bytes that a request of one of them has, however many the program asks for.
+    pub(crate) fn inline_bytes(self) -> u32 {
+        if self.has(IBV_QP_EX_WITH_ATOMIC_WRITE) {
+            ATOMIC_WRITE_BYTES
+        } else {
+            0
+        }
     }
 
     fn has(self, operation: u64) -> bool {
@@ -64,6 +97,8 @@ pub(crate) struct Posting {
     busy: AtomicBool,
     /// Its requests.
     list: Mutex<SendList>,
+    /// Windows that they bind, and the keys that these have when they are posted.
+    bound: Mutex<Vec<(Address<ibv_mw>, u32)>>,
 }
 
 impl Posting {
@@ -72,7 +107,14 @@ impl Posting {
             operations,
             busy: AtomicBool::new(false),
             list: Mutex::default(),
+            bound: Mutex::default(),
         }
+    }
+
+    /// Begins with an empty list.
+    fn clear(&self) {
+        lock(&self.list).clear();
+        lock(&self.bound).clear();
     }
 
     /// Adds a request to the list, of one of the queue pair's operations.
@@ -132,7 +174,7 @@ unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     while posting.busy.swap(true, Ordering::Acquire) {
         thread::yield_now();
     }
-    lock(&posting.list).clear();
+    posting.clear();
 }
 
 /// `ibv_wr_complete`: posts all requests since the start, or none.
@@ -143,6 +185,12 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
         return fail(EINVAL);
     };
     let result = lock(&posting.list).post(&state.qp);
+    if result.is_ok() {
+        for (Address(mw), rkey) in lock(&posting.bound).drain(..) {
+            // SAFETY: by the caller's contract: a window that is there until it has been bound.
+            unsafe { (*mw).rkey = rkey };
+        }
+    }
     posting.end();
     answer(result)
 }
@@ -151,7 +199,7 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
 unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
     // SAFETY: by the caller's contract.
     if let Some(posting) = unsafe { posting(qp) } {
-        lock(&posting.list).clear();
+        posting.clear();
         posting.end();
     }
 }
@@ -224,7 +272,115 @@ requests! {
         = IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, OP_RDMA_WRITE_IMM
         { rkey: rkey, remote_addr: remote_addr, imm: imm_data };
     fn send() = IBV_QP_EX_WITH_SEND, OP_SEND;
+    fn send_inv(rkey: u32) = IBV_QP_EX_WITH_SEND_WITH_INV, OP_SEND_INVALIDATE { imm: rkey };
+    fn local_inv(rkey: u32) = IBV_QP_EX_WITH_LOCAL_INV, OP_LOCAL_INVALIDATE { imm: rkey };
     fn send_imm(imm_data: u32) = IBV_QP_EX_WITH_SEND_WITH_IMM, OP_SEND_IMM { imm: imm_data };
+}
+
+/// Adds an atomic operation.
+unsafe fn atomic(
+    qp: *mut ibv_qp_ex,
+    operation: u64,
+    opcode: u8,
+    target: (u32, u64),
+    operands: SendTail,
+) {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        add(qp, operation, opcode, |request| {
+            (request.rkey, request.remote_addr) = target;
+        });
+        if let Some(posting) = posting(qp) {
+            lock(&posting.list).operands(operands);
+        }
+    }
+}
+
+/// `ibv_wr_atomic_cmp_swp`.
+unsafe extern "C" fn atomic_cmp_swp(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    compare: u64,
+    swap: u64,
+) {
+    let operands = SendTail {
+        a: compare.into(),
+        b: swap.into(),
+    };
+    let (operation, target) = (IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, (rkey, remote_addr));
+    // SAFETY: by the caller's contract.
+    unsafe { atomic(qp, operation, OP_COMPARE_SWAP, target, operands) };
+}
+
+/// `ibv_wr_atomic_fetch_add`.
+unsafe extern "C" fn atomic_fetch_add(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    operand: u64,
+) {
+    let operands = SendTail {
+        a: operand.into(),
+        b: 0.into(),
+    };
+    let (operation, target) = (IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, (rkey, remote_addr));
+    // SAFETY: by the caller's contract.
+    unsafe { atomic(qp, operation, OP_FETCH_ADD, target, operands) };
+}
+
+/// `ibv_wr_bind_mw`, of a window of type 2: it has the key when the request has been posted.
+unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: by the caller's contract.
+    let (Some(posting), Some(info)) = (unsafe { (posting(qp), info.as_ref()) }) else {
+        return;
+    };
+    // SAFETY: by the caller's contract.
+    match unsafe { Binding::new(mw, IBV_MW_TYPE_2, rkey, info) } {
+        Ok(binding) => {
+            // One that the same list has bound before has that key by then.
+            let mut bound = lock(&posting.bound);
+            let earlier = bound.iter().rev().find(|(window, _)| window.0 == mw);
+            let present = earlier.map_or(binding.window, |(_, rkey)| *rkey);
+            bound.push((Address(mw), binding.rkey));
+            // SAFETY: by the caller's contract.
+            unsafe {
+                add(qp, IBV_QP_EX_WITH_BIND_MW, OP_BIND_WINDOW, |request| {
+                    request.imm = present;
+                    (request.rkey, request.remote_addr) = (binding.rkey, binding.address);
+                });
+            }
+            lock(&posting.list).operands(binding.tail);
+        }
+        Err(error) => lock(&posting.list).refuse(error),
+    }
+}
+
+/// `ibv_wr_atomic_write`: the 8 bytes are read now.
+unsafe extern "C" fn atomic_write(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    atomic_wr: *const c_void,
+) {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        add(
+            qp,
+            IBV_QP_EX_WITH_ATOMIC_WRITE,
+            OP_ATOMIC_WRITE,
+            |request| {
+                (request.rkey, request.remote_addr) = (rkey, remote_addr);
+            },
+        );
+        let bytes = bytes(atomic_wr, to_usize(ATOMIC_WRITE_BYTES.into()));
+        inline(qp, bytes.map(|bytes| [bytes]));
+    }
 }
 
 /// Functions of operations that no queue pair has.
@@ -240,13 +396,7 @@ macro_rules! refused {
 }
 
 refused! {
-    fn atomic_cmp_swp(u32, u64, u64, u64);
-    fn atomic_fetch_add(u32, u64, u64);
-    fn atomic_write(u32, u64, *const c_void);
-    fn bind_mw(*mut ibv_mw, u32, *const ibv_mw_bind_info);
     fn flush(u32, u64, usize, u8, u8);
-    fn local_inv(u32);
-    fn send_inv(u32);
     fn send_tso(*mut c_void, u16, u16);
 }
 
@@ -382,6 +532,19 @@ mod tests {
         assert_eq!(new(DATAGRAMS, IBV_QPT_UD), Err(Errno::EOPNOTSUPP));
         assert!(Operations::new(DATAGRAMS, IBV_QPT_UD, &datagrams).is_ok());
         assert!(Operations::new(read, IBV_QPT_UD, &datagrams).is_err());
+        assert_eq!(new(ATOMICS, IBV_QPT_RC), Err(Errno::EOPNOTSUPP));
+        let atomic = DeviceLimits {
+            atomic_cap: 1.into(),
+            ..none
+        };
+        assert!(Operations::new(ATOMICS, IBV_QPT_RC, &atomic).is_ok());
+        assert!(Operations::new(ATOMICS, IBV_QPT_UC, &atomic).is_err());
+        let windows = DeviceLimits {
+            max_mw: 1.into(),
+            ..none
+        };
+        assert!(new(OF_WINDOWS, IBV_QPT_UC).is_err());
+        assert!(Operations::new(OF_WINDOWS, IBV_QPT_UC, &windows).is_ok());
     }
 
     #[test]

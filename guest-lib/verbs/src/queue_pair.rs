@@ -91,6 +91,7 @@ unsafe fn make(
     };
     // SAFETY: by the caller's contract; NULL means none.
     let shared = (!init.srq.is_null()).then(|| unsafe { srq::state(init.srq) });
+    let inline_bytes = operations.map_or(0, Operations::inline_bytes);
     let qp = Qp::create(
         &domain.pd,
         &QpInit {
@@ -100,7 +101,7 @@ unsafe fn make(
             caps: QpCaps {
                 send_wr: init.cap.max_send_wr,
                 send_sge: init.cap.max_send_sge,
-                inline_bytes: init.cap.max_inline_data,
+                inline_bytes: inline_bytes.max(init.cap.max_inline_data),
                 recv_wr: init.cap.max_recv_wr,
                 recv_sge: init.cap.max_recv_sge,
             },

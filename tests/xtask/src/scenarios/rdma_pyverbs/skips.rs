@@ -21,11 +21,6 @@ pub const VENDORS: [&str; 2] = ["test_mlx5_", "test_efa"];
 /// Reasons for which the other tests may be skipped.
 pub const SKIPS: &[Skip] = &[
     Skip {
-        reason: "Extended QP is not supported",
-        at_most: 4,
-        because: "no atomics and no memory windows by `ibv_wr_start`",
-    },
-    Skip {
         reason: "Device farlane0 doesn't have net interface",
         at_most: 10,
         because: "no connection manager, which needs a network interface with the port's address",
