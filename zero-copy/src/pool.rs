@@ -8,7 +8,7 @@ use crate::{Mapping, MappingError, punch_hole};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::SealFlags;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::io;
@@ -127,10 +127,7 @@ struct Run {
 }
 
 fn sealed_memfd(bytes: u64) -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create(
-        "farlane-pool",
-        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-    )?;
+    let fd = farlane_sys::memory_file("farlane-pool")?;
     rustix::fs::ftruncate(&fd, bytes)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)

@@ -13,10 +13,10 @@ use crate::Origin;
 use crate::maps::{Behind, FileId, behind};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::width::to_usize;
-use farlane_sys::Mmap;
 use farlane_sys::sync::lock;
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
-use rustix::fs::{fallocate, fcntl_add_seals, fstat, memfd_create};
+use farlane_sys::{Mmap, memory_file};
+use rustix::fs::{FallocateFlags, SealFlags};
+use rustix::fs::{fallocate, fcntl_add_seals, fstat};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::collections::HashMap;
@@ -167,8 +167,7 @@ unsafe fn move_to_file(range: &Range<usize>) -> Result<(FileId, OwnedFd), Errno>
     {
         return Err(Errno::FBIG);
     }
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = memfd_create("farlane-shared", flags)?;
+    let file = memory_file("farlane-shared")?;
     fallocate(&file, FallocateFlags::empty(), 0, length)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
     let id = FileId::of(&fstat(&file)?);
@@ -265,7 +264,7 @@ mod tests {
 
     #[test]
     fn only_whole_private_pages_are_moved() {
-        let file = memfd_create("t", MemfdFlags::CLOEXEC).unwrap();
+        let file = memory_file("t").unwrap();
         rustix::fs::ftruncate(&file, BYTES as u64).unwrap();
         let shared = Mmap::shared(&file, 0, BYTES, Mmap::READ_WRITE).unwrap();
         assert!(register(&shared, 0, BYTES).1.is_none());

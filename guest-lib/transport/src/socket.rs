@@ -8,12 +8,10 @@ use crate::{Map, Origin, PinKind, Transport, TransportError, TransportInfo};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::config::{ABI_VERSION, FEATURE_WINDOW};
 use farlane_abi::control::{self, Reply, Request};
+use farlane_sys::memory_file;
 use farlane_sys::sync::lock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, fstat, ftruncate,
-    memfd_create,
-};
+use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, fstat, ftruncate};
 use rustix::io::Errno as Os;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{PTracer, Pid, set_ptracer};
@@ -335,11 +333,8 @@ fn let_backend_reach_memory(process: u64) {
 
 /// Memory that neither side can shrink under the other's feet.
 fn sealed_memory(length: u64) -> Result<OwnedFd, TransportError> {
-    let memory = memfd_create(
-        "farlane-segment",
-        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-    )
-    .map_err(|source| TransportError::os("memfd_create", source))?;
+    let memory = memory_file("farlane-segment")
+        .map_err(|source| TransportError::os("memfd_create", source))?;
     ftruncate(&memory, length).map_err(|source| TransportError::os("ftruncate", source))?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     fcntl_add_seals(&memory, seals).map_err(|source| TransportError::os("fcntl", source))?;

@@ -1,7 +1,8 @@
 //! Several C structures of one context: `ibv_import_device` and what follows.
 //!
 //! A context's `cmd_fd` names it within its process: it is an empty file, of which a copy
-//! (`dup(2)`) is the same file. Imported structures are of the same context at the backend, so
+//! (`dup(2)`) is the same file. A context has -1 instead where the kernel makes none, and
+//! cannot be imported. Imported structures are of the same context at the backend, so
 //! protection domains and registrations have the same handles in both. A file of another process
 //! names nothing here: `EOPNOTSUPP`.
 
@@ -14,12 +15,16 @@ use crate::open;
 use crate::parent_domain::Uses;
 use crate::sys::*;
 use farlane_rdma_client::{Mr, Pd};
+use farlane_sys::memory_file;
 use farlane_sys::sync::lock;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::SealFlags;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, Weak};
+
+/// `cmd_fd` of a context that has no file.
+const NO_FILE: RawFd = -1;
 
 /// The contexts of this process by their command files, while they are there.
 static CONTEXTS: Mutex<BTreeMap<FileId, Weak<ContextState>>> = Mutex::new(BTreeMap::new());
@@ -38,11 +43,33 @@ impl FileId {
 /// Objects by handle, for as long as they are there.
 type Handles<T> = Mutex<BTreeMap<u32, Weak<T>>>;
 
+/// The file that names a context.
+#[derive(Debug)]
+struct CommandFile {
+    file: OwnedFd,
+    id: FileId,
+}
+
+impl CommandFile {
+    fn new() -> rustix::io::Result<Self> {
+        let file = memory_file("farlane-context")?;
+        // It says which context, and holds nothing.
+        rustix::fs::fcntl_add_seals(
+            &file,
+            SealFlags::GROW | SealFlags::SHRINK | SealFlags::WRITE | SealFlags::SEAL,
+        )?;
+        Ok(Self {
+            id: FileId::of(&file)?,
+            file,
+        })
+    }
+}
+
 /// How further C structures come to a context and its objects.
 #[derive(Debug)]
 pub(crate) struct Importable {
-    command_file: OwnedFd,
-    id: FileId,
+    /// None where the kernel would not make one.
+    command_file: Option<CommandFile>,
     domains: Handles<Pd>,
     registrations: Handles<Mr>,
     memories: Handles<Dm>,
@@ -51,27 +78,21 @@ pub(crate) struct Importable {
 }
 
 impl Importable {
-    pub(crate) fn new() -> rustix::io::Result<Self> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let command_file = rustix::fs::memfd_create("farlane-context", flags)?;
-        // It says which context, and holds nothing.
-        rustix::fs::fcntl_add_seals(
-            &command_file,
-            SealFlags::GROW | SealFlags::SHRINK | SealFlags::WRITE | SealFlags::SEAL,
-        )?;
-        Ok(Self {
-            id: FileId::of(&command_file)?,
-            command_file,
+    pub(crate) fn new() -> Self {
+        Self {
+            // Few programs import contexts: all others do without.
+            command_file: CommandFile::new().ok(),
             domains: Mutex::default(),
             registrations: Mutex::default(),
             memories: Mutex::default(),
             keys: Mutex::default(),
-        })
+        }
     }
 
     /// The context's `cmd_fd`.
-    pub(crate) fn command_file(&self) -> BorrowedFd<'_> {
-        self.command_file.as_fd()
+    pub(crate) fn cmd_fd(&self) -> RawFd {
+        let command_file = self.command_file.as_ref();
+        command_file.map_or(NO_FILE, |command| command.file.as_raw_fd())
     }
 
     pub(crate) fn add_domain(&self, pd: &Arc<Pd>) {
@@ -114,7 +135,9 @@ impl Importable {
 
 impl Drop for Importable {
     fn drop(&mut self) {
-        lock(&CONTEXTS).remove(&self.id);
+        if let Some(command) = &self.command_file {
+            lock(&CONTEXTS).remove(&command.id);
+        }
     }
 }
 
@@ -138,11 +161,16 @@ fn find<T>(handles: &Handles<T>, handle: u32) -> Result<Arc<T>, c_int> {
 
 /// A context can be imported from now on.
 pub(crate) fn announce(context: &Arc<ContextState>) {
-    lock(&CONTEXTS).insert(context.importable.id, Arc::downgrade(context));
+    if let Some(command) = &context.importable.command_file {
+        lock(&CONTEXTS).insert(command.id, Arc::downgrade(context));
+    }
 }
 
 /// `ibv_import_device`: `cmd_fd` is the new structure's then, and closed with it.
 pub unsafe fn device(cmd_fd: c_int) -> *mut ibv_context {
+    if cmd_fd == NO_FILE {
+        return fail_null(EOPNOTSUPP);
+    }
     if cmd_fd < 0 {
         return fail_null(libc::EBADF);
     }
@@ -255,12 +283,12 @@ pub unsafe fn unimport_dm(dm: *mut ibv_dm) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd as _;
+    use rustix::process::{Resource, Rlimit, setrlimit};
 
     #[test]
     fn a_command_file_is_known_by_each_of_its_descriptors() {
-        let [first, second] = [Importable::new().unwrap(), Importable::new().unwrap()];
-        let copy = rustix::io::dup(&first.command_file).unwrap();
+        let [first, second] = [CommandFile::new().unwrap(), CommandFile::new().unwrap()];
+        let copy = rustix::io::dup(&first.file).unwrap();
         assert_eq!(FileId::of(&copy).unwrap(), first.id);
         assert_ne!(first.id, second.id);
         // Nobody keeps data in it.
@@ -269,14 +297,39 @@ mod tests {
     }
 
     #[test]
+    fn a_context_needs_no_file() {
+        // SAFETY: the child calls the kernel alone, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let none = Rlimit {
+                current: Some(0),
+                maximum: Some(0),
+            };
+            let is_without =
+                setrlimit(Resource::Nofile, none).is_ok() && Importable::new().cmd_fd() == NO_FILE;
+            // SAFETY: it ends the child at once.
+            unsafe { libc::_exit(i32::from(!is_without)) };
+        }
+        let mut status = -1;
+        // SAFETY: the child is this test's.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        // SAFETY: no descriptor is given away.
+        assert!(unsafe { device(NO_FILE) }.is_null());
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        assert_eq!(errno, Some(EOPNOTSUPP));
+    }
+
+    #[test]
     fn a_file_that_is_no_context_is_not_taken() {
         let errno = || std::io::Error::last_os_error().raw_os_error();
         // SAFETY: none of these is a context's, so no descriptor is given away.
         unsafe {
-            assert!(device(-1).is_null());
+            assert!(device(-2).is_null());
             assert_eq!(errno(), Some(libc::EBADF));
-            let stranger = Importable::new().unwrap();
-            assert!(device(stranger.command_file.as_raw_fd()).is_null());
+            let stranger = Importable::new();
+            assert!(stranger.cmd_fd() >= 0);
+            assert!(device(stranger.cmd_fd()).is_null());
             assert_eq!(errno(), Some(EOPNOTSUPP));
         }
     }

@@ -26,11 +26,8 @@ pub unsafe fn device(device: *mut ibv_device) -> *mut ibv_context {
         Ok(context) => context,
         Err(error) => return fail_null(error.errno().raw_os_error()),
     };
-    let importable = match Importable::new() {
-        Ok(importable) => importable,
-        Err(errno) => return fail_null(errno.raw_os_error()),
-    };
-    let command_file = importable.command_file().as_raw_fd();
+    let importable = Importable::new();
+    let cmd_fd = importable.cmd_fd();
     let shared = Arc::new(ContextState {
         context,
         queue_pairs: Mutex::default(),
@@ -44,15 +41,11 @@ pub unsafe fn device(device: *mut ibv_device) -> *mut ibv_context {
         shared,
         _imported_by: None,
     };
-    publish(device, opened, command_file)
+    publish(device, opened, cmd_fd)
 }
 
 /// Makes the C structure of a context.
-pub(crate) fn publish(
-    device: *mut ibv_device,
-    opened: Opened,
-    command_file: RawFd,
-) -> *mut ibv_context {
+pub(crate) fn publish(device: *mut ibv_device, opened: Opened, cmd_fd: RawFd) -> *mut ibv_context {
     let mut verbs = verbs_context::zeroed();
     verbs.sz = size_of::<verbs_context>();
     verbs.query_port = Some(attributes::query_port);
@@ -73,7 +66,7 @@ pub(crate) fn publish(
     verbs.context.device = device;
     verbs.context.abi_compat = EXTENDED;
     // This is not the kernel's RDMA: the file is good for nothing but `ibv_import_device`.
-    verbs.context.cmd_fd = command_file;
+    verbs.context.cmd_fd = cmd_fd;
     verbs.context.async_fd = opened.shared.context.async_fd().as_raw_fd();
     verbs.context.num_comp_vectors = 1;
     let ops = &mut verbs.context.ops;

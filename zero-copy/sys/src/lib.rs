@@ -4,6 +4,7 @@
 //! * [`closing`]: descriptors of others, which may take for ever to close.
 //! * [`eventfd`]: event descriptors that somebody else has made.
 //! * [`log_limit`]: log lines that somebody else can cause.
+//! * [`memory_file`]: anonymous files of memory.
 //! * [`Mmap`]: memory mappings that unmap themselves.
 //! * [`PciAddress`]: where a PCI function is.
 //! * [`socket`]: messages with descriptors beside them.
@@ -14,6 +15,7 @@ mod chain;
 pub mod closing;
 pub mod eventfd;
 pub mod log_limit;
+mod memory;
 mod mmap;
 mod pci_address;
 pub mod socket;
@@ -21,5 +23,6 @@ pub mod sync;
 pub mod thread;
 
 pub use chain::chain;
+pub use memory::memory_file;
 pub use mmap::Mmap;
 pub use pci_address::{PciAddress, PciAddressError};
