@@ -36,6 +36,16 @@ struct Registered {
     source: Option<Source>,
 }
 
+impl Registered {
+    fn find(&self, address: u64, length: usize) -> Option<usize> {
+        let skip = usize::try_from(address.checked_sub(self.iova)?).ok()?;
+        let end = skip.checked_add(length)?;
+        (end <= self.length)
+            .then(|| self.address.checked_add(skip))
+            .flatten()
+    }
+}
+
 /// What of a registration is to be another; `None`: as it is.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MrChange<'a> {
@@ -375,6 +385,19 @@ impl Mr {
     #[must_use]
     pub fn length(&self) -> usize {
         lock(&self.registered).length
+    }
+
+    /// Rights that it has, `ACCESS_*` of [`farlane_abi::rdma`].
+    #[must_use]
+    pub fn access(&self) -> u32 {
+        lock(&self.registered).access
+    }
+
+    /// Where `length` bytes are in this process that work requests name by `address`; `None` where
+    /// not all of them are inside.
+    #[must_use]
+    pub fn find(&self, address: u64, length: usize) -> Option<usize> {
+        lock(&self.registered).find(address, length)
     }
 
     /// Ends the registration, then lets the memory go. When this returns nobody touches it.

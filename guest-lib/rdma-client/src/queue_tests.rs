@@ -540,3 +540,29 @@ fn a_registration_pins_its_memory_and_lets_it_go() {
     let nothing = unsafe { Mr::register(&pd, address, 0, 0, 1) };
     assert_eq!(nothing.unwrap_err().errno(), Errno::EINVAL);
 }
+
+#[test]
+fn registered_memory_is_found_by_the_address_that_requests_name_it_by() {
+    let rig = Rig::agreeable();
+    let pd = Pd::allocate(&rig.context).unwrap();
+    let memory = [0_u8; 100];
+    let address = memory.as_ptr().addr();
+    let iova = 0x7000;
+    // SAFETY: the memory outlives the registration; nobody accesses it.
+    let mr = unsafe { Mr::register(&pd, address, 100, iova, 1) }.unwrap();
+    assert_eq!(mr.access(), 1);
+    assert_eq!(mr.find(iova, 100), Some(address));
+    assert_eq!(mr.find(iova + 99, 1), Some(address + 99));
+    assert_eq!(mr.find(iova + 100, 0), Some(address + 100));
+    let outside = [
+        (address as u64, 1),
+        (iova - 1, 1),
+        (iova, 101),
+        (iova + 99, 2),
+        (iova + 1, usize::MAX),
+        (u64::MAX, 1),
+    ];
+    for (address, length) in outside {
+        assert_eq!(mr.find(address, length), None, "{address:#x}, {length}");
+    }
+}

@@ -1,19 +1,36 @@
 //! `ibv_advise_mr`: the pages of registered memory that requests will need.
 
-use crate::errno::{EINVAL, EOPNOTSUPP, fail};
-use crate::memory::domain;
+use crate::errno::{EINVAL, ENOMEM, EOPNOTSUPP, fail};
+use crate::memory::{Domain, domain};
 use crate::sys::*;
+use farlane_abi::rdma::ACCESS_LOCAL_WRITE;
 use farlane_abi::width::to_usize;
-use farlane_rdma_client::Mr;
+use libc::EFAULT;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// The memory of an element: address and length, within the program's registration of its key.
-fn memory(mr: &Mr, element: &ibv_sge) -> Option<(usize, usize)> {
-    let (address, length) = (to_usize(element.addr), to_usize(element.length.into()));
-    let skip = address.checked_sub(mr.address())?;
-    let end = skip.checked_add(length)?;
-    (end <= mr.length()).then_some((address, length))
+/// Whether an advice can be given of a registration in the domain of the call: `EPERM` in another
+/// one, and where memory that is to be written has no right to be.
+fn check(is_here: bool, access: u32, advice: ibv_advise_mr_advice) -> Result<(), c_int> {
+    let is_write = advice == IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE;
+    if !is_here || is_write && access & ACCESS_LOCAL_WRITE == 0 {
+        return Err(libc::EPERM);
+    }
+    Ok(())
+}
+
+/// Where the memory of an element is, address and length, in the registration of its key.
+fn memory(
+    domain: &Domain,
+    element: &ibv_sge,
+    advice: ibv_advise_mr_advice,
+) -> Result<(usize, usize), c_int> {
+    let registration = domain.shared.importable.registration_of_key(element.lkey);
+    let mr = registration.ok_or(EFAULT)?;
+    check(Arc::ptr_eq(&mr.pd(), &domain.pd), mr.access(), advice)?;
+    let length = to_usize(element.length.into());
+    let address = mr.find(element.addr, length).ok_or(EFAULT)?;
+    Ok((address, length))
 }
 
 /// Has the kernel bring pages in, and has it make private copies of them where they are to be
@@ -24,20 +41,27 @@ fn populate(address: usize, length: usize, advice: c_int) -> Result<(), c_int> {
     let end = address
         .checked_add(length)
         .and_then(|end| end.checked_next_multiple_of(page))
-        .ok_or(EINVAL)?;
-    let first_page = std::ptr::with_exposed_provenance_mut(first);
+        .ok_or(EFAULT)?;
+    let (first_page, length) = (std::ptr::with_exposed_provenance_mut(first), end - first);
     // SAFETY: both advices change no byte of memory, whosever it is.
-    match unsafe { libc::madvise(first_page, end - first, advice) } {
-        0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()
-            .raw_os_error()
-            .unwrap_or(EINVAL)),
+    if unsafe { libc::madvise(first_page, length, advice) } == 0 {
+        return Ok(());
+    }
+    let errno = std::io::Error::last_os_error().raw_os_error();
+    // It says so of memory that there is none of, and that there is none left.
+    // SAFETY: it does nothing but look whether something is mapped everywhere (msync(2)).
+    let is_mapped = || unsafe { libc::msync(first_page, length, libc::MS_ASYNC) } == 0;
+    match errno {
+        Some(ENOMEM) if !is_mapped() => Err(EFAULT),
+        errno => Err(errno.unwrap_or(EINVAL)),
     }
 }
 
 /// `ibv_advise_mr`. It returns when the pages are there, also without `IBV_ADVISE_MR_FLAG_FLUSH`.
-/// `EINVAL` of a key that is none of the domain's, or of memory outside of its registration;
-/// `EFAULT` where nothing is mapped.
+/// Elements name memory as work requests do. Errors are those of ibv_advise_mr(3), which for some
+/// has several: `EFAULT` of a key that is none, of memory outside of its registration, and where
+/// nothing is mapped; `EPERM` of a key of another domain, and of
+/// `IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE` without the right of local writing.
 pub unsafe extern "C" fn advise(
     pd: *mut ibv_pd,
     advice: ibv_advise_mr_advice,
@@ -45,7 +69,7 @@ pub unsafe extern "C" fn advise(
     list: *mut ibv_sge,
     count: u32,
 ) -> c_int {
-    let advice = match advice {
+    let populating = match advice {
         IBV_ADVISE_MR_ADVICE_PREFETCH => Some(libc::MADV_POPULATE_READ),
         IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE => Some(libc::MADV_POPULATE_WRITE),
         // Nothing is kept of pages that are there: they need no telling.
@@ -61,15 +85,12 @@ pub unsafe extern "C" fn advise(
         (domain(pd), elements)
     };
     for element in elements {
-        let Some(mr) = domain.shared.importable.registration_of_key(element.lkey) else {
-            return fail(EINVAL);
+        let (address, length) = match memory(domain, element, advice) {
+            Ok(found) => found,
+            Err(errno) => return fail(errno),
         };
-        let is_here = Arc::ptr_eq(&mr.pd(), &domain.pd);
-        let Some((address, length)) = memory(&mr, element).filter(|_| is_here) else {
-            return fail(EINVAL);
-        };
-        if let Some(advice) = advice.filter(|_| length != 0)
-            && let Err(errno) = populate(address, length, advice)
+        if let Some(how) = populating.filter(|_| length != 0)
+            && let Err(errno) = populate(address, length, how)
         {
             return fail(errno);
         }
@@ -110,10 +131,21 @@ mod tests {
         assert_eq!(resident(), [0, 1, 1, 0]);
         // SAFETY: the mapping is not used any more.
         assert_eq!(unsafe { libc::munmap(memory, 4 * page) }, 0);
-        assert!(populate(address, page, libc::MADV_POPULATE_READ).is_err());
-        assert_eq!(
-            populate(usize::MAX - 1, 1, libc::MADV_POPULATE_READ),
-            Err(EINVAL)
+        for nowhere in [address, usize::MAX - 1] {
+            let refused = populate(nowhere, 1, libc::MADV_POPULATE_READ);
+            assert_eq!(refused, Err(EFAULT));
+        }
+    }
+
+    #[test]
+    fn advice_is_given_of_ones_own_memory_and_by_its_rights() {
+        let (read, write) = (
+            IBV_ADVISE_MR_ADVICE_PREFETCH,
+            IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE,
         );
+        assert_eq!(check(true, 0, read), Ok(()));
+        assert_eq!(check(true, ACCESS_LOCAL_WRITE, write), Ok(()));
+        assert_eq!(check(true, 0, write), Err(libc::EPERM));
+        assert_eq!(check(false, ACCESS_LOCAL_WRITE, read), Err(libc::EPERM));
     }
 }

@@ -180,22 +180,19 @@ pub unsafe extern "C" fn create_ex(
     _context: *mut ibv_context,
     init: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
-    // SAFETY: by the caller's contract; of fields that the mask does not name nothing is believed.
-    let (mask, create_flags, pd, xrcd, send_ops, qp_type) = unsafe {
-        (
-            (*init).comp_mask,
-            (*init).create_flags,
-            (*init).pd,
-            (*init).xrcd,
-            (*init).send_ops_flags,
-            (*init).qp_type,
-        )
-    };
+    // SAFETY: by the caller's contract. The structure of programs of older headers ends here: later
+    // fields are there if the mask names them.
+    let (mask, pd, xrcd, qp_type) =
+        unsafe { ((*init).comp_mask, (*init).pd, (*init).xrcd, (*init).qp_type) };
     let known = IBV_QP_INIT_ATTR_PD
         | IBV_QP_INIT_ATTR_XRCD
         | IBV_QP_INIT_ATTR_CREATE_FLAGS
         | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    let plain = mask & IBV_QP_INIT_ATTR_CREATE_FLAGS == 0 || create_flags == 0;
+    let plain = match mask & IBV_QP_INIT_ATTR_CREATE_FLAGS {
+        0 => true,
+        // SAFETY: the mask names it.
+        _ => unsafe { (*init).create_flags == 0 },
+    };
     if mask & !known != 0 || !plain {
         return fail_null(EOPNOTSUPP);
     }
@@ -214,11 +211,14 @@ pub unsafe extern "C" fn create_ex(
     }
     let operations = match mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS {
         0 => Ok(None),
-        // SAFETY: by the caller's contract.
-        _ => match unsafe { memory::domain(pd) }.shared.context.limits() {
-            Ok(limits) => Operations::new(send_ops, qp_type, limits).map(Some),
-            Err(error) => Err(error.errno()),
-        },
+        _ => {
+            // SAFETY: by the caller's contract; the mask names the field.
+            let (domain, send_ops) = unsafe { (memory::domain(pd), (*init).send_ops_flags) };
+            match domain.shared.context.limits() {
+                Ok(limits) => Operations::new(send_ops, qp_type, limits).map(Some),
+                Err(error) => Err(error.errno()),
+            }
+        }
     };
     pointer(operations.and_then(|operations| {
         // SAFETY: by the caller's contract; the plain structure is the beginning of the extended
@@ -325,5 +325,32 @@ mod tests {
         assert_eq!(meant(IBV_QPT_XRC_RECV, QP_TO_RTR), QP_TO_RTR);
         assert_eq!(meant(IBV_QPT_XRC_RECV, QP_TO_RTS), XRC_TARGET_TO_RTS);
         assert_eq!(meant(IBV_QPT_RC, QP_TO_RTR), QP_TO_RTR);
+    }
+
+    #[test]
+    fn a_structure_of_older_programs_is_not_read_beyond_its_end() {
+        let length = rustix::param::page_size();
+        let (read_write, none) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_NONE);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new private mapping, of which the second page becomes inaccessible.
+        let page = unsafe {
+            let pages = libc::mmap(std::ptr::null_mut(), 2 * length, read_write, flags, -1, 0);
+            assert_ne!(pages, libc::MAP_FAILED);
+            assert_eq!(
+                libc::mprotect(pages.wrapping_byte_add(length), length, none),
+                0
+            );
+            pages
+        };
+        let end = std::mem::offset_of!(ibv_qp_init_attr_ex, create_flags);
+        let init: *mut ibv_qp_init_attr_ex = page.wrapping_byte_add(length - end).cast();
+        // SAFETY: the fields up to the end are there.
+        unsafe {
+            (*init).qp_type = IBV_QPT_RC;
+            assert!(create_ex(std::ptr::null_mut(), init).is_null());
+            let errno = std::io::Error::last_os_error().raw_os_error();
+            assert_eq!(errno, Some(EOPNOTSUPP));
+            assert_eq!(libc::munmap(page, 2 * length), 0);
+        }
     }
 }

@@ -150,17 +150,21 @@ pub unsafe fn query_gid_type_sysfs(
     // SAFETY: by the caller's contract.
     let shared = unsafe { shared(context) };
     match gid_entry(&shared.context, port.into(), index) {
-        Ok(Some(entry)) => {
-            let value = match entry.gid_type {
-                IBV_GID_TYPE_ROCE_V2 => SYSFS_ROCE_V2,
-                _ => SYSFS_IB_ROCE_V1,
-            };
+        Ok(entry) => {
             // SAFETY: by the caller's contract.
-            unsafe { kind.write(value) };
+            unsafe { kind.write(sysfs_type(entry.as_ref())) };
             0
         }
-        Ok(None) => minus_one(Errno::ENOENT),
         Err(errno) => minus_one(errno),
+    }
+}
+
+/// The type of an entry in the words of sysfs. rdma-core's `ibv_query_gid_type` says
+/// `IBV_GID_TYPE_SYSFS_IB_ROCE_V1` of one that is not in use, too.
+fn sysfs_type(entry: Option<&ibv_gid_entry>) -> u32 {
+    match entry.map(|entry| entry.gid_type) {
+        Some(IBV_GID_TYPE_ROCE_V2) => SYSFS_ROCE_V2,
+        _ => SYSFS_IB_ROCE_V1,
     }
 }
 
@@ -197,5 +201,27 @@ pub unsafe fn pkey_index(context: *mut ibv_context, port: u8, pkey: u16) -> c_in
         Ok(()) if pkey == DEFAULT_PKEY => 0,
         Ok(()) => minus_one(Errno::EINVAL),
         Err(errno) => minus_one(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unused_gid_has_a_type_in_sysfs() {
+        let entry = |gid_type| ibv_gid_entry {
+            gid: ibv_gid { raw: [1; 16] },
+            gid_index: 0,
+            port_num: 1,
+            gid_type,
+            ndev_ifindex: 0,
+        };
+        assert_eq!(sysfs_type(None), SYSFS_IB_ROCE_V1);
+        assert_eq!(sysfs_type(Some(&entry(IBV_GID_TYPE_IB))), SYSFS_IB_ROCE_V1);
+        assert_eq!(
+            sysfs_type(Some(&entry(IBV_GID_TYPE_ROCE_V2))),
+            SYSFS_ROCE_V2
+        );
     }
 }
