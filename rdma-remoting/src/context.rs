@@ -158,7 +158,10 @@ impl Context {
             events,
             pool,
             counters,
-            memory: Arc::new(MemoryTable::new(MAX_MRS)),
+            memory: Arc::new(MemoryTable::with_locks(
+                MAX_MRS,
+                Arc::clone(account.word_locks()),
+            )),
             addresses: Arc::default(),
             account,
             throughput,

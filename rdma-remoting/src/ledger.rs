@@ -16,7 +16,7 @@ use farlane_abi::PAGE_BYTES;
 use farlane_abi::width::to_u64;
 use farlane_sys::sync::lock;
 use farlane_worker::counters::Sample;
-use farlane_zero_copy::fault;
+use farlane_zero_copy::{WordLocks, fault};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -212,6 +212,8 @@ pub struct Account {
     ledger: Arc<Ledger>,
     limits: Limits,
     own: [AtomicU64; RESOURCES],
+    /// Of the words of its memory.
+    words: Arc<WordLocks>,
 }
 
 impl Account {
@@ -222,7 +224,14 @@ impl Account {
             ledger: Arc::clone(ledger),
             limits,
             own: Default::default(),
+            words: Arc::default(),
         })
+    }
+
+    /// The locks of words of its memory, which all its contexts share.
+    #[must_use]
+    pub fn word_locks(&self) -> &Arc<WordLocks> {
+        &self.words
     }
 
     /// Its limits.

@@ -12,7 +12,7 @@ use farlane_abi::rdma::{
 };
 use farlane_abi::width::{to_u64, to_usize};
 use farlane_sys::sync::{read, write};
-use farlane_zero_copy::{Region, RegionError};
+use farlane_zero_copy::{Region, RegionError, WordLocks};
 use std::sync::{Arc, RwLock};
 use thiserror::Error;
 use window::Window;
@@ -197,19 +197,35 @@ pub struct MemoryTable {
     keyed: RwLock<Keyed>,
     /// Of regions, and as much of windows.
     limit: u32,
+    /// Of the words of all its memory.
+    locks: Arc<WordLocks>,
 }
 
 impl MemoryTable {
     /// A table for at most `limit` regions and as many windows.
     #[must_use]
     pub fn new(limit: u32) -> Self {
+        Self::with_locks(limit, Arc::default())
+    }
+
+    /// The same, of memory of which other tables have some, too: atomic operations exclude each
+    /// other by these locks.
+    #[must_use]
+    pub fn with_locks(limit: u32, locks: Arc<WordLocks>) -> Self {
         Self {
             keyed: RwLock::new(Keyed {
                 table: Table::named_by(Keys::default(), limit.saturating_mul(2)),
                 windows: 0,
             }),
             limit,
+            locks,
         }
+    }
+
+    /// The locks of words of its memory.
+    #[must_use]
+    pub fn word_locks(&self) -> &WordLocks {
+        &self.locks
     }
 
     /// Adds a memory region and returns its key.

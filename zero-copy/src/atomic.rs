@@ -25,8 +25,34 @@ const WORDS: usize = 4096 / WORD;
 /// operates on them does something else meanwhile.
 const LOOKS: u32 = 500;
 
-/// By the offset of a word in its page. Held for one operation; nothing else is locked meanwhile.
-static LOCKS: [Mutex<()>; WORDS] = [const { Mutex::new(()) }; WORDS];
+/// Locks of words, by the offset of a word in its page: those of one owner's memory, so that what
+/// it does to its own words is not felt by others. Held for one operation; nothing else is locked
+/// meanwhile.
+#[derive(Debug)]
+pub struct WordLocks([Mutex<()>; WORDS]);
+
+impl Default for WordLocks {
+    fn default() -> Self {
+        Self([const { Mutex::new(()) }; WORDS])
+    }
+}
+
+impl WordLocks {
+    /// Holds the lock of the word at an address, as an operation does; none where somebody holds
+    /// it for long.
+    pub fn hold(&self, address: u64) -> Option<MutexGuard<'_, ()>> {
+        let index = to_usize(address % PAGE_BYTES) / WORD;
+        for _ in 0..LOOKS {
+            match self.0[index].try_lock() {
+                Ok(held) => return Some(held),
+                // Nothing lies behind it.
+                Err(TryLockError::Poisoned(held)) => return Some(held.into_inner()),
+                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+            }
+        }
+        None
+    }
+}
 
 /// What is done to a word, in the byte order of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,23 +120,10 @@ fn transfer(process: &Process, address: u64, ours: &mut u64, write: bool) -> io:
     }
 }
 
-/// The lock of a word; none where somebody holds it for long.
-fn hold(address: u64) -> Option<MutexGuard<'static, ()>> {
-    let index = to_usize(address % PAGE_BYTES) / WORD;
-    for _ in 0..LOOKS {
-        match LOCKS[index].try_lock() {
-            Ok(held) => return Some(held),
-            // Nothing lies behind it.
-            Err(TryLockError::Poisoned(held)) => return Some(held.into_inner()),
-            Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
-        }
-    }
-    None
-}
-
 impl Region {
     /// Carries out `operation` on the word of 8 bytes at `offset`, and returns what was there. No
-    /// other operation on the same memory comes in between, through whichever region.
+    /// other operation on the same memory comes in between, through whichever region, that goes by
+    /// the same `locks`: those of the memory's owner.
     ///
     /// # Errors
     /// Bounds, rights, a revocation, or memory that a process does not have, as of
@@ -121,16 +134,22 @@ impl Region {
     ///
     /// # Examples
     /// ```
-    /// use farlane_zero_copy::{AtomicOp, Pool, Region};
+    /// use farlane_zero_copy::{AtomicOp, Pool, Region, WordLocks};
+    /// let locks = WordLocks::default();
     /// let buffer = Pool::separate_files(1 << 20).allocate(4096)?;
     /// let region = Region::from_buffer(&buffer);
-    /// assert_eq!(region.atomic(8, AtomicOp::FetchAdd(3))?, 0);
+    /// assert_eq!(region.atomic(8, AtomicOp::FetchAdd(3), &locks)?, 0);
     /// let swap = AtomicOp::CompareSwap { compare: 3, swap: 7 };
-    /// assert_eq!(region.atomic(8, swap)?, 3);
-    /// assert_eq!(region.atomic(8, swap)?, 7);
+    /// assert_eq!(region.atomic(8, swap, &locks)?, 3);
+    /// assert_eq!(region.atomic(8, swap, &locks)?, 7);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn atomic(&self, offset: u64, operation: AtomicOp) -> Result<u64, RegionError> {
+    pub fn atomic(
+        &self,
+        offset: u64,
+        operation: AtomicOp,
+        locks: &WordLocks,
+    ) -> Result<u64, RegionError> {
         let access = self.access(offset, WORD as u64, true)?;
         let misaligned = |address| RegionError::Misaligned { address };
         match access.runs() {
@@ -141,7 +160,7 @@ impl Region {
                 if length != WORD || !word.is_aligned() {
                     return Err(misaligned(address));
                 }
-                let _held = hold(address).ok_or(RegionError::Busy)?;
+                let _held = locks.hold(address).ok_or(RegionError::Busy)?;
                 // SAFETY: aligned, and 8 bytes of a mapping that the access keeps and that may be
                 // written. Others may write them at any time, as they may any such memory: with
                 // instructions of another size, or in another address space.
@@ -151,7 +170,7 @@ impl Region {
                 if !address.is_multiple_of(WORD as u64) {
                     return Err(misaligned(address));
                 }
-                let _held = hold(address).ok_or(RegionError::Busy)?;
+                let _held = locks.hold(address).ok_or(RegionError::Busy)?;
                 Ok(operation.on_process(process, address)?)
             }
         }
@@ -184,11 +203,13 @@ mod tests {
 
     #[test]
     fn a_word_has_one_lock_in_all_mappings_and_its_neighbour_another() {
-        let held = hold(0x1238).unwrap();
-        assert!(hold(0x7f00_0000_1000 + 0x238).is_none());
-        assert!(hold(0x1240).is_some() && hold(0x1230).is_some());
+        let [locks, others] = [(); 2].map(|()| WordLocks::default());
+        let held = locks.hold(0x1238).unwrap();
+        assert!(locks.hold(0x7f00_0000_1000 + 0x238).is_none());
+        assert!(locks.hold(0x1240).is_some() && locks.hold(0x1230).is_some());
+        assert!(others.hold(0x1238).is_some());
         drop(held);
-        assert!(hold(0x238).is_some());
+        assert!(locks.hold(0x238).is_some());
     }
 
     #[test]

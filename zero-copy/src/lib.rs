@@ -33,7 +33,7 @@ pub mod topology;
 mod view;
 
 pub use address_space::{AddressSpace, Placed};
-pub use atomic::AtomicOp;
+pub use atomic::{AtomicOp, WordLocks};
 pub use copy::{CopyError, CopyWay, copy, copy_from_slice, copy_to_slice};
 pub use mapping::{Mapping, MappingError, punch_hole};
 pub use pool::{Pool, PoolBuffer, PoolError};

@@ -9,6 +9,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+/// Of all memory here.
+fn locks() -> &'static WordLocks {
+    static LOCKS: std::sync::LazyLock<WordLocks> = std::sync::LazyLock::new(WordLocks::default);
+    &LOCKS
+}
+
 const PAGE: u64 = 4096;
 
 fn memfd(pages: u64) -> OwnedFd {
@@ -50,7 +56,7 @@ fn add_through(regions: &[&Region], offset: u64, times: u64) -> u64 {
                             swap,
                         }
                     };
-                    match (region.atomic(offset, operation), operation) {
+                    match (region.atomic(offset, operation, locks()), operation) {
                         (Ok(old), AtomicOp::CompareSwap { compare, .. }) => {
                             done += u64::from(old == compare);
                             seen = old;
@@ -97,9 +103,15 @@ fn operations_by_different_ways_to_the_same_memory_add_up() {
     let process = process_region(address + 8, 4096, true);
     let memfd = Region::from_memfd(file.try_clone().unwrap(), 2 * PAGE, true).unwrap();
     // The same word, at different offsets of the regions: all go by its place in the page.
-    assert_eq!(guest.atomic(4088, AtomicOp::Store(7)).unwrap(), 0);
-    assert_eq!(process.atomic(4088, AtomicOp::Store(0)).unwrap(), 7);
-    assert_eq!(mapped.atomic(4096, AtomicOp::FetchAdd(0)).unwrap(), 0);
+    assert_eq!(guest.atomic(4088, AtomicOp::Store(7), locks()).unwrap(), 0);
+    assert_eq!(
+        process.atomic(4088, AtomicOp::Store(0), locks()).unwrap(),
+        7
+    );
+    assert_eq!(
+        mapped.atomic(4096, AtomicOp::FetchAdd(0), locks()).unwrap(),
+        0
+    );
     let sum = add_through(&[&guest, &process, &process.clone()], 4088, 20_000);
     assert_eq!(word(&memfd, 4096), sum);
     assert_eq!((word(&memfd, 4088), word(&memfd, 4104)), (0, 0));
@@ -113,28 +125,28 @@ fn an_operation_needs_what_a_write_needs() {
     let mine = [7u64; 2];
     let address = mine.as_ptr().addr() as u64;
     for (region, last) in [(&region, PAGE - 8), (&process_region(address, 16, true), 8)] {
-        assert!(region.atomic(last, AtomicOp::FetchAdd(0)).is_ok());
+        assert!(region.atomic(last, AtomicOp::FetchAdd(0), locks()).is_ok());
         for beyond in [last + 1, last + 8, u64::MAX, u64::MAX - 7] {
-            let outcome = region.atomic(beyond, AtomicOp::FetchAdd(1));
+            let outcome = region.atomic(beyond, AtomicOp::FetchAdd(1), locks());
             assert!(matches!(outcome, Err(RegionError::Bounds { .. })));
         }
         for odd in 1..8 {
-            let outcome = region.atomic(last - 8 + odd, AtomicOp::FetchAdd(1));
+            let outcome = region.atomic(last - 8 + odd, AtomicOp::FetchAdd(1), locks());
             assert!(matches!(outcome, Err(RegionError::Misaligned { .. })));
         }
     }
     for region in [&read_only, &process_region(address, 16, false)] {
-        let outcome = region.atomic(0, AtomicOp::FetchAdd(1));
+        let outcome = region.atomic(0, AtomicOp::FetchAdd(1), locks());
         assert!(matches!(outcome, Err(RegionError::ReadOnly)));
     }
     let nowhere = process_region(4096, 4096, true);
     assert!(matches!(
-        nowhere.atomic(0, AtomicOp::FetchAdd(1)),
+        nowhere.atomic(0, AtomicOp::FetchAdd(1), locks()),
         Err(RegionError::Io(_))
     ));
     region.revoke();
     assert!(matches!(
-        region.atomic(0, AtomicOp::FetchAdd(1)),
+        region.atomic(0, AtomicOp::FetchAdd(1), locks()),
         Err(RegionError::Revoked)
     ));
     assert_eq!((mine, word(&read_only, 0)), ([7; 2], 0));
@@ -145,14 +157,14 @@ fn memory_of_a_process_that_may_only_be_read_is_not_changed() {
     let file = memfd(1);
     let program = Mapping::new(file.as_fd(), 0, PAGE, false).unwrap();
     let region = process_region(program.base().expose_provenance() as u64, PAGE, true);
-    let outcome = region.atomic(0, AtomicOp::FetchAdd(1));
+    let outcome = region.atomic(0, AtomicOp::FetchAdd(1), locks());
     assert!(matches!(outcome, Err(RegionError::Io(_))));
     // One that changes nothing writes nothing.
     let swap = AtomicOp::CompareSwap {
         compare: 1,
         swap: 2,
     };
-    assert_eq!(region.atomic(0, swap).unwrap(), 0);
+    assert_eq!(region.atomic(0, swap, locks()).unwrap(), 0);
 }
 
 #[test]
@@ -168,10 +180,10 @@ fn a_word_of_two_extents_is_none() {
         [(PAGE - 4, 4), (3 * PAGE, 12)],
     ] {
         let region = guest(&extents);
-        let outcome = region.atomic(0, operation);
+        let outcome = region.atomic(0, operation, locks());
         assert!(matches!(outcome, Err(RegionError::Misaligned { .. })));
         // The first word of the second extent, which begins at an odd offset of the region.
-        assert_eq!(region.atomic(4, AtomicOp::Store(1)).unwrap(), 0);
+        assert_eq!(region.atomic(4, AtomicOp::Store(1), locks()).unwrap(), 0);
     }
     let all = guest(&[(0, 4 * PAGE)]);
     let mut bytes = vec![0; 4 * PAGE as usize];
@@ -201,7 +213,7 @@ proptest! {
                 if equal { operand } else { old },
             ),
         };
-        prop_assert_eq!(region.atomic(at * 8, operation).unwrap(), old);
+        prop_assert_eq!(region.atomic(at * 8, operation, locks()).unwrap(), old);
         let mut expect = [0x5a; 4096];
         let place = (at * 8) as usize;
         expect[place..place + 8].copy_from_slice(&new.to_ne_bytes());

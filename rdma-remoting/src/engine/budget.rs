@@ -167,6 +167,11 @@ impl Spending {
         self.pay(OPERATION_COST);
     }
 
+    /// A request has been looked at that goes on later: that costs as much as one.
+    pub fn looked_in_vain(&mut self) {
+        self.pay(OPERATION_COST);
+    }
+
     /// Takes at most so many bytes, and returns how many there were.
     pub fn take(&mut self, bytes: u64) -> u64 {
         let bytes = bytes.min(self.left.bytes).min(self.left.cost);

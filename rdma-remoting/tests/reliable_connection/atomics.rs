@@ -6,9 +6,10 @@ use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, PdHandle};
 use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, SendWqe};
-use farlane_zero_copy::{Pool, Process, Region, copy_from_slice};
+use farlane_zero_copy::{Pool, Process, Region, WordLocks, copy_from_slice};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What both sides need for all operations.
 const ATOMIC: Setup = Setup {
@@ -30,6 +31,39 @@ fn word(end: &End, offset: u64) -> u64 {
 fn post(p: &Pair, wr_id: u64, opcode: Opcode, offset: u64) {
     let request = p.a.request(opcode, wr_id, &[p.a.element(8, 8)]);
     p.a.sends.post(remote(request, &p.b, offset));
+}
+
+#[test]
+fn a_word_in_use_is_waited_for_with_a_timer() {
+    for (held_for, status) in [(3, WC_STATUS_SUCCESS), (4000, WC_STATUS_RETRY_EXC_ERR)] {
+        let mut p = pair(ATOMIC);
+        put(&p.b, 24, 5);
+        let locks = Arc::clone(&p.b.table);
+        let mut held = locks.word_locks().hold(24);
+        assert!(held.is_some());
+        post(&p, 1, ADD, 24);
+        p.a.qp.progress(p.now.into());
+        for _ in 0..held_for {
+            let came = p.a.qp.progress(p.now.into());
+            if came.worked {
+                break;
+            }
+            // It costs something, and is not looked at before its timer is over.
+            assert!(!came.more && came.used.cost > 0);
+            let again = came.deadline.unwrap();
+            assert!(again > p.now && again <= p.now + Duration::from_millis(1));
+            p.now = again;
+        }
+        if status == WC_STATUS_SUCCESS {
+            held.take();
+        }
+        p.run();
+        assert_eq!(p.a.next(), Some((1, status)));
+        assert_eq!(
+            word(&p.b, 24),
+            if status == WC_STATUS_SUCCESS { 7 } else { 5 }
+        );
+    }
 }
 
 #[test]
@@ -427,7 +461,8 @@ fn what_two_connections_add_on_two_threads_adds_up() {
             ADDS / 10,
         ),
     ] {
-        let pairs = [(); 2].map(|()| pair(ATOMIC));
+        let locks = Arc::new(WordLocks::default());
+        let pairs = [(); 2].map(|()| pair_with_locks(ATOMIC, &locks));
         let pairs = pairs.map(|p| {
             let memory = MemoryRegion {
                 pd: PdHandle(1),
@@ -453,9 +488,17 @@ fn what_two_connections_add_on_two_threads_adds_up() {
                             (request.remote_address, request.rkey) = (8, rkey);
                             p.a.sends.post(request);
                         }
-                        p.run();
                         for wr_id in 0..100 {
-                            assert_eq!(p.a.next(), Some((wr_id, WC_STATUS_SUCCESS)));
+                            let next = loop {
+                                p.run();
+                                if let Some(next) = p.a.next() {
+                                    break next;
+                                }
+                                // The other one has the word.
+                                std::thread::yield_now();
+                                p.now = Instant::now();
+                            };
+                            assert_eq!(next, (wr_id, WC_STATUS_SUCCESS));
                             let before = word(&p.a, 8 * wr_id);
                             assert!(done == 0 || before > largest, "a value was seen twice");
                             largest = before;
@@ -467,7 +510,7 @@ fn what_two_connections_add_on_two_threads_adds_up() {
             });
             threads.map(|thread| thread.join().unwrap())
         });
-        let total = region.atomic(8, farlane_zero_copy::AtomicOp::FetchAdd(0));
+        let total = region.atomic(8, farlane_zero_copy::AtomicOp::FetchAdd(0), &locks);
         assert_eq!(total.unwrap(), 2 * adds);
         assert_eq!(sums.into_iter().max(), Some(2 * adds - 1));
     }

@@ -7,7 +7,7 @@ use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpExtras, QpS
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
 use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, RecvWqe, SendWqe};
-use farlane_zero_copy::{Pool, Region, copy_from_slice, copy_to_slice};
+use farlane_zero_copy::{Pool, Region, WordLocks, copy_from_slice, copy_to_slice};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -107,9 +107,15 @@ pub fn end_receiving(
     recvs: LocalQueue<RecvWqe>,
     receives: Receives,
 ) -> End {
+    let memory = memory(setup, Arc::default());
+    end_over(engine, gid, setup, cq, (recvs, receives), memory)
+}
+
+/// Memory of its own, in a table with such locks.
+fn memory(setup: &Setup, locks: Arc<WordLocks>) -> (Arc<MemoryTable>, Region, MemoryKey) {
     let buffer = Pool::separate_files(BYTES).allocate(BYTES).unwrap();
     let region = Region::from_buffer(&buffer);
-    let table = Arc::new(MemoryTable::new(16));
+    let table = Arc::new(MemoryTable::with_locks(16, locks));
     let key = table
         .insert(MemoryRegion {
             pd: PdHandle(1),
@@ -121,8 +127,7 @@ pub fn end_receiving(
             owner: None,
         })
         .unwrap();
-    let memory = (table, region, key);
-    end_over(engine, gid, setup, cq, (recvs, receives), memory)
+    (table, region, key)
 }
 
 fn end_over(
@@ -238,8 +243,19 @@ pub fn connect_by(
 }
 
 pub fn pair(setup: Setup) -> Pair {
+    pair_with_locks(setup, &Arc::default())
+}
+
+/// The same, whose words have these locks.
+pub fn pair_with_locks(setup: Setup, locks: &Arc<WordLocks>) -> Pair {
     let engine = SoftEngine::new();
-    let (a, b) = (end(&engine, 1, &setup), end(&engine, 2, &setup));
+    let [a, b] = [1, 2].map(|gid| {
+        let cq = LocalCompletionQueue::new(setup.cq_entries);
+        let recvs = LocalQueue::default();
+        let receives = Receives::Own(Box::new(recvs.clone()));
+        let memory = memory(&setup, Arc::clone(locks));
+        end_over(&engine, gid, &setup, cq, (recvs, receives), memory)
+    });
     let [pa, pb] = setup.psn;
     connect(&a, &b, 2, [pa, 200], &setup);
     connect(&b, &a, 1, [pb, 100], &setup);

@@ -9,7 +9,7 @@ use super::target::Target;
 use super::transfer::{Message, Refusal, Transfer, WORD_BYTES};
 use crate::address::Recipients;
 use crate::counters;
-use crate::engine::{Progress, Spending, Turn};
+use crate::engine::{Progress, Spending, Turn, earlier};
 use crate::memory::{Part, Use};
 use crate::request::{Opcode, SendWqe, Target as RequestTarget};
 use crate::work_queue::{QueueError, WorkSource};
@@ -51,7 +51,12 @@ enum Wait {
     Answer,
     /// The peer has no receive request; its timer's index.
     Receiver(u8),
+    /// The word of an atomic operation is in use for long.
+    Word,
 }
+
+/// When a word that is in use for long is looked at again.
+const WORD_DELAY: Duration = Duration::from_millis(1);
 
 /// The request at hand.
 struct Active {
@@ -158,6 +163,8 @@ impl Requester {
                     let answered = self.is_answered(qp, &peer, &responder);
                     match wait {
                         Wait::Answer => answered,
+                        // Its timer says when.
+                        Wait::Word => false,
                         Wait::Receiver(_) => !answered || responder.can_receive(),
                     }
                 })
@@ -432,6 +439,10 @@ impl Requester {
                 responder.await_receive(&peer.common);
                 Step::Wait(Wait::Receiver(timer))
             }
+            Err(Refusal::Busy) => {
+                budget.looked_in_vain();
+                Step::Wait(Wait::Word)
+            }
             Err(Refusal::Nak(Nak::Dropped)) => self.dropped(qp),
             Err(Refusal::Nak(Nak::Fatal(status)) | Refusal::Local(status)) => Step::Failed(status),
         }
@@ -553,6 +564,15 @@ impl Requester {
 
     /// Counts a wait. Returns when to look again, or the status to fail with.
     fn wait(&mut self, wait: Wait, now: Instant) -> Result<Option<Instant>, u8> {
+        let until = self.wait_for(wait, now)?;
+        Ok(match wait {
+            Wait::Word => earlier(until, Some(now + WORD_DELAY)),
+            Wait::Answer | Wait::Receiver(_) => until,
+        })
+    }
+
+    /// The same but for when it is to look again.
+    fn wait_for(&mut self, wait: Wait, now: Instant) -> Result<Option<Instant>, u8> {
         let Some(active) = self.active.as_mut() else {
             return Ok(None);
         };
@@ -561,7 +581,7 @@ impl Requester {
             return Err(WC_STATUS_RNR_RETRY_EXC_ERR);
         }
         let delay: Option<Duration> = match wait {
-            Wait::Answer => ack_timeout(self.attr.timeout),
+            Wait::Answer | Wait::Word => ack_timeout(self.attr.timeout),
             Wait::Receiver(_) if self.attr.rnr_retry == RNR_FOR_EVER => None,
             Wait::Receiver(timer) => Some(rnr_delay(timer)),
         };
@@ -581,7 +601,7 @@ impl Requester {
             return Ok(Some(until));
         }
         let (left, status) = match wait {
-            Wait::Answer => (&mut active.retries_left, WC_STATUS_RETRY_EXC_ERR),
+            Wait::Answer | Wait::Word => (&mut active.retries_left, WC_STATUS_RETRY_EXC_ERR),
             Wait::Receiver(_) => (&mut active.rnr_retries_left, WC_STATUS_RNR_RETRY_EXC_ERR),
         };
         *left = left.checked_sub(1).ok_or(status)?;

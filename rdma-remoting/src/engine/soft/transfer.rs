@@ -20,6 +20,8 @@ pub const WORD_BYTES: u32 = 8;
 pub enum Refusal {
     /// The responder has answered with a NAK.
     Nak(Nak),
+    /// The word of an atomic operation is in use for long. Nothing has changed.
+    Busy,
     /// The requester's own memory: the status that its request completes with.
     Local(u8),
 }
@@ -195,10 +197,7 @@ impl<'a> Message<'a> {
         budget: &mut Spending,
         operation: AtomicOp,
     ) -> Result<bool, Refusal> {
-        let Some(old) = self.operate(Use::RemoteAtomic, operation)? else {
-            return Ok(false);
-        };
-        let old = old.to_ne_bytes();
+        let old = self.operate(Use::RemoteAtomic, operation)?.to_ne_bytes();
         let (counters, length) = (&self.peer.counters, WORD_BYTES.into());
         let moved = move_message(counters, self.parts, Source::Inline(&old), 0, length);
         moved.map_err(|(Failed::Source(e) | Failed::Destination(e))| {
@@ -217,16 +216,13 @@ impl<'a> Message<'a> {
             Refusal::Local(WC_STATUS_LOC_PROT_ERR)
         })?;
         let operation = AtomicOp::Store(u64::from_ne_bytes(word));
-        let stored = self.operate(Use::RemoteWrite, operation)?.is_some();
-        if stored {
-            transfer.finish(budget);
-        }
-        Ok(stored)
+        self.operate(Use::RemoteWrite, operation)?;
+        transfer.finish(budget);
+        Ok(true)
     }
 
-    /// Carries out an operation on a word of the peer's memory, and returns what was there; none
-    /// where it has to be tried again.
-    fn operate(&mut self, wanted: Use, operation: AtomicOp) -> Result<Option<u64>, Refusal> {
+    /// Carries out an operation on a word of the peer's memory, and returns what was there.
+    fn operate(&mut self, wanted: Use, operation: AtomicOp) -> Result<u64, Refusal> {
         let address = self.request.remote_address;
         let remote = self.responder.open_remote(
             self.peer,
@@ -237,12 +233,15 @@ impl<'a> Message<'a> {
         )?;
         // By its address at the peer (IBTA 9.4.5), and by that of the memory, which may be another.
         let outcome = match address.is_multiple_of(WORD_BYTES.into()) {
-            true => remote.region.atomic(remote.offset, operation),
+            true => {
+                let locks = self.peer.memory.word_locks();
+                remote.region.atomic(remote.offset, operation, locks)
+            }
             false => Err(RegionError::Misaligned { address }),
         };
         let (status, event) = match outcome {
-            Ok(old) => return Ok(Some(old)),
-            Err(RegionError::Busy) => return Ok(None),
+            Ok(old) => return Ok(old),
+            Err(RegionError::Busy) => return Err(Refusal::Busy),
             Err(RegionError::Misaligned { .. }) => (WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR),
             Err(_) => (WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR),
         };
