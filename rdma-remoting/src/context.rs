@@ -16,7 +16,6 @@ use farlane_abi::Errno;
 use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
 use farlane_abi::control::{EVENT_WAKE, MAX_SEGMENT_BYTES};
 use farlane_abi::ids::{ContextId, RegionId};
-use farlane_abi::rdma::EVENT_DEVICE_FATAL;
 use farlane_abi::width::to_u64;
 use farlane_sys::log_limit::LogLimit;
 use farlane_sys::sync::lock;
@@ -46,7 +45,7 @@ pub(crate) struct Header {
     pub memory: SharedMemory,
     /// Taken by the worker that serves the context, and by nobody else.
     pub calls: Mutex<CallRing>,
-    asyncs: Arc<AsyncRing>,
+    pub asyncs: Arc<AsyncRing>,
 }
 
 /// Whose a context is: a port's.
@@ -449,7 +448,7 @@ impl Context {
             if let Ok(dead) = header.memory.word(OFF_DEAD) {
                 dead.store(1, Ordering::SeqCst);
             }
-            header.asyncs.push(EVENT_DEVICE_FATAL, 0);
+            header.asyncs.end();
         }
         self.events.raise(EVENT_WAKE);
     }

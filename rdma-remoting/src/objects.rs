@@ -1,5 +1,6 @@
 //! The objects of a context that have handles.
 
+use crate::async_ring::ObjectEvents;
 use crate::completion_queue::SharedCompletionQueue;
 use crate::engine::{EngineQp, Progress, Turn};
 use crate::ledger::{Account, Resource, Share};
@@ -51,6 +52,7 @@ pub(crate) struct CqObject {
     pub _part: Part,
     /// Where its entries lie, once it was resized.
     pub entries: Mutex<Option<Part>>,
+    pub _events: ObjectEvents,
     pub _share: Share,
 }
 
@@ -70,6 +72,7 @@ pub(crate) struct QpObject {
     pub _cqs: [Option<Arc<CqObject>>; 2],
     pub _srq: Option<Arc<SrqObject>>,
     pub _xrcd: Option<Arc<XrcdObject>>,
+    pub _events: ObjectEvents,
     pub _share: Share,
 }
 
@@ -114,6 +117,7 @@ pub(crate) struct SrqObject {
     pub xrc: Option<InDomain>,
     pub _part: Part,
     pub _pd: Arc<Pd>,
+    pub _events: ObjectEvents,
     pub _share: Share,
 }
 

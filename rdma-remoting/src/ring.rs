@@ -84,6 +84,13 @@ impl Producer {
         Some(())
     }
 
+    /// Whether there is room for an entry.
+    pub fn has_room(&self) -> bool {
+        let ring = lock(&self.ring);
+        self.waiting(&ring)
+            .is_some_and(|waiting| waiting < ring.place.entries)
+    }
+
     /// Entries that the consumer has not taken, as it says.
     fn waiting(&self, ring: &Ring) -> Option<u32> {
         let consumed = self.memory.word(self.consumed_at).ok()?;

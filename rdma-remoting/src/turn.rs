@@ -33,7 +33,8 @@ impl<'a> CallTurn<'a> {
 }
 
 impl Context {
-    /// One turn: answers its calls, and gives queue pairs turns that may have something to do.
+    /// One turn: answers its calls, passes on events that wait, and gives queue pairs turns that
+    /// may have something to do.
     pub(crate) fn poll(self: &Arc<Self>, look: &Look) -> Progress {
         let mut progress = Progress::default();
         let Some(header) = self.served_header() else {
@@ -65,6 +66,11 @@ impl Context {
             progress = progress.and(host.carried_out());
         }
         drop(calls);
+        let events = header.asyncs.pass_on();
+        if events > 0 {
+            progress.worked = true;
+            progress.used.cost += OPERATION_COST * u64::from(events);
+        }
         let rest = look.rest(&progress);
         progress.and(self.turn_of_ready(&header.memory, &rest, || rest.clock()))
     }
@@ -106,7 +112,9 @@ impl Context {
             return false;
         };
         let calls = lock(&header.calls);
-        calls.is_ready() || self.ready().iter().any(|one| one.is_ready())
+        calls.is_ready()
+            || header.asyncs.is_ready()
+            || self.ready().iter().any(|one| one.is_ready())
     }
 
     /// [`poll`](Self::poll), for a context of a server without workers.

@@ -89,6 +89,10 @@ impl AsyncEvents {
         state.consumed = state.consumed.wrapping_add(1);
         map.word(OFF_ASYNC_CONSUMED)
             .store(state.consumed, Ordering::Release);
+        if ready == 1 {
+            // More may wait for room in the ring.
+            self.header.wake_backend();
+        }
         if event.kind.get() == EVENT_DEVICE_FATAL {
             state.fatal_given = true;
         }

@@ -7,8 +7,8 @@ use crate::{
     SendList, SendRequest, Sge,
 };
 use farlane_abi::arena::{
-    AsyncEvent, BACKEND_SLEEPING, OFF_ASYNC_PRODUCED, OFF_ASYNC_RING, OFF_BACKEND_STATE, OFF_RUNG,
-    OFF_RUNG_SUMMARY,
+    AsyncEvent, BACKEND_AWAKE, BACKEND_SLEEPING, OFF_ASYNC_PRODUCED, OFF_ASYNC_RING,
+    OFF_BACKEND_STATE, OFF_RUNG, OFF_RUNG_SUMMARY,
 };
 use farlane_abi::control::{EVENT_ASYNC, EVENT_FIRST_CHANNEL};
 use farlane_abi::queue as abi;
@@ -512,6 +512,37 @@ fn asynchronous_events_come_one_a_token() {
     for object in 0..3 {
         let event = queues.rig.context.next_async_event().unwrap();
         assert_eq!(event.object.get(), object);
+    }
+}
+
+#[test]
+fn who_has_taken_the_last_event_rings_where_the_backend_sleeps() {
+    let (queues, _) = queues(false);
+    let transport = &queues.rig.transport;
+    let header = transport.segment(0);
+    let doorbells = || transport.doorbells.load(Ordering::Relaxed);
+    let take = || queues.rig.context.next_async_event().unwrap();
+    let mut rung = doorbells();
+    for (produced, rings) in [(2, [0, 1]), (4, [0, 0])] {
+        let sleeps = produced == 2;
+        let state = if sleeps {
+            BACKEND_SLEEPING
+        } else {
+            BACKEND_AWAKE
+        };
+        header
+            .word(OFF_BACKEND_STATE)
+            .store(state, Ordering::Relaxed);
+        header
+            .word(OFF_ASYNC_PRODUCED)
+            .store(produced, Ordering::Release);
+        transport.raise(EVENT_ASYNC);
+        transport.raise(EVENT_ASYNC);
+        for more in rings {
+            take();
+            rung += more;
+            assert_eq!(doorbells(), rung);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Completion queues.
 
 use super::CallHost;
+use crate::async_ring::ObjectEvents;
 use crate::completion_queue::{Notify, SharedCompletionQueue};
 use crate::counters;
 use crate::ledger::Resource;
@@ -36,12 +37,15 @@ impl CallHost<'_> {
         let share = self.take(Resource::CompletionQueues, 1)?;
         let (handle, _) = objects.cqs.insert_with(|handle| {
             let memory = part.memory.clone();
-            let on_overrun = Box::new(move || asyncs.push(EVENT_CQ_ERR, handle));
+            let events = ObjectEvents::new(&asyncs, handle);
+            let tell = events.teller();
+            let on_overrun = Box::new(move || tell(EVENT_CQ_ERR));
             let queue = SharedCompletionQueue::new(memory, &layout, notify, on_overrun);
             Ok(CqObject {
                 queue: Arc::new(queue.map_err(|_| Errno::EINVAL)?),
                 _part: part,
                 entries: Mutex::default(),
+                _events: events,
                 _share: share,
             })
         })?;

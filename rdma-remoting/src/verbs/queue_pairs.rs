@@ -3,6 +3,7 @@
 use super::CallHost;
 use crate::address::GroupGid;
 use crate::address_handles::HandlesOfDomain;
+use crate::async_ring::ObjectEvents;
 use crate::completion_queue::{CompletionSink, NoCompletions};
 use crate::engine::{Destination, QpExtras, QpSpec, Receives};
 use crate::ledger::Resource;
@@ -114,6 +115,7 @@ impl CallHost<'_> {
         let (handle, object) = objects.qps.insert_with(|handle| {
             let slot = slot_of(handle).ok_or(Errno::ENOMEM)?;
             let scheduled = Scheduled::new(self.context.inbox(), slot);
+            let events = ObjectEvents::new(&asyncs, handle);
             let Uses { pd, cqs, srq, xrcd } = uses;
             let engine = self.context.engine.create_qp(QpSpec {
                 kind,
@@ -131,7 +133,7 @@ impl CallHost<'_> {
                 recv_cq: Uses::sink(cqs[1].as_ref()),
                 signal_all: base.signal_all.get() != 0,
                 schedule: Arc::clone(&scheduled) as _,
-                events: Box::new(move |kind| asyncs.push(kind, handle)),
+                events: Box::new(events.teller()),
                 counters: Arc::clone(&self.context.counters),
                 limit: Arc::clone(&self.context.limit),
                 extras: QpExtras {
@@ -146,6 +148,7 @@ impl CallHost<'_> {
                 _cqs: cqs,
                 _srq: srq,
                 _xrcd: xrcd,
+                _events: events,
                 _share: share,
             })
         })?;

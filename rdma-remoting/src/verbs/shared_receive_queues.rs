@@ -1,6 +1,7 @@
 //! Shared receive queues.
 
 use super::CallHost;
+use crate::async_ring::ObjectEvents;
 use crate::counters;
 use crate::ledger::Resource;
 use crate::memory::PdHandle;
@@ -41,8 +42,9 @@ impl CallHost<'_> {
         let (handle, object) = objects.srqs.insert_with(|handle| {
             // Behind those of the queue pairs.
             let slot = slot_of(handle).and_then(|slot| slot.checked_add(MAX_QPS));
-            let events = Box::new(move |kind| asyncs.push(kind, handle));
-            let receives = SharedReceives::new(Box::new(queue), PdHandle(args.pd.get()), events);
+            let events = ObjectEvents::new(&asyncs, handle);
+            let teller = Box::new(events.teller());
+            let receives = SharedReceives::new(Box::new(queue), PdHandle(args.pd.get()), teller);
             let slot = slot.ok_or(Errno::ENOMEM)?;
             let xrc = xrc.map(|(xrcd, cq)| InDomain {
                 number: xrcd.domain.add(&receives, Arc::clone(&cq.queue) as _),
@@ -57,6 +59,7 @@ impl CallHost<'_> {
                 slot,
                 _part: part,
                 _pd: pd,
+                _events: events,
                 _share: share,
             })
         })?;

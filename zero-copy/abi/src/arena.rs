@@ -25,6 +25,10 @@
 //! A caller that stops spinning does the same with [`OFF_CALLER_WAITING`] and
 //! [`OFF_CALL_COMPLETED`].
 //!
+//! **Asynchronous events.** Those that the ring has no room for wait in the backend. To a process
+//! that has taken the last event of the ring this is work that it has published: it loads the
+//! state, and rings, as above.
+//!
 //! **Rung queue pairs.** The backend looks at queue pairs that had something to do lately. At each
 //! other one it does not look: it says so in
 //! [`QP_OFF_BACKEND_STATE`](crate::queue::QP_OFF_BACKEND_STATE) as above, and a process that reads

@@ -23,7 +23,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// Locks, in order: those of the context's objects and of its [`Ready`](crate::ready::Ready),
 /// `attr`, `requester`, the target's responder (a requester takes its peer's, never a second one),
 /// then a shared receive queue's, the fabric's, what the completion queues lock, the receiver's
-/// waiter and the inbox of whoever is scheduled, of which none is held while another is taken.
+/// waiter, the inbox of whoever is scheduled and the asynchronous event ring's, of which none is
+/// held while another is taken.
 pub struct SoftQp {
     fabric: Arc<Fabric>,
     target: Arc<Target>,

@@ -4,8 +4,8 @@ use super::*;
 use crate::objects::MAX_PDS;
 use crate::{Limits, PortConfig};
 use farlane_abi::arena::{
-    BACKEND_AWAKE, BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_ASYNC_PRODUCED, OFF_ASYNC_RING,
-    OFF_RUNG, OFF_RUNG_SUMMARY,
+    ASYNC_ENTRIES, AsyncEvent, BACKEND_AWAKE, BACKEND_SLEEPING, HEADER_SEGMENT_BYTES,
+    OFF_ASYNC_CONSUMED, OFF_ASYNC_PRODUCED, OFF_ASYNC_RING, OFF_RUNG, OFF_RUNG_SUMMARY,
 };
 use farlane_abi::queue::{
     CQ_OFF_ENTRIES, CQ_OFF_PRODUCED, Completion, MAX_SGE, MAX_WQ_ENTRIES, OP_SEND,
@@ -449,6 +449,70 @@ fn a_post_wakes_a_peer_that_waits_and_nobody_rings_where_none_does() {
     let number = to.handle.get();
     let ends = [(EVENT_SRQ_ERR, srq.get()), (fatal, number), (last, number)];
     assert_eq!(b.events(), [&[reached][..], &ends].concat());
+}
+
+/// Before its queue pairs are destroyed a program has each enter its error state, and waits for
+/// its last event (IBTA 11.6.3.1): with one thread, first all of the one and then all of the other.
+#[test]
+fn the_last_event_of_each_queue_pair_comes_however_many_there_are() {
+    const QPS: u32 = 100;
+    const MORE: u32 = 2;
+    let server = Server::without_workers();
+    let p = Program::start(&port(&server, 1));
+    let (theirs, _ours) = shared("more", u64::from(QPS) * PAGE_BYTES);
+    p.context.attach_segment(region(MORE), theirs).unwrap();
+    let srq = p.srq(1);
+    let create = |at| CreateQpEx {
+        base: CreateQp {
+            pd: p.pd,
+            send_cq: p.cq,
+            recv_cq: p.cq,
+            qp_type: QPT_RC.into(),
+            send_wr: 4.into(),
+            send_sge: 1.into(),
+            region: MORE.into(),
+            offset: u32::try_from(page(at)).unwrap().into(),
+            ..Default::default()
+        },
+        srq,
+        ..Default::default()
+    };
+    let qps: Vec<_> = (0..QPS)
+        .map(|at| p.host().create_qp_ex(create(at)).unwrap().handle)
+        .collect();
+    for &qp in &qps {
+        let attr = QpAttr {
+            qp_state: QPS_ERR,
+            ..Default::default()
+        };
+        let mask = QP_STATE.into();
+        p.host().modify_qp(ModifyQp { qp, mask, attr }).unwrap();
+    }
+    Program::settle(&[&p]);
+    let word = |at| p.header.word(at).unwrap();
+    assert_eq!(
+        word(OFF_ASYNC_PRODUCED).load(Ordering::SeqCst),
+        ASYNC_ENTRIES
+    );
+    let (mut told, mut consumed) = (Vec::new(), 0_u32);
+    while p.turn() || consumed < word(OFF_ASYNC_PRODUCED).load(Ordering::SeqCst) {
+        while consumed < word(OFF_ASYNC_PRODUCED).load(Ordering::SeqCst) {
+            let at = usize::try_from(consumed % ASYNC_ENTRIES).unwrap() * size_of::<AsyncEvent>();
+            let event: AsyncEvent = p.header.read(OFF_ASYNC_RING + at).unwrap();
+            assert_eq!(event.kind.get(), EVENT_QP_LAST_WQE_REACHED);
+            told.push(event.object.get());
+            consumed += 1;
+            word(OFF_ASYNC_CONSUMED).store(consumed, Ordering::SeqCst);
+        }
+        assert_eq!(p.context.has_work(), told.len() < qps.len());
+    }
+    told.sort_unstable();
+    let mut handles: Vec<_> = qps.iter().map(|qp| qp.get()).collect();
+    handles.sort_unstable();
+    assert_eq!(told, handles);
+    for qp in qps {
+        p.host().destroy_qp(qp).unwrap();
+    }
 }
 
 /// As a process does that reads that the backend does not look.
