@@ -54,6 +54,7 @@ impl Daemon for RdmaDaemon {
 
     fn open(options: &Options) -> anyhow::Result<Self> {
         options.check()?;
+        farlane_daemon::heap::keep_little();
         let sockets = SocketOption::inherit_all(options.vms.iter().map(|vm| &vm.socket))?;
         Ok(Self {
             vms: Socket::listen_all(sockets, &options.daemon.access)?,

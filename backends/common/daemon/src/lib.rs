@@ -13,6 +13,7 @@
 
 pub mod access;
 pub mod control;
+pub mod heap;
 pub mod keys;
 pub mod listener;
 pub mod locality;
