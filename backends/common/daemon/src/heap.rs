@@ -5,8 +5,8 @@
 const KEPT_BYTES: libc::c_int = 128 << 10;
 
 /// Has memory that is freed go back to the system, or to whichever thread needs some next: one heap
-/// for all threads, and no more kept than [`KEPT_BYTES`]. What somebody has had the daemon allocate
-/// is then not held once for each thread that has freed a part of it.
+/// for all threads, and no more than 128 KiB kept at its end. What somebody has had the daemon
+/// allocate is then not held once for each thread that has freed a part of it.
 ///
 /// For a daemon whose threads allocate where objects come and go, and not while they move data.
 /// Call it while there is one thread.
