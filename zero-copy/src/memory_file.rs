@@ -4,7 +4,8 @@
 //! is gone, for ever, and with it the thread that has touched it.
 
 use farlane_abi::width::halves;
-use rustix::fs::{AtFlags, FileType, OFlags, SealFlags, Stat, StatxFlags, fstat, fstatfs, statx};
+use rustix::fs::{AtFlags, FileType, OFlags, SealFlags, SeekFrom, Stat, StatxFlags};
+use rustix::fs::{fstat, fstatfs, statx};
 
 use rustix::io::Errno;
 use std::io;
@@ -154,13 +155,16 @@ pub(crate) fn seal_against_holes(file: BorrowedFd<'_>) -> Result<(), MemoryFileE
     Ok(())
 }
 
-/// Whether a memfd has all its pages, but for less than a page of its system's largest size.
-pub(crate) fn is_full(file: BorrowedFd<'_>) -> Result<bool, MemoryFileError> {
-    /// Bytes of what `st_blocks` counts (stat(3type)).
-    const BLOCK: u64 = 512;
-    let stat = fstat(file)?;
-    let blocks = u64::try_from(stat.st_blocks).map_err(|_| Errno::OVERFLOW)?;
-    Ok(blocks.saturating_mul(BLOCK) >= size_of(&stat)?)
+/// Whether a memfd has all pages of a range of bytes, which it is long enough for: those that have
+/// been written, or read by a mapping. Pages beyond its end, which it can have too, are none of
+/// them.
+pub(crate) fn has_pages(
+    file: BorrowedFd<'_>,
+    (offset, length): (u64, u64),
+) -> Result<bool, MemoryFileError> {
+    // The end of the file is a hole (lseek(2)).
+    let hole = rustix::fs::seek(file, SeekFrom::Hole(offset))?;
+    Ok(hole >= offset.saturating_add(length))
 }
 
 /// Whether a file lies on a disk of this host: nobody else is asked for that.

@@ -186,7 +186,7 @@ impl Region {
         let bytes = skip + length;
         let mapping = Mapping::new(fd.as_fd(), offset - skip, bytes, writable)?;
         memory_file::seal_against_holes(fd.as_fd())?;
-        if !memory_file::is_full(fd.as_fd())? {
+        if !memory_file::has_pages(fd.as_fd(), (offset, length))? {
             return Err(RegionError::Sparse);
         }
         Ok(Self::of_file(mapping, skip, fd, offset, length, writable))

@@ -203,8 +203,8 @@ fn huge_pages_of_a_process_are_not_mapped() {
 fn kept_memfd(bytes: u64, full: bool) -> OwnedFd {
     let fd = memfd(bytes);
     if full {
-        let flags = rustix::fs::FallocateFlags::empty();
-        rustix::fs::fallocate(&fd, flags, 0, bytes).unwrap();
+        let bytes = vec![0; usize::try_from(bytes).unwrap()];
+        assert_eq!(rustix::io::pwrite(&fd, &bytes, 0), Ok(bytes.len()));
     }
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
     fd
@@ -235,6 +235,14 @@ fn a_memfd_is_a_region_where_it_has_all_its_pages_and_keeps_them() {
     ));
     assert!(matches!(
         Region::from_full_memfd(kept_memfd(2 * PAGE, false), 0, PAGE, true),
+        Err(RegionError::Sparse)
+    ));
+    // Pages beyond the end are none of it, and can be taken away whatever the seals are.
+    let beyond = memfd(PAGE);
+    rustix::fs::fallocate(&beyond, rustix::fs::FallocateFlags::KEEP_SIZE, PAGE, PAGE).unwrap();
+    rustix::fs::fcntl_add_seals(&beyond, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    assert!(matches!(
+        Region::from_full_memfd(beyond, 0, PAGE, true),
         Err(RegionError::Sparse)
     ));
     let theirs = Mapping::new(std::os::fd::AsFd::as_fd(&fd), 0, 3 * PAGE, true).unwrap();

@@ -12,6 +12,7 @@
 use crate::Origin;
 use crate::maps::{Behind, FileId, behind};
 use farlane_abi::PAGE_BYTES;
+use farlane_abi::control::MAX_SHARED_BYTES;
 use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
 use farlane_sys::{Mmap, memory_file};
@@ -128,7 +129,7 @@ impl Ledger {
 
     fn may_move(&self, range: &Range<usize>) -> bool {
         let page = to_usize(PAGE_BYTES);
-        range.len() >= FEWEST_BYTES
+        (FEWEST_BYTES..=to_usize(MAX_SHARED_BYTES)).contains(&range.len())
             && range.start.is_multiple_of(page)
             && range.end.is_multiple_of(page)
             && !self.is_registered(range)

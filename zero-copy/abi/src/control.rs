@@ -71,6 +71,8 @@ pub const MAX_REGION_BYTES: u64 = 1 << 36;
 /// Length of an address space in bytes: what user space has with four levels of page tables. Linux
 /// maps nothing beyond it unless a program asks for that.
 pub const ADDRESS_SPACE_BYTES: u64 = 1 << 47;
+/// Longest [`KIND_SHARED`] region in bytes (4 GiB): each of its pages is looked for.
+pub const MAX_SHARED_BYTES: u64 = 1 << 32;
 /// Longest segment in bytes (64 MiB).
 pub const MAX_SEGMENT_BYTES: u64 = 1 << 26;
 

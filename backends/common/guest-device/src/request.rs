@@ -8,8 +8,8 @@ pub use crate::contexts::WindowRange;
 use farlane_abi::control::{
     ADDRESS_SPACE_BYTES, Extent, FLAG_PHONY, FLAG_WRITABLE, KIND_ADDRESS_SPACE, KIND_DEVICE,
     KIND_PIN, KIND_SEGMENT, KIND_SHARED, MAX_EVENTS, MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES,
-    MAX_SEGMENT_BYTES, OP_ATTACH, OP_ATTACH_MORE, OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN,
-    OP_PING, OP_UNBIND_EVENT, OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
+    MAX_SEGMENT_BYTES, MAX_SHARED_BYTES, OP_ATTACH, OP_ATTACH_MORE, OP_BIND_EVENT, OP_CLOSE,
+    OP_DETACH, OP_OPEN, OP_PING, OP_UNBIND_EVENT, OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
 };
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::zerocopy::FromBytes as _;
@@ -297,7 +297,7 @@ fn parse_new(request: &Request) -> Result<NewRegion, Errno> {
         (KIND_PIN, false) => (Kind::Pin { writable }, MAX_REGION_BYTES),
         (KIND_PIN, true) => (Kind::Phony, MAX_REGION_BYTES),
         (KIND_DEVICE, false) => (Kind::Device { writable }, MAX_REGION_BYTES),
-        (KIND_SHARED, false) => (Kind::Shared { writable }, MAX_REGION_BYTES),
+        (KIND_SHARED, false) => (Kind::Shared { writable }, MAX_SHARED_BYTES),
         (KIND_ADDRESS_SPACE, false) => (Kind::AddressSpace { writable }, ADDRESS_SPACE_BYTES),
         _ => return Err(Errno::EINVAL),
     };
@@ -520,6 +520,11 @@ mod tests {
         };
         assert_eq!(parse(shared.as_bytes()), Err(Errno::EINVAL));
         assert_eq!(parse_host(shared.as_bytes()).unwrap().descriptors(), 1);
+        let long = Request {
+            length: (MAX_SHARED_BYTES + 1).into(),
+            ..shared
+        };
+        assert_eq!(parse_host(long.as_bytes()), Err(Errno::EINVAL));
         let event = Request {
             region: MAX_EVENTS.into(),
             ..host_only
