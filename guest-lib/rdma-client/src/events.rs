@@ -55,11 +55,14 @@ impl AsyncEvents {
             rustix::io::read(&self.tokens, &mut [0; 8]).map_err(os)?;
             let mut state = lock(&self.state);
             if let Some(event) = self.take(&mut state)? {
+                if event.kind.get() == EVENT_DEVICE_FATAL {
+                    self.give_token();
+                }
                 return Ok(event);
             }
-            if self.header.is_dead() {
+            if self.header.is_dead() || state.fatal_given {
                 // The one token that announced it is for everybody, and for the error after it.
-                let _ = rustix::io::write(&self.tokens, &1_u64.to_ne_bytes());
+                self.give_token();
                 if std::mem::replace(&mut state.fatal_given, true) {
                     return Err(Errno::ENODEV);
                 }
@@ -69,6 +72,11 @@ impl AsyncEvents {
                 });
             }
         }
+    }
+
+    /// Has the next one that asks hear something, too.
+    fn give_token(&self) {
+        let _ = rustix::io::write(&self.tokens, &1_u64.to_ne_bytes());
     }
 
     fn take(&self, state: &mut State) -> Result<Option<AsyncEvent>, Errno> {

@@ -516,6 +516,26 @@ fn asynchronous_events_come_one_a_token() {
 }
 
 #[test]
+fn a_context_that_was_cut_off_says_so_once_and_then_enodev() {
+    let (queues, _) = queues(false);
+    let header = queues.rig.transport.segment(0);
+    let event = AsyncEvent {
+        kind: EVENT_DEVICE_FATAL.into(),
+        ..AsyncEvent::default()
+    };
+    // SAFETY: not published yet.
+    unsafe { header.write(OFF_ASYNC_RING, &event) };
+    header.word(OFF_ASYNC_PRODUCED).store(1, Ordering::Release);
+    queues.rig.transport.raise(EVENT_ASYNC);
+    let fatal = queues.rig.context.next_async_event().unwrap();
+    assert_eq!(fatal.kind.get(), EVENT_DEVICE_FATAL);
+    for _ in 0..2 {
+        // The backend tells nothing any more: who asks does not wait for that.
+        assert_eq!(queues.rig.context.next_async_event(), Err(Errno::ENODEV));
+    }
+}
+
+#[test]
 fn who_has_taken_the_last_event_rings_where_the_backend_sleeps() {
     let (queues, _) = queues(false);
     let transport = &queues.rig.transport;
