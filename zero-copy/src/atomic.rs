@@ -3,9 +3,10 @@
 //! An operation on memory that is mapped here is one of the processor's. On memory of a process it
 //! is a read and a write by system calls, so all operations hold a lock meanwhile: which one, says
 //! the word's offset in its page. A physical word has that offset under each mapping, so operations
-//! on it exclude each other however it is reached: as `IBV_ATOMIC_HCA` promises, atomic among the
-//! operations of the device (IBTA 9.4.5). Operations of the program's own processors on mapped
-//! memory are besides, those on memory of a process are not.
+//! on it that go by the same locks, those of one tenant's memory, exclude each other however it is
+//! reached: as `IBV_ATOMIC_HCA` promises, atomic among the operations of the device (IBTA 9.4.5).
+//! Those on mapped memory are atomic beside any others, and beside the program's own processors;
+//! those on memory of a process are not.
 
 use crate::registration::Runs;
 use crate::{Process, Region, RegionError};

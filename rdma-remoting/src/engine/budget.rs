@@ -167,9 +167,9 @@ impl Spending {
         self.pay(OPERATION_COST);
     }
 
-    /// A request has been looked at that goes on later: that costs as much as one.
+    /// A word has been looked at that is in use for long, which takes some 10 us.
     pub fn looked_in_vain(&mut self) {
-        self.pay(OPERATION_COST);
+        self.pay(64 * OPERATION_COST);
     }
 
     /// Takes at most so many bytes, and returns how many there were.
