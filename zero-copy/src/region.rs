@@ -295,20 +295,6 @@ impl Region {
         self.inner.writable
     }
 
-    /// What keeps the memory of its files, where they are nobody else's. Who drops the last of it
-    /// may wait until as many bytes are freed.
-    #[must_use]
-    pub fn backing(&self) -> Box<dyn Send> {
-        match self.inner.enter().as_ref().map(Gates::memory) {
-            Some(Memory::Mapped(pieces)) => {
-                let own = pieces.iter().filter(|piece| piece.guest.is_none());
-                let kept = |piece: &Piece| (Arc::clone(&piece.mapping), Arc::clone(&piece.file));
-                Box::new(own.map(kept).collect::<Vec<_>>())
-            }
-            _ => Box::new(()),
-        }
-    }
-
     /// Number of extents; none where it was revoked.
     #[must_use]
     pub fn extents(&self) -> usize {

@@ -1,4 +1,5 @@
-//! Descriptors that others have sent, or can have sent, and that are closed.
+//! Descriptors that others have sent, or can have sent, and that are closed; and their memory,
+//! which takes as long to free as there is of it.
 //!
 //! `close` may ask whoever serves a file (`FUSE_FLUSH`), or wait for the peer of a socket
 //! (`SO_LINGER`): for ever. That is so also of descriptors that nobody has received and that end
@@ -50,6 +51,8 @@ impl<K> Drop for State<K> {
 /// What one thread closes.
 struct Batch<K> {
     sender: K,
+    /// What it counts as.
+    count: usize,
     descriptors: Vec<OwnedFd>,
     taken: Box<dyn Send>,
 }
@@ -100,18 +103,26 @@ impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
 
     /// Closes `descriptors`. Afterwards what was taken for them is dropped, too.
     pub fn close(&self, sender: K, descriptors: Vec<OwnedFd>, taken: impl Send + 'static) {
-        self.enqueue(sender, descriptors, taken);
+        // Without any there is nothing to wait for.
+        if !descriptors.is_empty() {
+            self.enqueue(sender, descriptors, taken);
+            self.start();
+        }
+    }
+
+    /// Drops what takes long to free. It counts as a descriptor.
+    pub fn free(&self, sender: K, taken: impl Send + 'static) {
+        self.enqueue(sender, Vec::new(), taken);
         self.start();
     }
 
     fn enqueue(&self, sender: K, descriptors: Vec<OwnedFd>, taken: impl Send + 'static) {
-        if descriptors.is_empty() {
-            return;
-        }
+        let count = descriptors.len().max(1);
         let mut state = self.0.state();
-        *state.counts.entry(sender.clone()).or_default() += descriptors.len();
+        *state.counts.entry(sender.clone()).or_default() += count;
         state.waiting.push_back(Batch {
             sender,
+            count,
             descriptors,
             taken: Box::new(taken),
         });
@@ -161,7 +172,7 @@ impl<K: Hash + Eq> Closer<K> {
     }
 
     fn end(&self, batch: Batch<K>) {
-        let count = batch.descriptors.len();
+        let count = batch.count;
         drop(batch.descriptors);
         drop(batch.taken);
         let mut state = self.shared.state();
@@ -217,6 +228,24 @@ mod tests {
         }
         closing.enqueue("sender", descriptor().0, ());
         assert!(closing.next_closer().is_some());
+    }
+
+    #[test]
+    fn what_takes_long_to_free_is_freed_by_another_thread_and_counts() {
+        struct Freed(std::sync::mpsc::Sender<std::thread::ThreadId>);
+        impl Drop for Freed {
+            fn drop(&mut self) {
+                self.0.send(std::thread::current().id()).unwrap();
+            }
+        }
+        let (sender, freed) = std::sync::mpsc::channel();
+        let closing = Closing::default();
+        closing.enqueue("sender", Vec::new(), Freed(sender.clone()));
+        assert_eq!(closing.of(&"sender"), 1);
+        closing.free("sender", Freed(sender));
+        for _ in 0..2 {
+            assert_ne!(freed.recv().unwrap(), std::thread::current().id());
+        }
     }
 
     #[test]

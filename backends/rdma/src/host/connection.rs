@@ -51,12 +51,18 @@ struct Open {
     context: Arc<Context>,
     events: Arc<ProcessEvents>,
     _doorbell: Doorbell,
-    /// What keeps the memory of shared regions: its last owner may take long to free it.
-    backings: HashMap<RegionId, Box<dyn Send>>,
+    /// The files of regions' memory: closing the last descriptor of one may take long.
+    backings: HashMap<RegionId, Backing>,
     /// Number of attached regions.
     regions: u32,
     /// Number of mapped buffers.
     mappings: u32,
+}
+
+/// A further descriptor of a file of memory.
+struct Backing {
+    _file: OwnedFd,
+    _share: Share,
 }
 
 /// What a request is answered with.
@@ -133,16 +139,21 @@ impl Connection {
         bytes: &[u8],
         descriptors: Vec<OwnedFd>,
     ) -> (Result<Answer, Errno>, Next) {
-        let at_once = |fd: &OwnedFd| eventfd::closes_at_once(fd.as_fd());
         let count = descriptors.len();
-        let mut usable = Some(descriptors);
-        if let Some(strange) = usable.take_if(|all| !all.iter().all(at_once)) {
-            host.closing.close(self.sender(), strange, ());
-        }
         let request = parse_host(bytes).and_then(|request| {
             let matching = count == request.descriptors();
             matching.then_some(request).ok_or(Errno::EPROTO)
         });
+        // To close memory may be to free all of it: only who wants some has it closed here.
+        let is_memory = matches!(request, Ok(HostRequest::Attach(_)));
+        let at_once = |fd: &OwnedFd| match is_memory {
+            true => eventfd::closes_at_once(fd.as_fd()),
+            false => eventfd::examine(fd.as_fd()).is_ok(),
+        };
+        let mut usable = Some(descriptors);
+        if let Some(strange) = usable.take_if(|all| !all.iter().all(at_once)) {
+            host.closing.close(self.sender(), strange, ());
+        }
         let next = match request {
             // What cannot even be read is not spoken with.
             Ok(HostRequest::Close) | Err(Errno::EPROTO) => Next::Close,
@@ -181,7 +192,7 @@ impl Connection {
         if let Some(open) = self.open.take() {
             let _ = host.port.close(id);
             if !open.backings.is_empty() {
-                host.closing.close(sender, Vec::new(), open.backings);
+                host.closing.free(sender, open.backings);
             }
             log::debug!("Host process {} has closed its context", self.process.pid());
         }
@@ -207,13 +218,32 @@ impl Connection {
         let open = self.open.as_mut().ok_or(Errno::ENOENT)?;
         match request {
             HostRequest::Attach(new) => {
-                open.attach(host, &self.process, &new, descriptors.pop())?;
+                let file = descriptors.pop();
+                // Closed by another thread, after all others of the file here.
+                let backing = file.as_ref().map(|file| host.keep(file)).transpose();
+                let (attached, backing) = match backing {
+                    Ok(backing) => (open.attach(host, &self.process, &new, file), backing),
+                    Err(errno) => {
+                        host.closing.close(sender, Vec::from_iter(file), ());
+                        return Err(errno);
+                    }
+                };
+                match (attached, backing) {
+                    (Ok(()), Some(backing)) => {
+                        open.backings.insert(new.region, backing);
+                    }
+                    (Err(errno), Some(backing)) => {
+                        host.closing.free(sender, backing);
+                        return Err(errno);
+                    }
+                    (attached, None) => attached?,
+                }
                 host.port.settle(id)?;
             }
             HostRequest::Detach { region } => {
                 open.context.detach(region)?;
                 if let Some(backing) = open.backings.remove(&region) {
-                    host.closing.close(sender, Vec::new(), backing);
+                    host.closing.free(sender, backing);
                 }
                 open.regions = open.regions.saturating_sub(1);
             }
@@ -283,6 +313,17 @@ impl Connection {
     }
 }
 
+impl HostState {
+    /// Another descriptor of a file of memory, which is to be closed by another thread.
+    fn keep(&self, file: &OwnedFd) -> Result<Backing, Errno> {
+        let share = self.port.take(Resource::Descriptors, 1);
+        Ok(Backing {
+            _share: share.ok_or(Errno::ENOMEM)?,
+            _file: file.try_clone().map_err(|_| Errno::ENOMEM)?,
+        })
+    }
+}
+
 impl Open {
     fn attach(
         &mut self,
@@ -312,9 +353,7 @@ impl Open {
                 let memory = Region::from_full_memfd(file, new.address, new.length, writable);
                 let memory = memory.map_err(|e| region_errno(&e))?;
                 host.locate(&memory);
-                let backing = memory.backing();
                 self.context.attach_pin(new.region, memory)?;
-                self.backings.insert(new.region, backing);
             }
             Kind::Phony | Kind::Device { .. } => return Err(Errno::EOPNOTSUPP),
         }
