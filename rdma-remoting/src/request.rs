@@ -433,10 +433,11 @@ impl Head {
             (OP_ATOMIC_WRITE, _) => Opcode::AtomicWrite,
             _ => return Err(WqeError::Opcode(number)),
         };
-        // Who is in a domain has the number in the place of operands that the operation has not.
+        // Whom a message is for lies in the place of operands that the operation has not.
         let wanted = match format.addressing {
             Addressing::Connected => false,
-            Addressing::Handles(_) | Addressing::Domain => true,
+            Addressing::Domain => !matches!(opcode, Opcode::LocalInvalidate(_)),
+            Addressing::Handles(_) => true,
         };
         match self.tail.is_some() == wanted {
             true => Ok(opcode),
@@ -728,6 +729,41 @@ mod tests {
                 // Without room for them there are none.
                 let short = request.parse_as(&V2, &entry(head, &[0; 15]));
                 assert_eq!(short.is_ok(), fits && flags == 0, "{opcode} {flags}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_message_names_its_queue_and_what_is_no_message_names_none() {
+        let format = SendFormat {
+            version: VerbsVersion::V2,
+            addressing: Addressing::Domain,
+        };
+        let tail = SendTail {
+            a: 77.into(),
+            b: 0.into(),
+        };
+        let mut request = SendWqe::default();
+        for opcode in OP_SEND..=OP_ATOMIC_WRITE {
+            for flags in [0, SEND_TAIL] {
+                let head = SendEntry {
+                    opcode,
+                    flags,
+                    imm: 5.into(),
+                    inline_bytes: 77.into(),
+                    ..Default::default()
+                };
+                let expected = match (opcode, flags) {
+                    (OP_LOCAL_INVALIDATE, 0) | (OP_BIND_WINDOW, SEND_TAIL) => Ok(Target::Peer),
+                    (OP_LOCAL_INVALIDATE, _) | (_, 0) => Err(WqeError::Operands(opcode)),
+                    _ => Ok(Target::SharedReceive(SrqNumber::of(77))),
+                };
+                let parsed = request.parse_as(&format, &entry(head, tail.as_bytes()));
+                assert_eq!(
+                    parsed.map(|()| request.target),
+                    expected,
+                    "{opcode} {flags}"
+                );
             }
         }
     }

@@ -8,8 +8,8 @@ use crate::{
 };
 use farlane_abi::arena::{BACKEND_SLEEPING, OFF_RUNG, OFF_RUNG_SUMMARY};
 use farlane_abi::queue::{
-    OP_FETCH_ADD, OP_SEND, QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED,
-    QP_OFF_RECV_PRODUCED, RecvEntry, SEND_TAIL, SendEntry,
+    OP_FETCH_ADD, OP_LOCAL_INVALIDATE, OP_SEND, QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES,
+    QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, RecvEntry, SEND_TAIL, SendEntry,
 };
 use farlane_abi::rdma::{MAX_QPS, QP_STATE, QPS_INIT, QPS_RTS, QPT_XRC_SEND};
 use std::sync::Arc;
@@ -184,16 +184,23 @@ fn each_request_of_an_initiator_says_which_queue_it_goes_to() {
     let mut list = SendList::default();
     list.add(request(OP_SEND));
     list.name(79);
+    list.add(request(OP_LOCAL_INVALIDATE));
     list.post(&qp).unwrap();
-    let entry = |index: usize| {
+    let head = |index: usize| -> (usize, SendEntry) {
         let at = QP_OFF_ENTRIES + index * qp.layout().send_stride;
-        let entry: SendEntry = read(qp.map(), at);
+        (at, read(qp.map(), at))
+    };
+    let entry = |index: usize| {
+        let (at, entry) = head(index);
         assert_eq!(entry.flags, SEND_TAIL);
         let tail: SendTail = read(qp.map(), at + size_of::<SendEntry>());
         (entry.inline_bytes.get(), tail.a.get())
     };
     // Where an operation has operands of its own, the number lies in the head.
     assert_eq!([entry(0), entry(1), entry(2)], [(0, 77), (78, 5), (0, 79)]);
+    // What is no message goes to none.
+    let (_, local) = head(3);
+    assert_eq!((local.opcode, local.flags), (OP_LOCAL_INVALIDATE, 0));
     let refused = qp.post_recv(&RecvRequest {
         wr_id: 1,
         scatter: &[],

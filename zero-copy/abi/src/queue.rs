@@ -98,6 +98,9 @@ pod! {
     /// | [`OP_BIND_WINDOW`] | length in bytes | low: key of the region; high: `ACCESS_*` |
     /// | datagrams | low half: address handle; high half: queue pair number | low half: Q_Key |
     /// | extended reliable connections | low half: number of the shared receive queue | zero |
+    ///
+    /// [`OP_LOCAL_INVALIDATE`], which is no message, has no operands on extended reliable
+    /// connections either.
     pub struct SendTail {
         /// First operand.
         pub a: U64,

@@ -17,6 +17,8 @@ use farlane_zero_copy::SharedMemory;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+mod extended_connections;
+
 /// A program of version 2: its segments are the pages of one file.
 struct Program {
     _port: Arc<Port>,
@@ -146,12 +148,13 @@ impl Program {
     }
 
     fn connect(&self, qp: Handle, to: &Self, number: U32) {
+        self.connect_by(qp, to, number, [QP_TO_RTR, QP_TO_RTS]);
+    }
+
+    /// The same, with the attributes that these name.
+    fn connect_by(&self, qp: Handle, to: &Self, number: U32, [to_rtr, to_rts]: [u32; 2]) {
         let address = to.context.gid();
-        for (mask, qp_state) in [
-            (QP_TO_INIT, QPS_INIT),
-            (QP_TO_RTR, QPS_RTR),
-            (QP_TO_RTS, QPS_RTS),
-        ] {
+        for (mask, qp_state) in [(QP_TO_INIT, QPS_INIT), (to_rtr, QPS_RTR), (to_rts, QPS_RTS)] {
             let attr = QpAttr {
                 qp_state,
                 port_num: 1,

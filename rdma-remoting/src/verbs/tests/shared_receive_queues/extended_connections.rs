@@ -1,0 +1,100 @@
+//! Extended reliable connections of a program.
+
+use super::*;
+use crate::memory::{Binder, PdHandle};
+use crate::request::{Binding, MemoryKey};
+use farlane_abi::queue::OP_LOCAL_INVALIDATE;
+
+/// Page of the initiator's queue, and of the target, which has none.
+const INITIATOR: u32 = 2;
+const TARGET: u32 = 3;
+
+impl Program {
+    /// An initiator's queue pair, or a target's, by its type.
+    fn extended(&self, qp_type: u32, at: u32, xrcd: Handle) -> Qp {
+        let (pd, cq) = match qp_type {
+            QPT_XRC_RECV => (0.into(), 0.into()),
+            _ => (self.pd, self.cq),
+        };
+        let made = self.host().create_qp_ex(CreateQpEx {
+            base: CreateQp {
+                pd,
+                send_cq: cq,
+                recv_cq: cq,
+                qp_type: qp_type.into(),
+                send_wr: 4.into(),
+                send_sge: 1.into(),
+                region: QUEUES.into(),
+                offset: u32::try_from(page(at)).unwrap().into(),
+                ..Default::default()
+            },
+            xrcd,
+            ..Default::default()
+        });
+        made.unwrap()
+    }
+
+    /// An initiator that is connected to a target of the domain.
+    fn extended_pair(&self, xrcd: Handle) -> Qp {
+        let initiator = self.extended(QPT_XRC_SEND, INITIATOR, 0.into());
+        let target = self.extended(QPT_XRC_RECV, TARGET, xrcd);
+        let (send, receive) = ([UC_TO_RTR, QP_TO_RTS], [QP_TO_RTR, XRC_TARGET_TO_RTS]);
+        self.connect_by(initiator.handle, self, target.qp_num, send);
+        self.connect_by(target.handle, self, initiator.qp_num, receive);
+        initiator
+    }
+
+    /// Has the initiator carry out a request, its first one.
+    fn post(&self, initiator: &Qp, entry: &SendEntry) {
+        let at = page(INITIATOR) + QP_OFF_ENTRIES;
+        self.pages.write(at, entry).unwrap();
+        self.set(INITIATOR, QP_OFF_SEND_PRODUCED, 1);
+        ring(self, slot_of(initiator.handle.get()).unwrap());
+        Program::settle(&[self]);
+    }
+}
+
+#[test]
+fn an_initiator_invalidates_a_key_of_its_own() {
+    let server = Server::without_workers();
+    let p = Program::start(&port(&server, 1));
+    let xrcd = p.host().open_xrcd(()).unwrap();
+    let initiator = p.extended_pair(xrcd);
+    let pin = memory("behind a window", PAGE_BYTES);
+    p.context.attach_pin(region(5), pin).unwrap();
+    let made = p.host().reg_mr(RegMr {
+        pd: p.pd,
+        access: (ACCESS_LOCAL_WRITE | ACCESS_MW_BIND).into(),
+        source: MR_SOURCE_PIN.into(),
+        object: 5.into(),
+        length: PAGE_BYTES.into(),
+        ..Default::default()
+    });
+    let behind = made.unwrap();
+    let window = p.host().alloc_mw(AllocMw {
+        pd: p.pd,
+        mw_type: MW_TYPE_2.into(),
+    });
+    let key = MemoryKey(window.unwrap().rkey.get());
+    let binding = Binding {
+        window: key,
+        key,
+        region: MemoryKey(behind.lkey.get()),
+        address: 0,
+        length: PAGE_BYTES,
+        access: ACCESS_REMOTE_WRITE,
+    };
+    let binder = (PdHandle(p.pd.get()), Binder::new_one());
+    p.context.memory.bind(binder, &binding).unwrap();
+    assert_eq!(p.host().dereg_mr(behind.handle), Err(Errno::EBUSY));
+    let entry = SendEntry {
+        wr_id: 7.into(),
+        opcode: OP_LOCAL_INVALIDATE,
+        flags: SEND_SIGNALED,
+        imm: key.0.into(),
+        ..Default::default()
+    };
+    p.post(&initiator, &entry);
+    assert_eq!(p.completions(), [(7, 0)]);
+    p.host().dereg_mr(behind.handle).unwrap();
+}
