@@ -31,13 +31,12 @@ pub struct SharedReceives {
 }
 
 struct Queue {
-    source: Box<dyn SharedSource>,
+    /// None from its end on: its memory is not kept by those who know it still.
+    source: Option<Box<dyn SharedSource>>,
     /// When fewer requests are left than this, that is told once.
     limit: Option<NonZeroU32>,
     /// Why nothing can be taken any more.
     dead: Option<QueueError>,
-    /// It was destroyed.
-    closed: bool,
     /// Who waits for a request, the longest first.
     waiting: VecDeque<Weak<dyn Schedule>>,
 }
@@ -45,16 +44,25 @@ struct Queue {
 impl Queue {
     /// Whether it has come below its limit; from then on it has none.
     fn passes_limit(&mut self) -> bool {
-        let queued = self.source.queued();
+        let Some(queued) = self.source.as_ref().map(|source| source.queued()) else {
+            return false;
+        };
         self.limit.take_if(|limit| queued < limit.get()).is_some()
+    }
+
+    /// Who posts has to ring, or need not.
+    fn want_rings(&self, wanted: bool) {
+        if let Some(source) = &self.source {
+            source.want_rings(wanted);
+        }
     }
 
     /// How many can take something now, or learn that nobody can any more.
     fn ready(&self) -> usize {
-        if self.closed || self.dead.is_some() {
-            return self.waiting.len();
+        match &self.source {
+            Some(source) if self.dead.is_none() => to_usize(source.queued().into()),
+            _ => self.waiting.len(),
         }
-        to_usize(self.source.queued().into())
     }
 }
 
@@ -71,10 +79,9 @@ impl SharedReceives {
     #[must_use]
     pub fn new(source: Box<dyn SharedSource>, pd: PdHandle, events: Events) -> Arc<Self> {
         let queue = Queue {
-            source,
+            source: Some(source),
             limit: None,
             dead: None,
-            closed: false,
             waiting: VecDeque::new(),
         };
         Arc::new(Self {
@@ -98,17 +105,18 @@ impl SharedReceives {
     pub fn take(&self, into: &mut RecvWqe) -> Result<bool, QueueError> {
         let (taken, event) = {
             let mut queue = lock(&self.queue);
-            if queue.closed {
+            let dead = queue.dead;
+            let Some(source) = &mut queue.source else {
                 return Ok(false);
-            }
-            if let Some(error) = queue.dead {
+            };
+            if let Some(error) = dead {
                 return Err(error);
             }
-            let taken = queue.source.take(into);
+            let taken = source.take(into);
             let event = match &taken {
                 Ok(false) => None,
                 Ok(true) | Err(QueueError::Request(_)) => {
-                    queue.source.retire();
+                    source.retire();
                     queue.passes_limit().then_some(EVENT_SRQ_LIMIT_REACHED)
                 }
                 Err(error) => {
@@ -128,7 +136,8 @@ impl SharedReceives {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let queue = lock(&self.queue);
-        queue.closed || queue.dead.is_some() || queue.source.is_ready()
+        let source = queue.source.as_ref();
+        queue.dead.is_some() || source.is_none_or(|source| source.is_ready())
     }
 
     /// Tells of fewer requests than `limit` from now on, once, also where there are fewer already;
@@ -155,9 +164,7 @@ impl SharedReceives {
     pub fn wait(&self, who: Weak<dyn Schedule>) {
         let mut queue = lock(&self.queue);
         queue.waiting.push_back(who);
-        if !queue.closed {
-            queue.source.want_rings(true);
-        }
+        queue.want_rings(true);
     }
 
     /// Who waits no more, and never will again.
@@ -181,9 +188,10 @@ impl SharedReceives {
     }
 
     /// Nothing is taken from it any more, and those that wait are scheduled. When it returns its
-    /// memory is not touched.
+    /// source is gone, and with that its memory.
     pub fn close(&self) {
-        lock(&self.queue).closed = true;
+        let source = lock(&self.queue).source.take();
+        drop(source);
         while self.pass_on() {}
     }
 
@@ -196,14 +204,14 @@ impl SharedReceives {
 
     /// It is looked at from now on: who posts need not ring.
     pub fn watch(&self) {
-        lock(&self.queue).source.want_rings(false);
+        lock(&self.queue).want_rings(false);
     }
 
     /// It is looked at no more, unless [somebody waits](Self::is_awaited) for what was posted
     /// before: who posts rings while somebody waits.
     pub fn rest(&self) {
         let queue = lock(&self.queue);
-        queue.source.want_rings(!queue.waiting.is_empty());
+        queue.want_rings(!queue.waiting.is_empty());
     }
 }
 

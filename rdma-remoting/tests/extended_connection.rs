@@ -271,6 +271,27 @@ fn a_queue_that_is_destroyed_completes_nothing() {
 }
 
 #[test]
+fn who_has_received_into_a_queue_does_not_keep_it() {
+    let r = rig();
+    for opcode in [Opcode::Send, Opcode::Write] {
+        let recvs = LocalQueue::<RecvWqe>::default();
+        let pd = PdHandle(10);
+        let shared = SharedReceives::new(Box::new(recvs.clone()), pd, Box::new(|_| ()));
+        let number = r.domain.add(&shared, LocalCompletionQueue::new(1));
+        recvs.post(RecvWqe::default());
+        let mut request = r.request(opcode, 1, number, 0);
+        request.elements.set(&[]).unwrap();
+        r.initiator.sends.post(request);
+        r.run();
+        assert_eq!(r.initiator.next(), Some((1, WC_STATUS_SUCCESS)));
+        let known = Arc::downgrade(&shared);
+        drop(shared);
+        r.domain.remove(number);
+        assert!(known.upgrade().is_none(), "{opcode:?}");
+    }
+}
+
+#[test]
 fn a_target_sends_nothing_and_answers_nobody_but_an_initiator() {
     let r = rig();
     let mut request = r.request(Opcode::Send, 1, r.queues[0].number, 0);

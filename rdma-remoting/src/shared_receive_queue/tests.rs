@@ -143,6 +143,49 @@ fn a_bad_request_is_taken_like_any() {
     assert_eq!(*lock(&told), [EVENT_SRQ_LIMIT_REACHED]);
 }
 
+/// A queue with memory.
+struct Lying(LocalQueue<RecvWqe>, Arc<()>);
+
+impl WorkSource<RecvWqe> for Lying {
+    fn take(&mut self, into: &mut RecvWqe) -> Result<bool, QueueError> {
+        self.0.take(into)
+    }
+
+    fn retire(&mut self) {}
+
+    fn is_ready(&self) -> bool {
+        self.0.is_ready()
+    }
+
+    fn discard(&mut self) {}
+}
+
+impl SharedSource for Lying {
+    fn queued(&self) -> u32 {
+        assert!(Arc::strong_count(&self.1) > 1);
+        self.0.queued()
+    }
+
+    fn want_rings(&self, _: bool) {}
+}
+
+#[test]
+fn a_queue_that_is_closed_has_no_memory_whoever_knows_it() {
+    let (queue, memory) = (LocalQueue::default(), Arc::new(()));
+    let (shared, told) = shared_from(Lying(queue.clone(), Arc::clone(&memory)));
+    (0..3).for_each(|_| queue.post(RecvWqe::default()));
+    assert!(take(&shared));
+    assert_eq!(Arc::strong_count(&memory), 2);
+    shared.close();
+    assert_eq!(Arc::strong_count(&memory), 1);
+    assert!(!take(&shared) && shared.is_ready() && !shared.is_awaited());
+    shared.set_limit(9);
+    shared.watch();
+    shared.rest();
+    assert!(!shared.pass_on() && lock(&told).is_empty());
+    shared.close();
+}
+
 /// Waits as a queue pair does: it is in the list once.
 struct Waiter {
     listed: AtomicBool,

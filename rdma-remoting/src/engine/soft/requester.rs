@@ -432,6 +432,7 @@ impl Requester {
                 self.tell_transferred(node);
                 self.complete(qp, length, length.into());
                 self.complete_receive(qp, &peer.common, &mut responder, length);
+                responder.end_message();
                 Step::Done
             }
             Err(Refusal::Nak(Nak::NotReady(timer))) => {

@@ -497,6 +497,11 @@ impl Responder {
         self.push(qp, &completion, arrival.solicited);
     }
 
+    /// The message under way is over: what it has named is kept no longer.
+    pub fn end_message(&mut self) {
+        self.named = None;
+    }
+
     fn push(&mut self, qp: &QpCommon, completion: &Completion, solicited: bool) {
         let pushed = match &self.named {
             Some(named) => named.push(completion, solicited),
@@ -521,6 +526,9 @@ impl Responder {
             }
             self.fail_receive(qp, WC_STATUS_WR_FLUSH_ERR);
             count += 1;
+        }
+        if self.current.is_none() {
+            self.end_message();
         }
         self.tell_last(qp);
         count

@@ -3,7 +3,7 @@
 use super::*;
 use crate::memory::{Binder, PdHandle};
 use crate::request::{Binding, MemoryKey};
-use farlane_abi::queue::OP_LOCAL_INVALIDATE;
+use farlane_abi::queue::{OP_LOCAL_INVALIDATE, SEND_TAIL, SendTail};
 
 /// Page of the initiator's queue, and of the target, which has none.
 const INITIATOR: u32 = 2;
@@ -45,9 +45,11 @@ impl Program {
     }
 
     /// Has the initiator carry out a request, its first one.
-    fn post(&self, initiator: &Qp, entry: &SendEntry) {
+    fn post(&self, initiator: &Qp, entry: &SendEntry, tail: &SendTail) {
         let at = page(INITIATOR) + QP_OFF_ENTRIES;
         self.pages.write(at, entry).unwrap();
+        let at = at + size_of::<SendEntry>();
+        self.pages.write(at, tail).unwrap();
         self.set(INITIATOR, QP_OFF_SEND_PRODUCED, 1);
         ring(self, slot_of(initiator.handle.get()).unwrap());
         Program::settle(&[self]);
@@ -94,7 +96,45 @@ fn an_initiator_invalidates_a_key_of_its_own() {
         imm: key.0.into(),
         ..Default::default()
     };
-    p.post(&initiator, &entry);
+    p.post(&initiator, &entry, &SendTail::default());
     assert_eq!(p.completions(), [(7, 0)]);
     p.host().dereg_mr(behind.handle).unwrap();
+}
+
+#[test]
+fn a_queue_that_is_destroyed_is_mapped_no_more_whoever_has_received_into_it() {
+    const NAME: &str = "queue of a domain";
+    let server = Server::without_workers();
+    let p = Program::start(&port(&server, 1));
+    let xrcd = p.host().open_xrcd(()).unwrap();
+    let initiator = p.extended_pair(xrcd);
+    let (theirs, requests) = shared(NAME, PAGE_BYTES);
+    p.context.attach_segment(region(5), theirs).unwrap();
+    let create = CreateSrq {
+        xrcd,
+        cq: p.cq,
+        region: 5.into(),
+        ..p.create_srq(0)
+    };
+    let srq = p.host().create_srq(create).unwrap();
+    // A request without elements, and a message without bytes.
+    let produced = requests.word(QP_OFF_RECV_PRODUCED).unwrap();
+    produced.store(1, Ordering::SeqCst);
+    let entry = SendEntry {
+        wr_id: 7.into(),
+        opcode: OP_SEND,
+        flags: SEND_SIGNALED | SEND_TAIL,
+        ..Default::default()
+    };
+    let tail = SendTail {
+        a: u64::from(srq.number.get()).into(),
+        ..Default::default()
+    };
+    p.post(&initiator, &entry, &tail);
+    assert_eq!(p.completions(), [(7, 0), (0, 0)]);
+    drop(requests);
+    assert_eq!(mapped(NAME), 1);
+    p.host().destroy_srq(srq.handle).unwrap();
+    p.context.detach(region(5)).unwrap();
+    assert_eq!(mapped(NAME), 0);
 }
