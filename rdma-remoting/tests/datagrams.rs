@@ -401,6 +401,114 @@ fn all_members_of_a_group_get_a_copy_once_each() {
     assert_eq!((ends[1].next(), ends[2].next()), (None, None));
 }
 
+/// A sender and the members of a group, each with room for several datagrams.
+fn sender_and_members(members: u8) -> (SoftEngine, End, Vec<End>) {
+    let engine = SoftEngine::new();
+    let sender = end(&engine, 1, &DATAGRAMS);
+    ready(&sender, QKEY);
+    let members: Vec<End> = (0..members).map(|_| end(&engine, 2, &DATAGRAMS)).collect();
+    for member in &members {
+        join(member);
+    }
+    (engine, sender, members)
+}
+
+/// Has it receive what is sent to the first group.
+fn join(member: &End) {
+    ready(member, QKEY);
+    for wr_id in 0..4 {
+        member.post_recv(wr_id, &[member.element(0, 200)]);
+    }
+    member.qp.attach(group(1)).unwrap();
+}
+
+fn post_to_group(sender: &End, wr_id: u64, length: u32) {
+    let request = sender.request(Opcode::Send, wr_id, &[sender.element(1000, length)]);
+    let group = Recipients::Group(group(1));
+    sender.sends.post(to(request, group, ALL_MEMBERS, QKEY));
+}
+
+/// A turn in which at most so many operations begin.
+fn turn_of(operations: u64) -> Turn {
+    Turn {
+        budget: Budget::UNBOUNDED.within(u64::MAX, operations),
+        ..Turn::from(Instant::now())
+    }
+}
+
+/// How many datagrams each has got since this was last asked.
+fn got(members: &[End]) -> Vec<usize> {
+    let count = |member: &End| std::iter::from_fn(|| member.next()).count();
+    members.iter().map(count).collect()
+}
+
+#[test]
+fn what_is_sent_to_a_group_stops_where_no_operation_is_left() {
+    for length in [60, 0] {
+        let (_engine, sender, members) = sender_and_members(4);
+        post_to_group(&sender, 1, length);
+        assert_eq!(sender.qp.progress(turn_of(2)).used.operations, 2);
+        for budget in [
+            Budget::NO_OPERATION,
+            Budget::UNBOUNDED.within(u64::MAX, 0),
+            Budget::new(0),
+        ] {
+            let turn = Turn {
+                budget,
+                ..turn_of(0)
+            };
+            let stopped = sender.qp.progress(turn);
+            assert!(stopped.more && !stopped.worked, "{stopped:?}");
+            assert_eq!((stopped.used.operations, stopped.used.bytes), (0, 0));
+        }
+        assert_eq!(got(&members), [1, 1, 0, 0]);
+        assert_eq!(sender.next(), None);
+        assert_eq!(sender.qp.progress(turn_of(9)).used.operations, 2);
+        assert_eq!(got(&members), [0, 0, 1, 1]);
+        assert_eq!(sender.next(), Some((1, WC_STATUS_SUCCESS)));
+    }
+}
+
+#[test]
+fn who_comes_and_goes_meanwhile_has_nobody_get_a_datagram_twice_or_never() {
+    let (engine, sender, mut members) = sender_and_members(4);
+    post_to_group(&sender, 1, 60);
+    sender.qp.progress(turn_of(2));
+    // The others are where they were, and who comes back is not the one that was there.
+    let first = &members[0].qp;
+    first.detach(group(1)).unwrap();
+    first.attach(group(1)).unwrap();
+    let late = end(&engine, 3, &DATAGRAMS);
+    join(&late);
+    members.push(late);
+    sender.qp.progress(turn_of(9));
+    assert_eq!(got(&members), [1, 1, 1, 1, 0]);
+    assert_eq!(sender.next(), Some((1, WC_STATUS_SUCCESS)));
+    // Who goes before its turn gets none.
+    post_to_group(&sender, 2, 60);
+    sender.qp.progress(turn_of(2));
+    members[3].qp.detach(group(1)).unwrap();
+    sender.qp.progress(turn_of(9));
+    assert_eq!(got(&members), [1, 1, 1, 0, 1]);
+    assert_eq!(sender.next(), Some((2, WC_STATUS_SUCCESS)));
+}
+
+/// Members that come and go in each turn do not keep a request from its end.
+#[test]
+fn what_is_sent_to_a_group_ends_however_often_its_members_come_back() {
+    let (_engine, sender, members) = sender_and_members(2);
+    post_to_group(&sender, 1, 60);
+    for _ in 0..3 {
+        sender.qp.progress(turn_of(1));
+        for member in &members {
+            member.qp.detach(group(1)).unwrap();
+            member.qp.attach(group(1)).unwrap();
+        }
+    }
+    assert_eq!(sender.next(), Some((1, WC_STATUS_SUCCESS)));
+    assert_eq!(got(&members), [1, 0]);
+}
+
 #[test]
 fn a_port_fills_no_group_and_connections_are_in_none() {
     let engine = SoftEngine::new();

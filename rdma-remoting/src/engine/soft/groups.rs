@@ -15,9 +15,28 @@ pub const MAX_GROUPS: u32 = 1 << 16;
 /// Memberships of a port: the others have theirs.
 const MEMBERSHIPS_OF_A_PORT: u32 = MAX_GROUPS / 16;
 
+/// A queue pair in a group.
+#[derive(Debug)]
+struct Member {
+    /// Which one it is of all that have ever joined a group.
+    joined: u64,
+    target: Arc<Target>,
+}
+
+/// Members of a group that have had a datagram, and that are to have it: who has joined before it
+/// was sent, in that order. Each is met once, whoever comes and goes meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct Walk {
+    next: u64,
+    end: u64,
+}
+
 #[derive(Debug, Default)]
 struct Memberships {
-    members: HashMap<GroupGid, Vec<Arc<Target>>>,
+    /// In the order in which they have joined.
+    members: HashMap<GroupGid, Vec<Member>>,
+    /// How many have ever joined.
+    joined: u64,
     /// How many there are of each port, and of all.
     of_port: HashMap<RawGid, u32>,
     all: u32,
@@ -29,7 +48,10 @@ impl Memberships {
         let Some(members) = self.members.get_mut(&group) else {
             return;
         };
-        let Some(at) = members.iter().position(|m| std::ptr::eq(&**m, member)) else {
+        let Some(at) = members
+            .iter()
+            .position(|m| std::ptr::eq(&*m.target, member))
+        else {
             return;
         };
         members.remove(at);
@@ -65,7 +87,9 @@ impl Groups {
         let port = member.common.address.gid;
         let of_port = all.of_port.get(&port).copied().unwrap_or_default();
         let members = all.members.get(&group).map_or(&[][..], Vec::as_slice);
-        let beside = members.iter().filter(|m| m.common.address.gid == port);
+        let beside = members
+            .iter()
+            .filter(|m| m.target.common.address.gid == port);
         if beside.count() >= MEMBERS_OF_A_PORT as usize
             || of_port >= MEMBERSHIPS_OF_A_PORT
             || all.all >= MAX_GROUPS
@@ -73,10 +97,12 @@ impl Groups {
             return Err(Errno::ENOMEM);
         }
         own.push(group);
-        all.members
-            .entry(group)
-            .or_default()
-            .push(Arc::clone(member));
+        let member = Member {
+            joined: all.joined,
+            target: Arc::clone(member),
+        };
+        all.joined += 1;
+        all.members.entry(group).or_default().push(member);
         all.of_port.insert(port, of_port + 1);
         all.all += 1;
         Ok(())
@@ -110,8 +136,24 @@ impl Groups {
         !lock(&member.groups).is_empty()
     }
 
-    /// The member of a group with this index.
-    pub fn member(&self, group: GroupGid, index: usize) -> Option<Arc<Target>> {
-        read(&self.0).members.get(&group)?.get(index).cloned()
+    /// Those who are in a group now.
+    pub fn walk(&self) -> Walk {
+        Walk {
+            next: 0,
+            end: read(&self.0).joined,
+        }
+    }
+
+    /// The next member on a walk, and the walk behind it.
+    pub fn next(&self, group: GroupGid, walk: Walk) -> Option<(Arc<Target>, Walk)> {
+        let all = read(&self.0);
+        let members = all.members.get(&group)?;
+        let at = members.partition_point(|member| member.joined < walk.next);
+        let member = members.get(at).filter(|next| next.joined < walk.end)?;
+        let behind = Walk {
+            next: member.joined + 1,
+            ..walk
+        };
+        Some((Arc::clone(&member.target), behind))
     }
 }

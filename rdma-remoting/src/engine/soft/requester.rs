@@ -4,6 +4,7 @@ use super::attributes::{ack_timeout, rnr_delay};
 use super::common::{Life, QpCommon};
 use super::datagram::{MAX_DATAGRAM_BYTES, Packet, Undelivered};
 use super::fabric::{Fabric, QpName};
+use super::groups::Walk;
 use super::responder::{Arrival, Nak, Responder, Word};
 use super::target::Target;
 use super::transfer::{Message, Refusal, Transfer, WORD_BYTES};
@@ -65,8 +66,27 @@ struct Active {
     waiting: Option<(Wait, Option<Instant>)>,
     retries_left: u8,
     rnr_retries_left: u8,
-    /// Members of the group that it is for which have had their turn.
-    members: usize,
+    /// Of one to a group, once it has begun.
+    copies: Option<Copies>,
+}
+
+/// The copies of a datagram to a group.
+struct Copies {
+    /// Who has had its turn.
+    walk: Walk,
+    /// The operation that the request is has paid for one.
+    is_first_paid: bool,
+}
+
+impl Active {
+    /// Whether it has to wait for another budget: a message without bytes needs no more of it, but
+    /// each further copy is an operation.
+    fn is_over(&self, budget: &Spending) -> bool {
+        match &self.copies {
+            Some(copies) if copies.is_first_paid => !budget.has_operation(),
+            _ => budget.is_over() && self.transfer.is_left(),
+        }
+    }
 }
 
 /// State of the requester's half. Its lock comes before any responder's.
@@ -196,9 +216,8 @@ impl Requester {
                     break;
                 }
             }
-            // A message without bytes needs no more of it.
-            let is_left = |active: &Active| active.transfer.is_left();
-            if budget.is_over() && self.active.as_ref().is_some_and(is_left) {
+            let is_over = |active: &Active| active.is_over(&budget);
+            if self.active.as_ref().is_some_and(is_over) {
                 progress.more = true;
                 break;
             }
@@ -306,7 +325,7 @@ impl Requester {
             waiting: None,
             retries_left: self.attr.retry_cnt,
             rnr_retries_left: self.attr.rnr_retry,
-            members: 0,
+            copies: None,
         });
         Ok(())
     }
@@ -502,19 +521,21 @@ impl Requester {
             }
             Recipients::Group(group) => {
                 let is_to_group = datagram.number.get() == MULTICAST_QPN;
-                let mut has_moved = false;
-                while is_to_group
-                    && let Some(member) = self.fabric.groups.member(group, active.members)
-                {
-                    if std::mem::replace(&mut has_moved, true) && !budget.has_operation() {
-                        return Step::More;
-                    }
-                    // The first one is paid with the request.
-                    if active.members > 0 {
+                let groups = &self.fabric.groups;
+                let copies = active.copies.get_or_insert_with(|| Copies {
+                    walk: groups.walk(),
+                    is_first_paid: false,
+                });
+                while is_to_group && let Some((member, walk)) = groups.next(group, copies.walk) {
+                    if copies.is_first_paid {
+                        if !budget.has_operation() {
+                            return Step::More;
+                        }
                         budget.begin();
                     }
+                    copies.is_first_paid = true;
+                    copies.walk = walk;
                     budget.take_whole(length.into());
-                    active.members += 1;
                     let mut receiver = member.responder();
                     match packet.deliver(&member.common, &mut receiver) {
                         Ok(()) => {
