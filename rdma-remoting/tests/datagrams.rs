@@ -14,7 +14,7 @@ use farlane_rdma_remoting::address::{
     AddressVector, Datagram, Destination, GroupGid, QpNumber, Recipients,
 };
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Budget, Turn};
+use farlane_rdma_remoting::engine::{Budget, LOOK_COST, OPERATION_COST, Turn};
 use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, SendWqe, Target};
 use rig::*;
 use std::time::Instant;
@@ -507,6 +507,43 @@ fn what_is_sent_to_a_group_ends_however_often_its_members_come_back() {
     }
     assert_eq!(sender.next(), Some((1, WC_STATUS_SUCCESS)));
     assert_eq!(got(&members), [1, 0]);
+}
+
+#[test]
+fn members_with_another_key_cost_the_sender_a_look_each() {
+    let (_engine, sender, members) = sender_and_members(40);
+    let other = QpAttr {
+        qkey: 9.into(),
+        ..Default::default()
+    };
+    for stranger in &members[..38] {
+        stranger.qp.modify(QP_QKEY, &other).unwrap();
+    }
+    let all = || got(&members).iter().sum::<usize>();
+    // The operation that the request is pays for the first copy, however late that comes.
+    post_to_group(&sender, 1, 60);
+    let used = sender.qp.progress(turn_of(1)).used;
+    assert_eq!((used.operations, used.bytes, all()), (1, 60, 1));
+    assert_eq!(used.cost, OPERATION_COST + 60 + 38 * LOOK_COST);
+    let used = sender.qp.progress(turn_of(1)).used;
+    assert_eq!((used.operations, used.bytes, all()), (1, 60, 1));
+    assert_eq!(sender.next(), Some((1, WC_STATUS_SUCCESS)));
+    // Looks are paid: a turn has as many as it can pay, and goes on.
+    for length in [60, 0] {
+        post_to_group(&sender, 2, length);
+        let turn = Turn {
+            budget: Budget::new(OPERATION_COST + 20 * LOOK_COST),
+            ..turn_of(0)
+        };
+        let first = sender.qp.progress(turn);
+        assert!(first.more && first.worked);
+        assert_eq!((first.used.bytes, all()), (0, 0));
+        assert_eq!(first.used.cost, OPERATION_COST + 20 * LOOK_COST);
+        let rest = sender.qp.progress(Turn::from(Instant::now())).used;
+        assert_eq!((rest.operations, rest.bytes), (1, 2 * u64::from(length)));
+        assert_eq!(sender.next(), Some((2, WC_STATUS_SUCCESS)));
+        assert_eq!(all(), 2);
+    }
 }
 
 #[test]

@@ -6,7 +6,8 @@
 pub const OPERATION_COST: u64 = 8 << 10;
 /// Cost of a flushed request, in bytes.
 pub const FLUSH_COST: u64 = OPERATION_COST / 4;
-/// Cost of a look at a queue pair or a context that has nothing to do, in bytes.
+/// Cost of a look at a queue pair or a context that has nothing to do, or at one that a request is
+/// not for, in bytes.
 pub const LOOK_COST: u64 = OPERATION_COST / 4;
 /// What one has in a round: a message of 1 MiB. That is some 25 us of work, and 100 us where memory
 /// is slow; others wait so long for their turn, and a longer message goes on in the next round.
@@ -170,6 +171,11 @@ impl Spending {
     /// A word has been looked at that is in use for long, which takes some 10 us.
     pub fn looked_in_vain(&mut self) {
         self.pay(64 * OPERATION_COST);
+    }
+
+    /// One that a request is not for has been looked at.
+    pub fn passed_over(&mut self) {
+        self.pay(LOOK_COST);
     }
 
     /// Takes at most so many bytes, and returns how many there were.

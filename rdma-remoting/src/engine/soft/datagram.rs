@@ -6,11 +6,13 @@ use super::common::QpCommon;
 use super::gather::{Failed, Source, move_behind, move_message};
 use super::responder::{Arrival, Responder, Word};
 use super::route_header::route_header;
+use super::target::Target;
 use crate::address::{Datagram, Destination, RawGid, Recipients};
 use crate::memory::Part;
 use crate::request::SendWqe;
 use farlane_abi::queue::{GRH_BYTES, WC_FLAG_GRH, WC_STATUS_LOC_PROT_ERR};
 use farlane_abi::rdma::EVENT_QP_FATAL;
+use std::sync::MutexGuard;
 
 /// Largest datagram in bytes: the port's MTU, of 4096.
 pub const MAX_DATAGRAM_BYTES: u32 = 4096;
@@ -49,23 +51,24 @@ impl Packet<'_> {
         }
     }
 
-    /// Whether a receiver takes it: it is ready, has the Q_Key, and both operators let the two have
-    /// to do with each other.
-    fn is_taken_by(&self, to: &QpCommon, receiver: &Responder) -> bool {
+    /// The responder of one that it is for: whose port and its own let the two have to do with each
+    /// other, and that has the Q_Key.
+    pub fn receiver<'t>(&self, to: &'t Target) -> Option<MutexGuard<'t, Responder>> {
         let qkey = match self.datagram.qkey & OWN_QKEY {
             0 => self.datagram.qkey,
             _ => self.own_qkey,
         };
-        to.transport == self.from.transport
-            && to.state().responds()
-            && receiver.takes_datagrams_of(qkey)
-            && to.admits(&self.from.address.gid)
-            && self.from.admits(&to.address.gid)
+        let qp = &to.common;
+        let is_admitted = qp.transport == self.from.transport
+            && qp.admits(&self.from.address.gid)
+            && self.from.admits(&qp.address.gid);
+        let receiver = is_admitted.then(|| to.responder());
+        receiver.filter(|receiver| receiver.has_qkey(qkey))
     }
 
-    /// Moves it into the memory of a receiver, behind its header.
+    /// Moves it into the memory of a receiver that it is for, behind its header.
     pub fn deliver(&self, to: &QpCommon, receiver: &mut Responder) -> Result<(), Undelivered> {
-        if !self.is_taken_by(to, receiver) {
+        if !to.state().responds() || receiver.is_paused() {
             return Err(Undelivered::Dropped);
         }
         let room = u64::from(GRH_BYTES) + u64::from(self.length);

@@ -502,7 +502,9 @@ impl Requester {
                 }) else {
                     return self.dropped(qp);
                 };
-                let mut receiver = peer.responder();
+                let Some(mut receiver) = packet.receiver(&peer) else {
+                    return self.dropped(qp);
+                };
                 match packet.deliver(&peer.common, &mut receiver) {
                     Ok(()) => {
                         let arrival = packet.arrival();
@@ -526,17 +528,26 @@ impl Requester {
                     walk: groups.walk(),
                     is_first_paid: false,
                 });
+                let mut has_looked = false;
                 while is_to_group && let Some((member, walk)) = groups.next(group, copies.walk) {
-                    if copies.is_first_paid {
-                        if !budget.has_operation() {
-                            return Step::More;
-                        }
+                    let is_over = match copies.is_first_paid {
+                        true => !budget.has_operation(),
+                        false => has_looked && budget.is_over(),
+                    };
+                    if is_over {
+                        return Step::More;
+                    }
+                    has_looked = true;
+                    copies.walk = walk;
+                    // Strangers in a group use up nothing of what the sender's operator lets it do.
+                    let Some(mut receiver) = packet.receiver(&member) else {
+                        budget.passed_over();
+                        continue;
+                    };
+                    if std::mem::replace(&mut copies.is_first_paid, true) {
                         budget.begin();
                     }
-                    copies.is_first_paid = true;
-                    copies.walk = walk;
                     budget.take_whole(length.into());
-                    let mut receiver = member.responder();
                     match packet.deliver(&member.common, &mut receiver) {
                         Ok(()) => {
                             receiver.complete_receive(&member.common, &packet.arrival());

@@ -160,9 +160,14 @@ impl Responder {
             && (!peer.transport.is_acknowledged() || self.heard.is_none_or(|heard| heard == life))
     }
 
-    /// Whether it takes datagrams that have this Q_Key.
-    pub fn takes_datagrams_of(&self, qkey: u32) -> bool {
-        !self.paused && self.attr.qkey.get() == qkey
+    /// Whether datagrams that have this Q_Key are for it.
+    pub fn has_qkey(&self, qkey: u32) -> bool {
+        self.attr.qkey.get() == qkey
+    }
+
+    /// Whether it takes no message.
+    pub fn is_paused(&self) -> bool {
+        self.paused
     }
 
     /// Whether the first message of a peer that starts at `psn` is in sequence.

@@ -1,6 +1,7 @@
 //! Address handles and multicast groups of programs, and between whom datagrams go.
 
 use super::*;
+use crate::engine::Usage;
 use crate::{Limits, Peers, PortConfig};
 use farlane_abi::queue::{
     OP_SEND, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED,
@@ -145,6 +146,11 @@ impl Program {
 
     /// Sends 8 bytes; whether that has ended well.
     fn send(&self, ah: Handle, number: U32) -> bool {
+        self.send_for(ah, number).is_some()
+    }
+
+    /// The same; what it has cost, where it has ended well.
+    fn send_for(&self, ah: Handle, number: U32) -> Option<Usage> {
         let index = self.index(QP_OFF_SEND_PRODUCED);
         let at = QP_OFF_ENTRIES + index * self.layout.send_stride;
         let head = SendEntry {
@@ -160,9 +166,16 @@ impl Program {
         let at = at + size_of::<SendTail>();
         self.queues.write(at, &self.element(8)).unwrap();
         let object = self.host().qp(self.qp.handle).unwrap();
-        while object.engine.progress(Instant::now().into()).worked {}
+        let mut used = Usage::default();
+        loop {
+            let came = object.engine.progress(Instant::now().into());
+            used = used.and(came.used);
+            if !came.worked {
+                break;
+            }
+        }
         let done = self.word(QP_OFF_SEND_CONSUMED) == self.word(QP_OFF_SEND_PRODUCED);
-        done && object.engine.query().qp_state == QPS_RTS
+        (done && object.engine.query().qp_state == QPS_RTS).then_some(used)
     }
 
     fn ah(&self, gid: [u8; 16]) -> Result<Handle, Errno> {
@@ -385,6 +398,30 @@ fn a_group_is_one_of_those_who_may_have_to_do_with_each_other() {
         let grown: Vec<_> = std::iter::zip(after, before).map(|(a, b)| a - b).collect();
         assert_eq!(grown, got, "from {from}");
     }
+}
+
+#[test]
+fn strangers_in_a_group_use_up_none_of_what_a_sender_may_do() {
+    let server = Server::without_workers();
+    let vm = with_peers(&server, 1, &[2]);
+    let sender = Program::start(&vm, 0);
+    let strangers = (0..9).map(|id| Program::start(&port(&server, 3 + id), 0));
+    let mut members: Vec<_> = strangers.collect();
+    let friend = port(&server, 2);
+    members.extend((0..2).map(|id| Program::start(&friend, id)));
+    for member in &members {
+        member.post_receive();
+        member.host().attach_mcast(member.group()).unwrap();
+    }
+    let dropped = || sender.context.counters.dropped.load(Ordering::Relaxed);
+    let ah = sender.ah(GROUP).unwrap();
+    let used = sender.send_for(ah, MULTICAST_QPN.into()).unwrap();
+    assert_eq!((used.operations, used.bytes, dropped()), (2, 16, 0));
+    let got: Vec<_> = members.iter().map(Program::received).collect();
+    assert_eq!(got, [0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]);
+    // One that is meant and takes nothing is paid, and is a loss.
+    let used = sender.send_for(ah, MULTICAST_QPN.into()).unwrap();
+    assert_eq!((used.operations, used.bytes, dropped()), (2, 16, 2));
 }
 
 #[test]
