@@ -117,6 +117,11 @@ impl Verbs for CallHost<'_> {
             .at_most(Resource::SharedReceiveQueues, MAX_SRQS)
             .into();
         attr.max_ah = limits.at_most(Resource::AddressHandles, MAX_AHS).into();
+        for most in [&mut attr.max_mcast_grp, &mut attr.max_total_mcast_qp_attach] {
+            *most = limits
+                .at_most(Resource::GroupMemberships, most.get())
+                .into();
+        }
         let pool = self.context.pool.as_ref();
         let room = pool.map_or(0, |pool| pool.capacity_bytes());
         attr.max_dm_size = room.min(MAX_DM_BYTES).into();

@@ -14,6 +14,7 @@ pub use budget::{Budget, FLUSH_COST, LOOK_COST, OPERATION_COST, QUANTUM, Spendin
 
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
+use crate::ledger::Account;
 use crate::memory::{MemoryTable, PdHandle};
 use crate::request::{RecvWqe, SendWqe};
 pub use crate::schedule::Schedule;
@@ -82,6 +83,8 @@ pub struct QpExtras {
     /// Whom its port takes datagrams of, and sends those of multicast groups to; all where there
     /// is none.
     pub admission: Option<Arc<dyn Admission>>,
+    /// Who pays for the multicast groups that it is in; nobody where there is none.
+    pub account: Option<Arc<Account>>,
 }
 
 /// A turn of a queue pair.
@@ -173,8 +176,8 @@ pub trait EngineQp: Send + Sync {
     /// Has it receive what is sent to this multicast group. Twice is as once.
     ///
     /// # Errors
-    /// `EINVAL` for a queue pair that receives no datagrams, `ENOMEM` where it is in as many groups
-    /// as it may be, or its port has as many queue pairs in this one.
+    /// `EINVAL` for a queue pair that receives no datagrams, `ENOMEM` where its port or its account
+    /// has as many memberships as it may have, or the port as many queue pairs in this group.
     fn attach(&self, group: GroupGid) -> Result<(), Errno>;
     /// Ends that.
     ///

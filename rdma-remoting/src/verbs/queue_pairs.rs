@@ -138,6 +138,7 @@ impl CallHost<'_> {
                 limit: Arc::clone(&self.context.limit),
                 extras: QpExtras {
                     admission: self.context.admission(),
+                    account: Some(Arc::clone(&self.context.account)),
                 },
             })?;
             Ok(QpObject {

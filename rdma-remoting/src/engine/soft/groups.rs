@@ -2,6 +2,7 @@
 
 use super::target::Target;
 use crate::address::{GroupGid, RawGid};
+use crate::ledger::{Resource, Share};
 use farlane_abi::Errno;
 use farlane_sys::sync::{lock, read, write};
 use std::collections::HashMap;
@@ -10,10 +11,10 @@ use std::sync::{Arc, RwLock};
 /// Queue pairs of a port in one group: a program cannot fill a group of others, and what its
 /// members cost who sends to it is bounded.
 pub const MEMBERS_OF_A_PORT: u32 = 64;
-/// Memberships of all ports, and so groups.
-pub const MAX_GROUPS: u32 = 1 << 16;
-/// Memberships of a port: the others have theirs.
-const MEMBERSHIPS_OF_A_PORT: u32 = MAX_GROUPS / 16;
+/// Memberships of all ports, and so groups, as the ledger has them.
+const MAX_GROUPS: u32 = 1 << 16;
+/// Memberships of a port, and so groups that it is in.
+pub const MEMBERSHIPS_OF_A_PORT: u32 = MAX_GROUPS / 16;
 
 /// A queue pair in a group.
 #[derive(Debug)]
@@ -21,6 +22,7 @@ struct Member {
     /// Which one it is of all that have ever joined a group.
     joined: u64,
     target: Arc<Target>,
+    _share: Option<Share>,
 }
 
 /// Members of a group that have had a datagram, and that are to have it: who has joined before it
@@ -69,7 +71,8 @@ impl Memberships {
     }
 }
 
-/// The groups that have members. Its lock comes before those of the members' own lists.
+/// The groups that have members. Its lock comes before those of the members' own lists, and both
+/// before the ledger's.
 #[derive(Debug, Default)]
 pub struct Groups(RwLock<Memberships>);
 
@@ -77,7 +80,7 @@ impl Groups {
     /// Adds a member; one that is there already stays.
     ///
     /// # Errors
-    /// `ENOMEM` where its port, or all together, have as many as they may have.
+    /// `ENOMEM` where its port, its account, or all together, have as many as they may have.
     pub fn attach(&self, group: GroupGid, member: &Arc<Target>) -> Result<(), Errno> {
         let mut all = write(&self.0);
         let mut own = lock(&member.groups);
@@ -96,10 +99,14 @@ impl Groups {
         {
             return Err(Errno::ENOMEM);
         }
+        let account = member.common.extras.account.as_ref();
+        let share = account.map(|account| account.take(Resource::GroupMemberships, 1));
+        let share = share.map(|share| share.ok_or(Errno::ENOMEM)).transpose()?;
         own.push(group);
         let member = Member {
             joined: all.joined,
             target: Arc::clone(member),
+            _share: share,
         };
         all.joined += 1;
         all.members.entry(group).or_default().push(member);

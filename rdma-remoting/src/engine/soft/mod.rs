@@ -30,7 +30,7 @@ use farlane_abi::rdma::{
     ATOMIC_HCA, DEVICE_ATOMIC_WRITE, DEVICE_MEM_WINDOW, DEVICE_MEM_WINDOW_TYPE_2B, DEVICE_XRC,
     DeviceAttr, DeviceLimits, PortAttr,
 };
-use groups::{MAX_GROUPS, MEMBERS_OF_A_PORT};
+use groups::{MEMBERS_OF_A_PORT, MEMBERSHIPS_OF_A_PORT};
 use qp::SoftQp;
 use std::sync::Arc;
 use transport::Transport;
@@ -95,9 +95,9 @@ impl Engine for SoftEngine {
             atomic_cap: ATOMIC_HCA.into(),
             max_srq_wr: MAX_WQ_ENTRIES.into(),
             max_srq_sge: MAX_SGE.into(),
-            max_mcast_grp: MAX_GROUPS.into(),
+            max_mcast_grp: MEMBERSHIPS_OF_A_PORT.into(),
             max_mcast_qp_attach: MEMBERS_OF_A_PORT.into(),
-            max_total_mcast_qp_attach: MAX_GROUPS.into(),
+            max_total_mcast_qp_attach: MEMBERSHIPS_OF_A_PORT.into(),
             ..DeviceLimits::default()
         }
     }

@@ -400,6 +400,59 @@ fn a_group_is_one_of_those_who_may_have_to_do_with_each_other() {
     }
 }
 
+/// The groups with these numbers, as a queue pair joins them.
+fn groups(program: &Program, numbers: std::ops::Range<u8>) -> Vec<McastGroup> {
+    let numbered = |number| {
+        let mut group = program.group();
+        group.gid[15] = number;
+        group
+    };
+    numbers.map(numbered).collect()
+}
+
+#[test]
+fn memberships_end_at_the_limit_and_are_given_back() {
+    let server = Server::without_workers();
+    let config = PortConfig {
+        limits: Limits::default().with(Resource::GroupMemberships, Some(3)),
+        ..Default::default()
+    };
+    let vm = server.port_with([1; 16], "vm 1".into(), config).unwrap();
+    let programs = [Program::start(&vm, 0), Program::start(&vm, 1)];
+    let [one, two] = &programs;
+    let limits = one.host().device_limits(()).unwrap();
+    assert_eq!(limits.max_total_mcast_qp_attach.get(), 3);
+    let join = |program: &Program, group| program.host().attach_mcast(group);
+    let [of_one, of_two] = [one, two].map(|program| groups(program, 0..3));
+    join(one, of_one[0]).unwrap();
+    join(one, of_one[1]).unwrap();
+    join(two, of_two[0]).unwrap();
+    // Where it is in one already it has that.
+    join(one, of_one[0]).unwrap();
+    assert_eq!(join(one, of_one[2]), Err(Errno::ENOMEM));
+    assert_eq!(join(two, of_two[1]), Err(Errno::ENOMEM));
+    one.host().detach_mcast(of_one[1]).unwrap();
+    join(two, of_two[1]).unwrap();
+    // What a program leaves another one has.
+    vm.close_all();
+    let program = Program::start(&vm, 2);
+    for group in groups(&program, 0..3) {
+        join(&program, group).unwrap();
+    }
+}
+
+#[test]
+fn memberships_of_one_vm_leave_others_their_share() {
+    let server = sharing(100);
+    let programs = [1, 2].map(|gid| Program::start(&port(&server, gid), 0));
+    let had = programs.each_ref().map(|program| {
+        let groups = groups(program, 0..255).into_iter();
+        let outcomes = groups.map(|group| program.host().attach_mcast(group));
+        outcomes.take_while(Result::is_ok).count()
+    });
+    assert_eq!(had, [50, 25]);
+}
+
 #[test]
 fn strangers_in_a_group_use_up_none_of_what_a_sender_may_do() {
     let server = Server::without_workers();
