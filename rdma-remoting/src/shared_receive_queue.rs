@@ -60,9 +60,14 @@ impl Queue {
     /// How many can take something now, or learn that nobody can any more.
     fn ready(&self) -> usize {
         match &self.source {
-            Some(source) if self.dead.is_none() => to_usize(source.queued().into()),
+            Some(source) if !self.is_over() => to_usize(source.queued().into()),
             _ => self.waiting.len(),
         }
+    }
+
+    /// Whether nothing can be taken any more.
+    fn is_over(&self) -> bool {
+        self.source.is_none() || self.dead.is_some()
     }
 }
 
@@ -137,7 +142,7 @@ impl SharedReceives {
     pub fn is_ready(&self) -> bool {
         let queue = lock(&self.queue);
         let source = queue.source.as_ref();
-        queue.dead.is_some() || source.is_none_or(|source| source.is_ready())
+        queue.is_over() || source.is_some_and(|source| source.is_ready())
     }
 
     /// Tells of fewer requests than `limit` from now on, once, also where there are fewer already;
@@ -160,11 +165,19 @@ impl SharedReceives {
     }
 
     /// Has `who` scheduled when there are requests, once: until then it must not say so again. It
-    /// looks once more after this.
+    /// looks once more after this. Where nothing can be taken any more it is scheduled at once.
     pub fn wait(&self, who: Weak<dyn Schedule>) {
-        let mut queue = lock(&self.queue);
-        queue.waiting.push_back(who);
-        queue.want_rings(true);
+        {
+            let mut queue = lock(&self.queue);
+            if !queue.is_over() {
+                queue.waiting.push_back(who);
+                queue.want_rings(true);
+                return;
+            }
+        }
+        if let Some(who) = who.upgrade() {
+            who.schedule();
+        }
     }
 
     /// Who waits no more, and never will again.

@@ -248,6 +248,22 @@ fn one_is_told_for_each_request_the_longest_waiting_first() {
     assert!(!shared.is_awaited());
 }
 
+#[test]
+fn who_comes_to_wait_for_what_is_over_is_told_at_once() {
+    let (closed, _, _) = shared();
+    closed.close();
+    let (dead, _) = shared_from(Nonsense);
+    assert_eq!(dead.take(&mut RecvWqe::default()), Err(ERROR));
+    for shared in [closed, dead] {
+        let waiter = Waiter::new();
+        for count in 1..3 {
+            waiter.wait(&shared);
+            assert_eq!(waiter.count(), count);
+        }
+        assert!(!shared.is_awaited());
+    }
+}
+
 /// A step of a random program over a shared receive queue.
 #[derive(Clone, Debug)]
 enum Step {

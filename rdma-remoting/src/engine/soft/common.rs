@@ -6,11 +6,11 @@ use super::transport::Transport;
 use super::waits::{Receiver, Requesting};
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
-use crate::engine::{PortAddress, QpExtras, QpNumber, RawGid, Schedule};
+use crate::engine::{PortAddress, QpExtras, QpNumber, RawGid};
 use crate::memory::{Binder, MemoryTable, PdHandle};
 use farlane_sys::log_limit::LogLimit;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
 /// Lives of requesters and responders that have begun.
 static LIVES: AtomicU64 = AtomicU64::new(0);
@@ -105,11 +105,6 @@ impl QpCommon {
 
     pub fn state(&self) -> State {
         self.state.get()
-    }
-
-    /// What a shared receive queue has scheduled for it.
-    pub fn waiter(&self) -> Weak<dyn Schedule> {
-        Arc::<Receiver>::downgrade(&self.receiver)
     }
 
     /// Goes to the error state from any state but reset. Returns whether it was not there already.

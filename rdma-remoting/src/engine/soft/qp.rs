@@ -229,7 +229,6 @@ impl EngineQp for SoftQp {
         self.common().state.set(State::Reset);
         requester.reset();
         responder.reset();
-        responder.leave(common);
         drop((requester, responder));
         self.common().receiver.changed();
         counters::uncount(&self.common().counters.queue_pairs, 1);

@@ -3,6 +3,7 @@
 use super::attributes::State;
 use super::common::{Life, QpCommon};
 use super::fabric::QpName;
+use super::waits::Place;
 use crate::completion_queue::CompletionSink as _;
 use crate::engine::{QpNumber, Receives};
 use crate::memory::{Access, Part, PdHandle, Use};
@@ -21,7 +22,7 @@ use farlane_abi::rdma::{
     EVENT_QP_REQ_ERR, QpAttr,
 };
 use farlane_sys::warn_limited;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// What a responder answers instead of doing what was asked: a NAK (IBTA 9.7.5.2), where its
 /// transport has answers.
@@ -93,8 +94,8 @@ pub struct Responder {
     told_last: bool,
     /// Of those of its domain the one that the message under way names.
     named: Option<Arc<XrcReceives>>,
-    /// The shared receive queue in whose list it may be.
-    awaits: Weak<SharedReceives>,
+    /// In whose list of a shared receive queue it may be.
+    awaits: Option<Arc<Place>>,
     life: Life,
     /// Whom it is connected to.
     peer_name: Option<QpName>,
@@ -116,7 +117,7 @@ impl Responder {
             dead: false,
             told_last: false,
             named: None,
-            awaits: Weak::new(),
+            awaits: None,
             life: Life::begin(),
             peer_name: None,
             heard: None,
@@ -137,6 +138,7 @@ impl Responder {
             Receives::Own(source) => source.discard(),
             Receives::Shared(_) | Receives::Domain(_) => {}
         }
+        self.leave();
         self.named = None;
         self.current = None;
         self.parts.clear();
@@ -241,24 +243,20 @@ impl Responder {
         let Some(shared) = self.shared().map(Arc::clone) else {
             return;
         };
-        if !std::ptr::eq(self.awaits.as_ptr(), Arc::as_ptr(&shared)) {
-            // Another one than the last message has waited for.
-            self.leave(qp);
-            self.awaits = Arc::downgrade(&shared);
-        }
-        if qp.receiver.enlist() {
-            shared.wait(qp.waiter());
-        }
+        let place = match self.awaits.take() {
+            Some(place) if place.is_of(&shared) => place,
+            other => {
+                // Another one than the last message has waited for.
+                other.into_iter().for_each(Place::leave);
+                Place::new(&shared, &qp.receiver)
+            }
+        };
+        self.awaits.insert(place).enlist(&shared);
     }
 
     /// It waits for nothing any more.
-    pub fn leave(&self, qp: &QpCommon) {
-        if let Some(shared) = self.awaits.upgrade()
-            && qp.receiver.is_listed()
-        {
-            shared.forget(&qp.waiter());
-            qp.receiver.unlist();
-        }
+    fn leave(&mut self) {
+        self.awaits.take().into_iter().for_each(Place::leave);
     }
 
     /// Protection domain of the memory that its receive requests name.

@@ -13,6 +13,8 @@ use farlane_abi::rdma::{
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+mod waiting;
+
 struct End {
     qp: SoftQp,
     address: PortAddress,

@@ -4,6 +4,7 @@
 //! may wait for looks whether it waits, after the change ([`wake::wait_for_other`]).
 
 use crate::engine::Schedule;
+use crate::shared_receive_queue::SharedReceives;
 use farlane_sys::sync::lock;
 use farlane_worker::wake;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
@@ -47,8 +48,6 @@ impl Requesting {
 pub struct Receiver {
     awaited: AtomicU32,
     waiter: Mutex<Option<Weak<dyn Schedule>>>,
-    /// It is in the list of a shared receive queue, or on its way from there to being told.
-    listed: AtomicBool,
 }
 
 impl Receiver {
@@ -61,21 +60,6 @@ impl Receiver {
     /// Whether the peer's requester waits.
     pub fn is_awaited(&self) -> bool {
         wake::is_awaited(&self.awaited)
-    }
-
-    /// Whether it has to go into the list of a shared receive queue: it is there once.
-    pub fn enlist(&self) -> bool {
-        !self.listed.swap(true, Ordering::AcqRel)
-    }
-
-    /// It was taken from there.
-    pub fn unlist(&self) {
-        self.listed.store(false, Ordering::Release);
-    }
-
-    /// Whether it may be in such a list.
-    pub fn is_listed(&self) -> bool {
-        self.listed.load(Ordering::Acquire)
     }
 
     /// Has the peer's requester look, where it waits.
@@ -96,12 +80,54 @@ impl Receiver {
     }
 }
 
-/// A shared receive queue has requests.
-impl Schedule for Receiver {
+/// The place of a queue pair in the list of one shared receive queue, where its peer's requester
+/// waits for a request of that queue.
+pub struct Place {
+    queue: Weak<SharedReceives>,
+    receiver: Arc<Receiver>,
+    /// It is in the list, or on its way from there to being told: it is there once.
+    listed: AtomicBool,
+}
+
+impl Place {
+    /// One that is not in the list.
+    pub fn new(queue: &Arc<SharedReceives>, receiver: &Arc<Receiver>) -> Arc<Self> {
+        Arc::new(Self {
+            queue: Arc::downgrade(queue),
+            receiver: Arc::clone(receiver),
+            listed: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether it is in the list of that queue.
+    pub fn is_of(&self, queue: &Arc<SharedReceives>) -> bool {
+        std::ptr::eq(self.queue.as_ptr(), Arc::as_ptr(queue))
+    }
+
+    /// Goes into the list of `queue`, which is its own.
+    pub fn enlist(self: &Arc<Self>, queue: &SharedReceives) {
+        if !self.listed.swap(true, Ordering::AcqRel) {
+            queue.wait(Arc::<Self>::downgrade(self));
+        }
+    }
+
+    /// Goes from the list, for ever.
+    pub fn leave(self: Arc<Self>) {
+        if self.listed.load(Ordering::Acquire)
+            && let Some(queue) = self.queue.upgrade()
+        {
+            let me: Weak<dyn Schedule> = Arc::<Self>::downgrade(&self);
+            queue.forget(&me);
+        }
+    }
+}
+
+/// The shared receive queue has requests.
+impl Schedule for Place {
     fn schedule(&self) {
         // Who waits after this is in the list again; who did before is told now.
         self.listed.swap(false, Ordering::AcqRel);
-        self.pass_on();
+        self.receiver.pass_on();
     }
 }
 
