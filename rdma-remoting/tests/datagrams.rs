@@ -14,8 +14,11 @@ use farlane_rdma_remoting::address::{
     AddressVector, Datagram, Destination, GroupGid, QpNumber, Recipients,
 };
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Budget, LOOK_COST, OPERATION_COST, Turn};
+use farlane_rdma_remoting::engine::{Budget, LOOK_COST, OPERATION_COST, Receives, Turn};
+use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
+use farlane_rdma_remoting::memory::PdHandle;
 use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, SendWqe, Target};
+use farlane_rdma_remoting::shared_receive_queue::SharedReceives;
 use rig::*;
 use std::time::Instant;
 
@@ -324,6 +327,36 @@ fn a_datagram_may_be_for_its_sender() {
     p.send_by(1, 4, at(1), number, QKEY);
     assert_eq!(p.a.next(), Some((1, WC_STATUS_SUCCESS)));
     assert_eq!(p.a.next(), Some((50, WC_STATUS_SUCCESS)));
+}
+
+#[test]
+fn a_shared_request_that_is_too_short_ends_with_a_length_error_of_its_own() {
+    let engine = SoftEngine::new();
+    let queue = LocalQueue::default();
+    let shared = SharedReceives::new(Box::new(queue.clone()), PdHandle(1), Box::new(|_| ()));
+    let b = end_receiving(
+        &engine,
+        2,
+        &DATAGRAMS,
+        LocalCompletionQueue::new(64),
+        queue,
+        Receives::Shared(shared),
+    );
+    let mut p = Pair {
+        a: end(&engine, 1, &DATAGRAMS),
+        b,
+        now: Instant::now(),
+    };
+    ready(&p.a, QKEY);
+    ready(&p.b, QKEY);
+    p.send(1, 8);
+    p.was_lost(1);
+    // Others could have had it; nobody but the receiver learns of it.
+    p.b.post_recv(50, &[p.b.element(0, HEADER + 7)]);
+    p.send(2, 8);
+    assert_eq!(p.b.next(), Some((50, WC_STATUS_LOC_LEN_ERR)));
+    p.was_lost(2);
+    p.arrives();
 }
 
 fn group(last: u8) -> GroupGid {

@@ -303,7 +303,7 @@ fn an_unreliable_message_that_is_dropped_completes_the_request_that_it_took() {
     sender.post_send(2, &[sender.element(0, 8)]);
     r.run();
     assert_eq!(sender.next(), Some((2, WC_STATUS_SUCCESS)));
-    assert_eq!(receiver.next(), Some((11, WC_STATUS_REM_INV_REQ_ERR)));
+    assert_eq!(receiver.next(), Some((11, WC_STATUS_LOC_LEN_ERR)));
     r.post(12, 0);
     let mut write = sender.request(Opcode::WriteImm, 3, &[sender.element(0, 8)]);
     (write.remote_address, write.rkey) = (IOVA, MemoryKey(receiver.key.0 ^ 1));
@@ -312,9 +312,16 @@ fn an_unreliable_message_that_is_dropped_completes_the_request_that_it_took() {
     assert_eq!(sender.next(), Some((3, WC_STATUS_SUCCESS)));
     assert_eq!(receiver.next(), Some((12, WC_STATUS_REM_ACCESS_ERR)));
     r.post(13, 8);
-    sender.post_send(4, &[sender.element(0, 8)]);
+    let none = Opcode::SendInvalidate(MemoryKey(receiver.key.0 ^ 1));
+    let invalidate = sender.request(none, 4, &[sender.element(0, 8)]);
+    sender.sends.post(invalidate);
     r.run();
-    assert_eq!(receiver.next(), Some((13, WC_STATUS_SUCCESS)));
+    assert_eq!(sender.next(), Some((4, WC_STATUS_SUCCESS)));
+    assert_eq!(receiver.next(), Some((13, WC_STATUS_REM_INV_REQ_ERR)));
+    r.post(14, 8);
+    sender.post_send(5, &[sender.element(0, 8)]);
+    r.run();
+    assert_eq!(receiver.next(), Some((14, WC_STATUS_SUCCESS)));
     assert_eq!(receiver.state(), QPS_RTS);
     assert!(r.events(0).is_empty());
 }

@@ -405,10 +405,7 @@ impl Responder {
             return Err(self.break_down(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL));
         };
         if request.elements.total() < length {
-            // A message that is dropped leaves the request to the next one.
-            if qp.transport.is_acknowledged() {
-                self.fail_receive(qp, WC_STATUS_LOC_LEN_ERR);
-            }
+            self.spoil_receive(qp, WC_STATUS_LOC_LEN_ERR);
             return Err(self.refuse(qp, WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR));
         }
         let mut left = length;
@@ -459,6 +456,15 @@ impl Responder {
         }
     }
 
+    /// Ends the current receive request with an error for a fault of the message that has taken it,
+    /// with the status that the receiver gets (IBTA 11.6.2), whatever its peer does. A message that
+    /// is dropped leaves a request of one's own to the next one.
+    fn spoil_receive(&mut self, qp: &QpCommon, status: u8) {
+        if qp.transport.is_acknowledged() || matches!(self.receives, Receives::Shared(_)) {
+            self.fail_receive(qp, status);
+        }
+    }
+
     /// Invalidates a key of this side for the peer: of a window that this queue pair has bound. Any
     /// other key ends a connection with answers (IBTA 9.9.3, class J).
     pub fn invalidate(&mut self, qp: &QpCommon, key: MemoryKey) -> Result<(), Nak> {
@@ -467,10 +473,7 @@ impl Responder {
             .invalidate(self.remote_pd(qp), Some(qp.binder), key);
         outcome.map_err(|e| {
             log::debug!("{}: a key is not invalidated: {e}", qp.number);
-            // A message that is dropped leaves the request to the next one.
-            if qp.transport.is_acknowledged() {
-                self.fail_receive(qp, WC_STATUS_REM_INV_REQ_ERR);
-            }
+            self.spoil_receive(qp, WC_STATUS_REM_INV_REQ_ERR);
             self.refuse(qp, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR)
         })
     }
