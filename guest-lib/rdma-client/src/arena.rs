@@ -18,7 +18,11 @@ const LARGEST: usize = 1 << 22;
 
 /// The segments of a context.
 #[derive(Debug, Default)]
-pub(crate) struct Arena(Mutex<Vec<Weak<Chunk>>>);
+pub(crate) struct Arena {
+    chunks: Mutex<Vec<Weak<Chunk>>>,
+    /// What the backend has not given up: nobody takes it again.
+    kept: Mutex<Vec<Arc<Part>>>,
+}
 
 /// A segment. It is given back when nothing lies in it.
 #[derive(Debug)]
@@ -30,7 +34,7 @@ struct Chunk {
 }
 
 /// A part of a segment, of one queue. Given back when it is dropped: the backend must know of that
-/// queue no more.
+/// queue no more, else it is [kept](Arena::keep).
 #[derive(Debug)]
 pub(crate) struct Part {
     chunk: Arc<Chunk>,
@@ -49,7 +53,7 @@ impl Arena {
         bytes: usize,
     ) -> Result<Part, TransportError> {
         let length = bytes.next_multiple_of(to_usize(QUEUE_ALIGN));
-        let mut chunks = lock(&self.0);
+        let mut chunks = lock(&self.chunks);
         chunks.retain(|chunk| chunk.strong_count() > 0);
         let mut all = 0;
         for chunk in chunks.iter().filter_map(Weak::upgrade) {
@@ -78,6 +82,12 @@ impl Arena {
             length,
         })
     }
+
+    /// Keeps the part of a queue that the backend has not given up, as long as the context is
+    /// there.
+    pub fn keep(&self, part: impl Into<Arc<Part>>) {
+        lock(&self.kept).push(part.into());
+    }
 }
 
 impl Chunk {
@@ -105,7 +115,7 @@ impl Chunk {
 impl Drop for Part {
     fn drop(&mut self) {
         // In a child nothing is taken any more, and another thread may have had the lock.
-        if !self.chunk.origin.is_here() {
+        if self.length == 0 || !self.chunk.origin.is_here() {
             return;
         }
         let mut free = lock(&self.chunk.free);
@@ -123,6 +133,15 @@ impl Drop for Part {
 }
 
 impl Part {
+    /// Itself, of whose place nothing is left behind: for a queue that goes.
+    pub fn leave(&mut self) -> Self {
+        Self {
+            chunk: Arc::clone(&self.chunk),
+            offset: self.offset,
+            length: std::mem::take(&mut self.length),
+        }
+    }
+
     /// Id of the region that it lies in, as calls name it.
     pub fn region(&self) -> u32 {
         self.chunk.segment.region()
@@ -226,7 +245,7 @@ mod tests {
         drop((again, third));
         let next = take(1);
         assert!(next.offset == 0 && next.region() != large.region());
-        assert_eq!(lock(&arena.0).len(), 2);
+        assert_eq!(lock(&arena.chunks).len(), 2);
     }
 
     /// There may be something else where the segments of its parent are.

@@ -127,6 +127,11 @@ impl Context {
         Ok(self.arena.take(self.transport(), to_usize(bytes))?)
     }
 
+    /// Keeps memory of a queue that the backend has not given up.
+    pub(crate) fn keep(&self, part: impl Into<Arc<Part>>) {
+        self.arena.keep(part);
+    }
+
     /// Stubs of the remoted calls.
     #[must_use]
     pub fn verbs(&self) -> VerbsStubs<&Self> {

@@ -150,6 +150,12 @@ impl Cq {
         1 + lock(&self.ring).before.len()
     }
 
+    /// Where entries lie that come.
+    #[cfg(test)]
+    pub(crate) fn entries_part(&self) -> Arc<Part> {
+        Arc::clone(&lock(&self.ring).entries.part)
+    }
+
     /// Where it lies.
     #[cfg(test)]
     pub(crate) fn part(&self) -> &Part {
@@ -197,6 +203,7 @@ impl Cq {
         };
         let waited = first.wrapping_sub(ring.consumed);
         if waited > ring.entries.count.min(entries.count) {
+            self.context.keep(entries.part);
             return Err(Error::Refused(Errno::EPROTO));
         }
         let before = std::mem::replace(&mut ring.entries, entries);
@@ -377,7 +384,11 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        // Nothing uses it any more; what a hostile answer leaves ends with the context.
-        let _ = self.destroy();
+        // Nothing of ours uses it any more; what the backend still uses ends with the context.
+        if self.destroy().is_err() {
+            let entries = &lock(&self.ring).entries;
+            self.context.keep(Arc::clone(&self.part));
+            self.context.keep(Arc::clone(&entries.part));
+        }
     }
 }

@@ -28,6 +28,8 @@ mod call;
 mod channel;
 mod context;
 mod cq;
+#[cfg(test)]
+mod destroy_tests;
 mod error;
 mod events;
 mod header;

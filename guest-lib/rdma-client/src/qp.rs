@@ -12,6 +12,7 @@ use farlane_abi::rdma::{
     QPT_RC, QPT_XRC_RECV, QPT_XRC_SEND, VerbsVersion, slot_of,
 };
 use farlane_sys::sync::lock;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -94,6 +95,8 @@ pub struct Qp {
     state: AtomicU8,
     send: Mutex<Producer>,
     recv: Mutex<Producer>,
+    /// GIDs of the multicast groups that it is in.
+    groups: Mutex<BTreeSet<[u8; 16]>>,
     destroyed: Destroyed,
 }
 
@@ -202,6 +205,7 @@ impl Qp {
             state: AtomicU8::new(QPS_RESET),
             send: Mutex::default(),
             recv: Mutex::default(),
+            groups: Mutex::default(),
             destroyed: Destroyed::default(),
         })
     }
@@ -281,7 +285,10 @@ impl Qp {
     /// port is in too many, `ENODEV` where the device is gone.
     pub fn attach(&self, gid: [u8; 16]) -> Result<(), Error> {
         let group = self.in_group(gid);
-        self.context().verbs().attach_mcast(&group)
+        let mut groups = lock(&self.groups);
+        self.context().verbs().attach_mcast(&group)?;
+        groups.insert(gid);
+        Ok(())
     }
 
     /// Ends that.
@@ -290,7 +297,10 @@ impl Qp {
     /// `EINVAL` where it is not in the group, `ENODEV` where the device is gone.
     pub fn detach(&self, gid: [u8; 16]) -> Result<(), Error> {
         let group = self.in_group(gid);
-        self.context().verbs().detach_mcast(&group)
+        let mut groups = lock(&self.groups);
+        self.context().verbs().detach_mcast(&group)?;
+        groups.remove(&gid);
+        Ok(())
     }
 
     fn in_group(&self, gid: [u8; 16]) -> McastGroup {
@@ -418,7 +428,18 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        // What a hostile answer leaves ends with the context.
-        let _ = self.destroy();
+        // In a child another thread may have had the lock, and there is nothing to leave.
+        if self.context.is_here() {
+            // Who is in a group cannot be destroyed.
+            for gid in std::mem::take(&mut *lock(&self.groups)) {
+                let group = self.in_group(gid);
+                let _ = self.context().verbs().detach_mcast(&group);
+            }
+        }
+        // What the backend still uses ends with the context.
+        if self.destroy().is_err() {
+            let part = self.part.leave();
+            self.context.keep(part);
+        }
     }
 }

@@ -202,7 +202,10 @@ impl Srq {
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        // What a hostile answer leaves ends with the context.
-        let _ = self.destroy();
+        // What the backend still uses ends with the context.
+        if self.destroy().is_err() {
+            let part = self.part.leave();
+            self.context().keep(part);
+        }
     }
 }
