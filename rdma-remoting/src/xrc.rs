@@ -13,11 +13,13 @@ use farlane_abi::width::halves;
 use farlane_sys::sync::{lock, read, write};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
 /// A shared receive queue of a domain, and where its requests complete.
 pub struct XrcReceives {
     receives: Arc<SharedReceives>,
+    /// It has ended. Read by a message that moves bytes, which comes before any lock of the queue.
+    ended: RwLock<bool>,
     /// None from its end on.
     sink: RwLock<Option<Arc<dyn CompletionSink>>>,
 }
@@ -34,7 +36,18 @@ impl XrcReceives {
     pub fn receives(&self) -> &Arc<SharedReceives> {
         &self.receives
     }
+
+    /// Holds it while a message that names it moves bytes; none where it has ended.
+    #[must_use]
+    pub fn hold(&self) -> Option<Hold<'_>> {
+        let ended = read(&self.ended);
+        (!*ended).then(|| Hold(ended))
+    }
 }
+
+/// Whoever ends the queue waits until this is dropped.
+#[derive(Debug)]
+pub struct Hold<'a>(#[allow(dead_code, reason = "it is held")] RwLockReadGuard<'a, bool>);
 
 impl CompletionSink for XrcReceives {
     fn push(&self, completion: &Completion, solicited: bool) -> Result<(), Overrun> {
@@ -68,6 +81,7 @@ impl XrcDomain {
         };
         let queue = XrcReceives {
             receives: Arc::clone(receives),
+            ended: RwLock::new(false),
             sink: RwLock::new(Some(sink)),
         };
         queues.insert(number, Arc::new(queue));
@@ -80,13 +94,52 @@ impl XrcDomain {
         read(&self.queues).get(&number).cloned()
     }
 
-    /// Ends a shared receive queue. When this returns, nothing is taken from it and nothing
+    /// Ends a shared receive queue, after the turn of a message that moves bytes. When this
+    /// returns, nothing is taken from it, nothing is moved for a message that names it, and nothing
     /// completes into its completion queue.
     pub fn remove(&self, number: SrqNumber) {
         let removed = write(&self.queues).remove(&number);
         if let Some(queue) = removed {
+            *write(&queue.ended) = true;
             *write(&queue.sink) = None;
             queue.receives.close();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local::{LocalCompletionQueue, LocalQueue};
+    use crate::memory::PdHandle;
+    use crate::request::RecvWqe;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    /// Whoever ends a queue goes on after the turn that it meets.
+    #[test]
+    fn a_queue_ends_when_nobody_holds_it_and_is_held_no_more() {
+        for _ in 0..200 {
+            let domain = XrcDomain::default();
+            let source = Box::new(LocalQueue::<RecvWqe>::default());
+            let receives = SharedReceives::new(source, PdHandle(1), Box::new(|_| ()));
+            let number = domain.add(&receives, LocalCompletionQueue::new(1));
+            let queue = domain.find(number).unwrap();
+            let let_go = AtomicBool::new(false);
+            let held = queue.hold().unwrap();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    domain.remove(number);
+                    assert!(let_go.load(Ordering::SeqCst), "it has ended in between");
+                });
+                while domain.find(number).is_some() {
+                    thread::yield_now();
+                }
+                thread::yield_now();
+                let_go.store(true, Ordering::SeqCst);
+                drop(held);
+            });
+            assert!(queue.hold().is_none());
         }
     }
 }

@@ -252,22 +252,32 @@ fn who_waits_for_a_queue_that_is_destroyed_is_told() {
 }
 
 #[test]
-fn a_queue_that_is_destroyed_completes_nothing() {
-    let r = rig();
+fn a_queue_that_is_destroyed_ends_the_message_under_way_and_completes_nothing() {
     // Longer than a turn.
-    r.post(0, 7, 0, 3 << 20);
-    r.post(0, 8, 0, 8);
-    r.send(1, r.queues[0].number, 3 << 20);
-    assert!(r.initiator.qp.progress(r.now.into()).worked);
-    assert_eq!(r.queues[0].recvs.len(), 1);
-    r.domain.remove(r.queues[0].number);
-    r.send(2, r.queues[1].number, 0);
-    r.post(1, 9, 0, 0);
-    r.run();
-    assert_eq!(r.received(0), None);
-    assert_eq!(r.queues[0].recvs.len(), 1, "nothing is taken from it");
-    assert_eq!(r.initiator.next(), Some((1, WC_STATUS_SUCCESS)));
-    assert_eq!(r.received(1), Some((9, WC_STATUS_SUCCESS)));
+    const LENGTH: u32 = 3 << 20;
+    for opcode in [Opcode::Send, Opcode::WriteImm, Opcode::Write] {
+        let r = rig();
+        r.initiator.fill(3);
+        r.post(0, 7, 0, LENGTH);
+        r.post(0, 8, 0, 8);
+        let taken = usize::from(opcode != Opcode::Write);
+        let mut request = r.request(opcode, 1, r.queues[0].number, LENGTH);
+        (request.remote_address, request.rkey) = (IOVA, r.queues[0].key);
+        r.initiator.sends.post(request);
+        assert!(r.initiator.qp.progress(r.now.into()).worked);
+        assert_eq!(r.queues[0].recvs.len(), 2 - taken);
+        let so_far = r.target.contents(0, LENGTH.try_into().unwrap());
+        let sent = r.initiator.contents(0, 1);
+        assert_eq!((so_far[0], so_far.last()), (sent[0], Some(&0)));
+        r.domain.remove(r.queues[0].number);
+        r.run();
+        let failed = Some((1, WC_STATUS_REM_INV_REQ_ERR));
+        assert_eq!(r.initiator.next(), failed, "{opcode:?}");
+        assert_eq!(*r.target.events.lock().unwrap(), [EVENT_QP_REQ_ERR]);
+        assert!(r.target.contents(0, LENGTH.try_into().unwrap()) == so_far);
+        assert_eq!(r.received(0), None);
+        assert_eq!(r.queues[0].recvs.len(), 2 - taken, "nothing is taken");
+    }
 }
 
 #[test]

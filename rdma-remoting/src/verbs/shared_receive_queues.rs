@@ -96,17 +96,20 @@ impl CallHost<'_> {
     }
 
     pub(super) fn remove_srq(&self, srq: Handle) -> Result<(), Errno> {
-        let mut objects = self.context.objects();
-        // Queue pairs hold the object.
-        let object = objects.srqs.get(srq.get()).ok_or(Errno::EBADF)?;
-        if Arc::strong_count(object) > 1 {
-            return Err(Errno::EBUSY);
-        }
-        self.context.ready().remove(object.slot);
+        let object = {
+            let mut objects = self.context.objects();
+            // Queue pairs hold the object.
+            let object = objects.srqs.get(srq.get()).ok_or(Errno::EBADF)?;
+            if Arc::strong_count(object) > 1 {
+                return Err(Errno::EBUSY);
+            }
+            let object = objects.srqs.remove(srq.get()).ok_or(Errno::EBADF)?;
+            self.context.ready().remove(object.slot);
+            object
+        };
         if let Some(xrc) = &object.xrc {
             xrc.xrcd.domain.remove(xrc.number);
         }
-        objects.srqs.remove(srq.get());
         counters::uncount(&self.context.counters.shared_receive_queues, 1);
         Ok(())
     }

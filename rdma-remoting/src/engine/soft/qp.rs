@@ -22,9 +22,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 ///
 /// Locks, in order: those of the context's objects and of its [`Ready`](crate::ready::Ready),
 /// `attr`, `requester`, the target's responder (a requester takes its peer's, never a second one),
-/// then a shared receive queue's, the fabric's, what the completion queues lock, the receiver's
-/// waiter, the inbox of whoever is scheduled and the asynchronous event ring's, of which none is
-/// held while another is taken.
+/// then the end of a domain's queue, a shared receive queue's, the fabric's, what the completion
+/// queues lock, the receiver's waiter, the inbox of whoever is scheduled and the asynchronous event
+/// ring's, of which none is held while another is taken but the first.
 pub struct SoftQp {
     fabric: Arc<Fabric>,
     target: Arc<Target>,

@@ -222,10 +222,21 @@ impl Responder {
             Target::SharedReceive(number) => domain.find(number),
             Target::Peer | Target::Datagram(_) => None,
         };
-        if self.named.is_none() {
-            return Err(self.refuse(qp, WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR));
+        match self.named {
+            Some(_) => Ok(()),
+            None => Err(self.refuse_queue(qp)),
         }
-        Ok(())
+    }
+
+    /// What the message under way has named.
+    pub fn named(&self) -> Option<Arc<XrcReceives>> {
+        self.named.clone()
+    }
+
+    /// The domain does not have what a message names, or not any more: each packet names it anew
+    /// (IBTA A14, extended transport header).
+    pub fn refuse_queue(&mut self, qp: &QpCommon) -> Nak {
+        self.refuse(qp, WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR)
     }
 
     /// Whether there is something to [flush](Self::flush).

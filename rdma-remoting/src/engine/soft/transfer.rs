@@ -6,6 +6,7 @@ use super::responder::{Nak, Responder};
 use crate::engine::Spending;
 use crate::memory::{Part, Use};
 use crate::request::{Opcode, SendWqe};
+use crate::xrc::XrcReceives;
 use farlane_abi::queue::{
     WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_REM_ACCESS_ERR,
     WC_STATUS_REM_INV_REQ_ERR, WC_STATUS_REM_OP_ERR,
@@ -86,6 +87,12 @@ impl<'a> Message<'a> {
     ) -> Result<bool, Refusal> {
         if transfer.done == 0 {
             self.responder.address(self.peer, self.request.target)?;
+        }
+        // Held while bytes move: whoever ends the queue waits for it.
+        let named = self.responder.named();
+        let held = named.as_deref().map(XrcReceives::hold);
+        if matches!(held, Some(None)) {
+            return Err(self.responder.refuse_queue(self.peer).into());
         }
         match self.request.opcode {
             Opcode::Send | Opcode::SendImm => self.send(transfer, budget),
