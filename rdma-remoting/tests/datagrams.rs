@@ -296,6 +296,24 @@ fn memory_that_a_receiver_may_not_write_is_its_own_error() {
 }
 
 #[test]
+fn a_completion_queue_without_room_is_the_receivers_own_error() {
+    let engine = SoftEngine::new();
+    let a = end(&engine, 1, &DATAGRAMS);
+    let b = end_with(&engine, 2, &DATAGRAMS, LocalCompletionQueue::new(1));
+    ready(&a, QKEY);
+    ready(&b, QKEY);
+    let now = Instant::now();
+    let mut p = Pair { a, b, now };
+    for wr_id in [50, 51] {
+        p.b.post_recv(wr_id, &[p.b.element(0, 100)]);
+        p.send(wr_id, 4);
+        assert_eq!(p.a.next(), Some((wr_id, WC_STATUS_SUCCESS)));
+    }
+    assert_eq!((p.a.state(), p.b.state()), (QPS_RTS, QPS_ERR));
+    assert_eq!(*p.b.events.lock().unwrap(), [EVENT_QP_FATAL]);
+}
+
+#[test]
 fn a_flood_costs_its_sender_and_leaves_the_receiver_ready() {
     let mut p = datagrams();
     for wr_id in 0..2000 {
