@@ -106,7 +106,8 @@ impl SharedReceives {
     /// Takes the oldest request into `into`, and gives its place back; false when there is none.
     ///
     /// # Errors
-    /// See [`QueueError`]. A bad request has been taken; any other error is for ever.
+    /// See [`QueueError`]. A bad request has been taken; any other error is for ever, and has those
+    /// scheduled that wait.
     pub fn take(&self, into: &mut RecvWqe) -> Result<bool, QueueError> {
         let (taken, event) = {
             let mut queue = lock(&self.queue);
@@ -133,6 +134,9 @@ impl SharedReceives {
         };
         if let Some(event) = event {
             (self.events)(event);
+        }
+        if event == Some(EVENT_SRQ_ERR) {
+            self.tell_all();
         }
         taken
     }
@@ -205,6 +209,11 @@ impl SharedReceives {
     pub fn close(&self) {
         let source = lock(&self.queue).source.take();
         drop(source);
+        self.tell_all();
+    }
+
+    /// Nobody waits for what is over.
+    fn tell_all(&self) {
         while self.pass_on() {}
     }
 
