@@ -18,6 +18,7 @@ use farlane_rdma_remoting::request::{
 };
 use farlane_rdma_remoting::shared_receive_queue::SharedReceives;
 use farlane_rdma_remoting::xrc::XrcDomain;
+use farlane_zero_copy::copy_from_slice;
 use rig::*;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -277,6 +278,46 @@ fn a_queue_that_is_destroyed_ends_the_message_under_way_and_completes_nothing() 
         assert!(r.target.contents(0, LENGTH.try_into().unwrap()) == so_far);
         assert_eq!(r.received(0), None);
         assert_eq!(r.queues[0].recvs.len(), 2 - taken, "nothing is taken");
+    }
+}
+
+/// Whatever a turn on another thread has in hand then.
+#[test]
+fn nothing_is_written_for_a_queue_once_it_is_destroyed() {
+    const LENGTH: usize = 2 << 20;
+    for round in 0..16 {
+        let r = rig();
+        let length = u32::try_from(LENGTH).unwrap();
+        copy_from_slice(&r.initiator.region, 0, &vec![7; LENGTH]).unwrap();
+        r.post(0, 7, 0, length);
+        r.send(1, r.queues[0].number, length);
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                loop {
+                    r.initiator.qp.progress(r.now.into());
+                    if let Some(completion) = r.initiator.next() {
+                        break completion;
+                    }
+                }
+            });
+            while !r.queues[0].recvs.is_empty() {
+                std::thread::yield_now();
+            }
+            // Early and late in the message.
+            for _ in 0..round {
+                std::thread::yield_now();
+            }
+            r.domain.remove(r.queues[0].number);
+            let so_far = r.target.contents(0, LENGTH);
+            let completed = r.received(0);
+            let (_, status) = sender.join().unwrap();
+            assert!(r.target.contents(0, LENGTH) == so_far);
+            assert_eq!(r.received(0), None);
+            match status {
+                WC_STATUS_SUCCESS => assert!(so_far.iter().all(|byte| *byte == 7)),
+                failed => assert_eq!((failed, completed), (WC_STATUS_REM_INV_REQ_ERR, None)),
+            }
+        });
     }
 }
 
