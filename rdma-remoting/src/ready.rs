@@ -285,14 +285,24 @@ impl<T: Served + ?Sized> Ready<T> {
     /// one at least. Progress is cut where not all have had one.
     pub fn turn<C: Fn() -> bool>(&mut self, look: &Look, clock: impl Fn() -> C) -> Progress {
         self.call_due(look.turn.now);
+        if self.busy.is_empty() {
+            return self.left_over(Progress::default());
+        }
         let mut busy = std::mem::take(&mut self.busy);
         let is_over = (busy.len() > 1).then(clock);
         let give = |slot, rest: &Budget, again| self.give(slot, &look.turn, rest, again);
-        let mut progress = round(&mut busy, &look.turn.budget, is_over, give);
+        let progress = round(&mut busy, &look.turn.budget, is_over, give);
         self.busy = busy;
-        progress.cut |= self.rung != [0; SUMMARY_WORDS] || !self.scheduled.is_empty();
-        progress.deadline = self.timers.first().map(|&(at, _)| at);
-        progress
+        self.left_over(progress)
+    }
+
+    /// With who has had no turn of those that are called, and when others come to have some.
+    fn left_over(&self, progress: Progress) -> Progress {
+        Progress {
+            cut: progress.cut || self.rung != [0; SUMMARY_WORDS] || !self.scheduled.is_empty(),
+            deadline: self.timers.first().map(|&(at, _)| at),
+            ..progress
+        }
     }
 
     /// Gives a turn to one that was first of those that have them.

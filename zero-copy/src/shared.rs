@@ -94,6 +94,7 @@ impl SharedMemory {
         self.check(0, to_usize(bytes), 1).map(drop)
     }
 
+    #[inline]
     fn check(&self, offset: usize, length: usize, align: usize) -> Result<*mut u8, OutOfBounds> {
         let inside = offset
             .checked_add(length)
@@ -113,6 +114,7 @@ impl SharedMemory {
     ///
     /// # Errors
     /// Outside, or not aligned to four bytes.
+    #[inline]
     pub fn word(&self, offset: usize) -> Result<&AtomicU32, OutOfBounds> {
         let p = self.check(offset, 4, 4)?;
         // SAFETY: in bounds and aligned (the mapping is page-aligned); lives as long as `self`;
@@ -120,6 +122,7 @@ impl SharedMemory {
         Ok(unsafe { AtomicU32::from_ptr(p.cast()) })
     }
 
+    #[inline]
     fn quads(&self, offset: usize, length: usize) -> Result<&[AtomicU64], OutOfBounds> {
         let p = self.check(offset, length.next_multiple_of(8), 8)?;
         // SAFETY: as in `word`, for `length` rounded up to eight bytes.
@@ -140,6 +143,7 @@ impl SharedMemory {
     ///
     /// # Errors
     /// Outside, or not aligned to eight bytes.
+    #[inline]
     pub fn read_bytes(&self, offset: usize, out: &mut [u8]) -> Result<(), OutOfBounds> {
         let quads = self.quads(offset, out.len())?;
         for (chunk, quad) in out.chunks_mut(8).zip(quads) {
@@ -165,6 +169,7 @@ impl SharedMemory {
     ///
     /// # Errors
     /// Outside, or not aligned to eight bytes.
+    #[inline]
     pub fn write_bytes(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
         let quads = self.quads(offset, bytes.len())?;
         for (chunk, quad) in bytes.chunks(8).zip(quads) {

@@ -142,7 +142,10 @@ impl Progress {
 
 /// The smaller one, where there are two.
 pub(crate) fn earlier<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
-    one.into_iter().chain(other).min()
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
 }
 
 /// An RDMA engine: makes queue pairs, and carries out their work.
