@@ -9,12 +9,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-/// Of all memory here.
-fn locks() -> &'static WordLocks {
-    static LOCKS: std::sync::LazyLock<WordLocks> = std::sync::LazyLock::new(WordLocks::default);
-    &LOCKS
-}
-
 const PAGE: u64 = 4096;
 
 fn memfd(pages: u64) -> OwnedFd {
@@ -39,7 +33,11 @@ fn process_region(address: u64, length: u64, writable: bool) -> Region {
 
 /// Adds to the same word through each region in a thread of its own, by both operations; returns
 /// the sum of what was added.
+///
+/// Each test has locks of its own: another's thread that is not scheduled while it holds one of the
+/// same place in a page would have an operation find it in use.
 fn add_through(regions: &[&Region], offset: u64, times: u64) -> u64 {
+    let locks = &WordLocks::default();
     thread::scope(|scope| {
         for (i, region) in regions.iter().enumerate() {
             let addend = 1 + i as u64;
@@ -56,7 +54,7 @@ fn add_through(regions: &[&Region], offset: u64, times: u64) -> u64 {
                             swap,
                         }
                     };
-                    match (region.atomic(offset, operation, locks()), operation) {
+                    match (region.atomic(offset, operation, locks), operation) {
                         (Ok(old), AtomicOp::CompareSwap { compare, .. }) => {
                             done += u64::from(old == compare);
                             seen = old;
@@ -91,6 +89,7 @@ fn the_operations_of_two_threads_on_memory_of_a_process_add_up() {
 
 #[test]
 fn operations_by_different_ways_to_the_same_memory_add_up() {
+    let locks = WordLocks::default();
     let file = memfd(2);
     let space = AddressSpace::new();
     space
@@ -103,13 +102,10 @@ fn operations_by_different_ways_to_the_same_memory_add_up() {
     let process = process_region(address + 8, 4096, true);
     let memfd = Region::from_memfd(file.try_clone().unwrap(), 2 * PAGE, true).unwrap();
     // The same word, at different offsets of the regions: all go by its place in the page.
-    assert_eq!(guest.atomic(4088, AtomicOp::Store(7), locks()).unwrap(), 0);
+    assert_eq!(guest.atomic(4088, AtomicOp::Store(7), &locks).unwrap(), 0);
+    assert_eq!(process.atomic(4088, AtomicOp::Store(0), &locks).unwrap(), 7);
     assert_eq!(
-        process.atomic(4088, AtomicOp::Store(0), locks()).unwrap(),
-        7
-    );
-    assert_eq!(
-        mapped.atomic(4096, AtomicOp::FetchAdd(0), locks()).unwrap(),
+        mapped.atomic(4096, AtomicOp::FetchAdd(0), &locks).unwrap(),
         0
     );
     let sum = add_through(&[&guest, &process, &process.clone()], 4088, 20_000);
@@ -119,34 +115,35 @@ fn operations_by_different_ways_to_the_same_memory_add_up() {
 
 #[test]
 fn an_operation_needs_what_a_write_needs() {
+    let locks = WordLocks::default();
     let file = memfd(1);
     let read_only = Region::from_memfd(file.try_clone().unwrap(), PAGE, false).unwrap();
     let region = Region::from_memfd(file, PAGE, true).unwrap();
     let mine = [7u64; 2];
     let address = mine.as_ptr().addr() as u64;
     for (region, last) in [(&region, PAGE - 8), (&process_region(address, 16, true), 8)] {
-        assert!(region.atomic(last, AtomicOp::FetchAdd(0), locks()).is_ok());
+        assert!(region.atomic(last, AtomicOp::FetchAdd(0), &locks).is_ok());
         for beyond in [last + 1, last + 8, u64::MAX, u64::MAX - 7] {
-            let outcome = region.atomic(beyond, AtomicOp::FetchAdd(1), locks());
+            let outcome = region.atomic(beyond, AtomicOp::FetchAdd(1), &locks);
             assert!(matches!(outcome, Err(RegionError::Bounds { .. })));
         }
         for odd in 1..8 {
-            let outcome = region.atomic(last - 8 + odd, AtomicOp::FetchAdd(1), locks());
+            let outcome = region.atomic(last - 8 + odd, AtomicOp::FetchAdd(1), &locks);
             assert!(matches!(outcome, Err(RegionError::Misaligned { .. })));
         }
     }
     for region in [&read_only, &process_region(address, 16, false)] {
-        let outcome = region.atomic(0, AtomicOp::FetchAdd(1), locks());
+        let outcome = region.atomic(0, AtomicOp::FetchAdd(1), &locks);
         assert!(matches!(outcome, Err(RegionError::ReadOnly)));
     }
     let nowhere = process_region(4096, 4096, true);
     assert!(matches!(
-        nowhere.atomic(0, AtomicOp::FetchAdd(1), locks()),
+        nowhere.atomic(0, AtomicOp::FetchAdd(1), &locks),
         Err(RegionError::Io(_))
     ));
     region.revoke();
     assert!(matches!(
-        region.atomic(0, AtomicOp::FetchAdd(1), locks()),
+        region.atomic(0, AtomicOp::FetchAdd(1), &locks),
         Err(RegionError::Revoked)
     ));
     assert_eq!((mine, word(&read_only, 0)), ([7; 2], 0));
@@ -154,21 +151,23 @@ fn an_operation_needs_what_a_write_needs() {
 
 #[test]
 fn memory_of_a_process_that_may_only_be_read_is_not_changed() {
+    let locks = WordLocks::default();
     let file = memfd(1);
     let program = Mapping::new(file.as_fd(), 0, PAGE, false).unwrap();
     let region = process_region(program.base().expose_provenance() as u64, PAGE, true);
-    let outcome = region.atomic(0, AtomicOp::FetchAdd(1), locks());
+    let outcome = region.atomic(0, AtomicOp::FetchAdd(1), &locks);
     assert!(matches!(outcome, Err(RegionError::Io(_))));
     // One that changes nothing writes nothing.
     let swap = AtomicOp::CompareSwap {
         compare: 1,
         swap: 2,
     };
-    assert_eq!(region.atomic(0, swap, locks()).unwrap(), 0);
+    assert_eq!(region.atomic(0, swap, &locks).unwrap(), 0);
 }
 
 #[test]
 fn a_word_of_two_extents_is_none() {
+    let locks = WordLocks::default();
     let file = memfd(4);
     let space = AddressSpace::new();
     space.map(0, 4 * PAGE, file.as_fd(), 0, true).unwrap();
@@ -180,10 +179,10 @@ fn a_word_of_two_extents_is_none() {
         [(PAGE - 4, 4), (3 * PAGE, 12)],
     ] {
         let region = guest(&extents);
-        let outcome = region.atomic(0, operation, locks());
+        let outcome = region.atomic(0, operation, &locks);
         assert!(matches!(outcome, Err(RegionError::Misaligned { .. })));
         // The first word of the second extent, which begins at an odd offset of the region.
-        assert_eq!(region.atomic(4, AtomicOp::Store(1), locks()).unwrap(), 0);
+        assert_eq!(region.atomic(4, AtomicOp::Store(1), &locks).unwrap(), 0);
     }
     let all = guest(&[(0, 4 * PAGE)]);
     let mut bytes = vec![0; 4 * PAGE as usize];
@@ -196,6 +195,7 @@ proptest! {
     fn an_operation_touches_its_word_and_no_other(
         kind in 0..2, at in 0u64..512, old: u64, operand: u64, equal: bool, operation in 0..3,
     ) {
+        let locks = WordLocks::default();
         let mut mine = vec![0x5a5a_5a5a_5a5a_5a5au64; 512];
         let buffer = Pool::separate_files(1 << 20).allocate(4096).unwrap();
         let region = match kind {
@@ -213,7 +213,7 @@ proptest! {
                 if equal { operand } else { old },
             ),
         };
-        prop_assert_eq!(region.atomic(at * 8, operation, locks()).unwrap(), old);
+        prop_assert_eq!(region.atomic(at * 8, operation, &locks).unwrap(), old);
         let mut expect = [0x5a; 4096];
         let place = (at * 8) as usize;
         expect[place..place + 8].copy_from_slice(&new.to_ne_bytes());
