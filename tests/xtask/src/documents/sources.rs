@@ -164,10 +164,14 @@ impl Sources {
             return false;
         };
         let package = owner.trim_start_matches("farlane_").replace('_', "-");
+        // The tests of `data` may be in `data_tests.rs`.
+        let is_called = |part: &str| {
+            part == owner || part == package || owner == "tests" && part.ends_with("_tests")
+        };
         files.iter().any(|&at| {
             let path = self.files[at].with_extension("");
             let mut parts = path.iter().filter_map(|part| part.to_str());
-            parts.any(|part| part == owner || part == package) || self.owners[at].contains(owner)
+            parts.any(is_called) || self.owners[at].contains(owner)
         })
     }
 

@@ -163,6 +163,40 @@ mod tests {
         assert!(stale.is_empty(), "{stale:#?}");
     }
 
+    /// The row of a fault in the table of docs/testing.md.
+    fn row(fault: &Fault) -> String {
+        let in_ci = if fault.small { " (in CI)" } else { "" };
+        let turned_red = match &fault.test {
+            Check::Scenario { scenario } => format!("scenario {scenario}"),
+            Check::Test {
+                package,
+                target,
+                name,
+            } => {
+                let package = package.trim_start_matches("farlane-");
+                format!("{package}, {target}: `{name}`")
+            }
+        };
+        format!("| {}{in_ci} | {} | {turned_red} |", fault.name, fault.about)
+    }
+
+    #[test]
+    fn the_page_about_tests_has_a_row_for_each_fault_and_no_other() {
+        let root = Workspace::find().unwrap().root().to_owned();
+        let page = fs::read_to_string(root.join("docs/testing.md")).unwrap();
+        let (_, section) = page.split_once("\n## Mutations\n").unwrap();
+        let section = section.split("\n## ").next().unwrap();
+        // The first two are its head.
+        let rows = section.lines().filter(|line| line.starts_with('|')).skip(2);
+        let rows: Vec<_> = rows.map(str::to_owned).collect();
+        let expected: Vec<_> = all(&root).unwrap().iter().map(row).collect();
+        let missing: Vec<_> = expected.iter().filter(|row| !rows.contains(row)).collect();
+        let stale: Vec<_> = rows.iter().filter(|row| !expected.contains(row)).collect();
+        assert!(missing.is_empty(), "Rows that are missing: {missing:#?}");
+        assert!(stale.is_empty(), "Rows of no fault: {stale:#?}");
+        assert_eq!(rows.len(), expected.len(), "A row is there twice");
+    }
+
     #[test]
     fn a_fault_whose_text_is_not_there_once_is_stale() {
         let fault: Fault = toml::from_str(
