@@ -8,10 +8,11 @@
 
 use crate::engine::{Budget, LOOK_COST, OPERATION_COST, Progress, QUANTUM, Usage};
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// How many that had nothing to do have a turn before the clock is looked at, which takes as long
 /// as one of them.
-const BETWEEN_CLOCKS: usize = 32;
+pub(crate) const BETWEEN_CLOCKS: usize = 32;
 
 /// What one may still use in its round, or owes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,6 +49,35 @@ impl Deficit {
     }
 }
 
+/// What a microsecond of a worker costs, in bytes: more than it moves in any, so that it is the
+/// time of a tenant's turns that is fair, however long its requests take.
+const MICROSECOND_COST: u64 = 64 << 10;
+/// Most that a tenant owes for the time of its turns, in rounds: of a worker that did not have the
+/// CPU meanwhile it is not the tenant's fault.
+const MOST_ROUNDS: u64 = 16;
+
+/// What the turns of a tenant have taken beyond their cost, while others waited: it forgoes rounds
+/// for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Arrears(u64);
+
+impl Arrears {
+    /// Its round comes: whether it forgoes it.
+    pub fn forgo(&mut self) -> bool {
+        let left = self.0.checked_sub(QUANTUM);
+        self.0 = left.unwrap_or(self.0);
+        left.is_some()
+    }
+
+    /// Its turn has taken so long.
+    pub fn took(&mut self, time: Duration, used: Usage) {
+        let us = u64::try_from(time.as_nanos() / 1000).unwrap_or(u64::MAX);
+        let time = us.saturating_mul(MICROSECOND_COST);
+        let owed = self.0.saturating_add(time.saturating_sub(used.cost));
+        self.0 = owed.min(MOST_ROUNDS * QUANTUM);
+    }
+}
+
 /// What a turn in a [`round`] came to.
 pub(crate) struct Had {
     pub progress: Progress,
@@ -75,8 +105,8 @@ pub(crate) fn round<K: Copy>(
     let mut clock = Clock::default();
     loop {
         if left == 0 {
-            // Without a budget there is nothing more for anybody.
-            if !more || budget.is_spent() {
+            // Without a budget, or time, there is nothing more for anybody.
+            if !more || budget.is_spent() || budget.is_past() {
                 break;
             }
             (left, again, more) = (list.len(), true, false);

@@ -6,7 +6,7 @@
 //! Before a worker sleeps it has to have looked at all of them once: it does that in as many turns
 //! as it takes, a *sweep*, in which those who are busy have theirs as ever.
 
-use crate::drr::{Clock, Deficit, Had, charged, round};
+use crate::drr::{Arrears, BETWEEN_CLOCKS, Clock, Deficit, Had, charged, round};
 use crate::engine::{Budget, Progress, Turn, earlier};
 use crate::throughput::Throughput;
 use std::collections::{HashMap, VecDeque};
@@ -52,10 +52,11 @@ impl Look {
         Self { turn, ..*self }
     }
 
-    /// Says when the time that begins now is over.
+    /// Says when the time of the tenant is over, or one that begins now.
     pub fn clock(&self) -> impl Fn() -> bool + use<> {
-        let began = (self.pace == Pace::Bounded).then(Instant::now);
-        move || began.is_some_and(|began| began.elapsed() >= TURN)
+        let end = || (self.pace == Pace::Bounded).then(|| Instant::now() + TURN);
+        let end = self.turn.budget.end().or_else(end);
+        move || end.is_some_and(|end| Instant::now() >= end)
     }
 
     /// The same, with what is left of its budget.
@@ -247,6 +248,7 @@ impl<T> Rota<T> {
 struct Tenant<T> {
     rota: Rota<T>,
     deficit: Deficit,
+    arrears: Arrears,
     throughput: Arc<Throughput>,
 }
 
@@ -287,6 +289,7 @@ impl<T: Clone> Tenants<T> {
             let none = || Tenant {
                 rota: Rota::default(),
                 deficit: Deficit::default(),
+                arrears: Arrears::default(),
                 throughput: throughput(&list[0]),
             };
             let mut tenant = at.map_or_else(none, |at| before.swap_remove(at));
@@ -295,26 +298,67 @@ impl<T: Clone> Tenants<T> {
         }
     }
 
-    /// A quantum for each tenant, within its limits; a `clock` says when the time of one that
-    /// begins is over.
-    pub fn turn<C: Fn() -> bool>(
+    /// A quantum for each tenant, within its limits and its time; `time` says what it is. What one
+    /// takes longer it owes the others, where there are some.
+    pub fn turn(
+        &mut self,
+        look: &Look,
+        time: impl Fn() -> Instant,
+        turn: impl FnMut(&T, &Look) -> Progress,
+    ) -> Progress {
+        self.turn_of(look, Look::clock, Some(time), turn)
+    }
+
+    /// The same, whatever it takes; a `clock` says when the time of one that begins is over.
+    #[cfg(test)]
+    pub fn turn_by<C: Fn() -> bool>(
         &mut self,
         look: &Look,
         clock: impl Fn() -> C,
+        turn: impl FnMut(&T, &Look) -> Progress,
+    ) -> Progress {
+        self.turn_of(look, |_| clock(), None::<fn() -> Instant>, turn)
+    }
+
+    fn turn_of<C: Fn() -> bool>(
+        &mut self,
+        look: &Look,
+        clock: impl Fn(&Look) -> C,
+        time: Option<impl Fn() -> Instant>,
         mut turn: impl FnMut(&T, &Look) -> Progress,
     ) -> Progress {
         let mut progress = Progress::default();
+        let has_others = self.0.len() > 1;
+        let mut began = look.turn.now;
         for tenant in &mut self.0 {
+            if tenant.arrears.forgo() {
+                // It has not been looked at, and its worker does not sleep before it was.
+                progress.worked = true;
+                progress.cut = true;
+                continue;
+            }
             let mut idle = look.idle_of_tenant();
             let (budget, until) = match tenant.throughput.allowance(look.turn.now) {
                 Ok(budget) => (budget, None),
                 // What others have sent to it arrives meanwhile.
                 Err(until) => (Budget::NO_OPERATION, Some(until)),
             };
+            let is_timed = time.is_some() && look.pace == Pace::Bounded;
+            let budget = budget.until(is_timed.then(|| began + TURN));
             let look = look.with(tenant.deficit.turn(&budget));
-            let mut came = tenant.rota.turn(&look, &mut idle, &clock, &mut turn);
+            let clock = || clock(&look);
+            let mut came = tenant.rota.turn(&look, &mut idle, clock, &mut turn);
             tenant.deficit.settle(came.used, came.more);
             tenant.throughput.carried(came.used);
+            if let Some(time) = &time
+                && has_others
+                && (came.worked || came.idle >= BETWEEN_CLOCKS)
+            {
+                let now = time();
+                let took = now.saturating_duration_since(began);
+                tenant.arrears.took(took, came.used);
+                began = now;
+            }
             came.deadline = earlier(came.deadline, until);
             progress = progress.and(came);
         }

@@ -306,7 +306,7 @@ impl WorkerState {
                 ..Progress::default()
             }
         };
-        let progress = tenants.turn(&look, || look.clock(), poll);
+        let progress = tenants.turn(&look, Instant::now, poll);
         self.hand.put_down();
         progress
     }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// One that always has messages of so many bytes to send.
 struct Endless {
@@ -195,7 +195,7 @@ proptest! {
         let now = Instant::now();
         let turn = |one: &usize, look: &Look| contexts[*one].1.send(look.turn.budget);
         for _ in 0..turns {
-            list.turn(&look(now, Budget::UNBOUNDED), || || false, turn);
+            list.turn_by(&look(now, Budget::UNBOUNDED), || || false, turn);
             let cost = |tenant| {
                 let its = contexts.iter().filter(move |(its, _)| *its == tenant);
                 its.map(|(_, one)| one.cost()).sum::<u64>()
@@ -248,12 +248,67 @@ fn a_thousand_queue_pairs_gain_nothing_over_one() {
         came
     };
     for _ in 0..1100 {
-        tenants.turn(&look(now, Budget::UNBOUNDED), || || false, turn);
+        tenants.turn_by(&look(now, Budget::UNBOUNDED), || || false, turn);
         let sum = |(_, all): &(_, Vec<Arc<Endless>>)| all.iter().map(|one| one.cost()).sum();
         let sums: Vec<_> = contexts.iter().map(sum).collect();
         assert!(are_even(sums.iter().copied()), "{sums:?}");
     }
     assert!(contexts[0].1.iter().all(|one| one.cost() > 0));
+}
+
+/// Those whose time is over have had a turn each, and begin nothing more.
+#[test]
+fn a_turn_that_is_over_is_not_spent() {
+    let now = Instant::now();
+    for count in [1, 3] {
+        let (all, mut ready) = endless(count, now);
+        let over = look(now, Budget::new(QUANTUM).until(Some(now)));
+        let progress = ready.turn(&over, || || false);
+        assert!(progress.worked && progress.more);
+        let costs: Vec<_> = all.iter().map(|one| one.cost()).collect();
+        // The second one of each has begun, and goes on in its next turn.
+        assert_eq!(costs, vec![2 * OPERATION_COST + 8; all.len()]);
+    }
+}
+
+/// Two tenants that always have something to do, whose requests take so long each. Returns how
+/// long they had the worker, and how many turns each had.
+fn times(each: [Duration; 2], rounds: usize) -> ([Duration; 2], [u32; 2]) {
+    let now = Cell::new(Instant::now());
+    let (times, turns) = (Cell::default(), Cell::default());
+    let ends = [Endless::new(8), Endless::new(8)];
+    let mut tenants = Tenants::default();
+    tenants.set(&[0, 1], |a, b| a == b, |one| *one, |_| Arc::default());
+    let turn = |one: &usize, look: &Look| {
+        let came = ends[*one].send(look.turn.budget.until(None));
+        let took = each[*one] * u32::try_from(came.used.operations).unwrap();
+        let (mut all, mut count): ([Duration; 2], [u32; 2]) = (times.get(), turns.get());
+        all[*one] += took;
+        count[*one] += 1;
+        times.set(all);
+        turns.set(count);
+        now.set(now.get() + took);
+        came
+    };
+    for _ in 0..rounds {
+        let look = look(now.get(), Budget::UNBOUNDED);
+        tenants.turn(&look, || now.get(), turn);
+    }
+    (times.get(), turns.get())
+}
+
+#[test]
+fn tenants_have_the_same_time_whatever_their_requests_take() {
+    let ns = Duration::from_nanos;
+    for each in [[200, 200], [200, 1000], [1500, 150], [1900, 2000]] {
+        let ([one, other], turns) = times(each.map(ns), 5000);
+        let (most, least) = (one.max(other), one.min(other));
+        assert!(most - least < most / 20, "{each:?}: {one:?}, {other:?}");
+        assert!(turns.iter().all(|turns| *turns > 200), "{turns:?}");
+    }
+    // What is beyond a bound is forgotten: the worker may not have had the CPU.
+    let (_, turns) = times([ns(100), Duration::from_millis(1)], 1700);
+    assert_eq!(turns, [1700, 100]);
 }
 
 #[test]

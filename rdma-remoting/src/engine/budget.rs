@@ -1,5 +1,7 @@
-//! How much a turn may carry out, and how much it did: bytes and operations, and what both together
-//! cost.
+//! How much a turn may carry out, and how much it did: bytes and operations, what both together
+//! cost, and until when it may last.
+
+use std::time::Instant;
 
 /// Cost of an operation besides its bytes, in bytes: an 8-byte write takes as long as it takes to
 /// copy so many (some 0.2 us, at the 40 GiB/s of memory in the cache; `cargo xtask bench rdma`).
@@ -13,6 +15,10 @@ pub const LOOK_COST: u64 = OPERATION_COST / 4;
 /// is slow; others wait so long for their turn, and a longer message goes on in the next round.
 /// With a quarter of it, messages of 1 MiB between a process and a VM came to 0.7 of their rate.
 pub const QUANTUM: u64 = (1 << 20) + OPERATION_COST;
+
+/// Bytes that move between two looks at the clock, where a turn ends with its time: with 128 KiB,
+/// opening the keys anew would take a twentieth of the time of a copy between mapped memory.
+const PORTION: u64 = 256 << 10;
 
 /// What was carried out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +58,7 @@ pub struct Budget {
     cost: u64,
     bytes: u64,
     operations: u64,
+    until: Option<Instant>,
 }
 
 impl Budget {
@@ -62,6 +69,7 @@ impl Budget {
         cost: u64::MAX,
         bytes: 0,
         operations: 0,
+        until: None,
     };
 
     /// What costs so much.
@@ -71,7 +79,21 @@ impl Budget {
             cost,
             bytes: u64::MAX,
             operations: u64::MAX,
+            until: None,
         }
+    }
+
+    /// The same, but what begins after that is one request at most, and a portion of the one at
+    /// hand.
+    #[must_use]
+    pub fn until(self, until: Option<Instant>) -> Self {
+        Self { until, ..self }
+    }
+
+    /// When it ends, where it does.
+    #[must_use]
+    pub(crate) fn end(&self) -> Option<Instant> {
+        self.until
     }
 
     /// The same, but no more bytes and operations than these.
@@ -93,6 +115,12 @@ impl Budget {
         }
     }
 
+    /// Its time is over.
+    #[must_use]
+    pub(crate) fn is_past(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
     /// What is left when this was used of it.
     #[must_use]
     pub(crate) fn rest(&self, used: Usage) -> Self {
@@ -100,6 +128,7 @@ impl Budget {
             cost: self.cost.saturating_sub(used.cost),
             bytes: self.bytes.saturating_sub(used.bytes),
             operations: self.operations.saturating_sub(used.operations),
+            ..*self
         }
     }
 
@@ -130,6 +159,7 @@ impl Budget {
         Spending {
             left: self,
             used: Usage::default(),
+            watch: Watch::default(),
         }
     }
 }
@@ -140,6 +170,40 @@ impl Budget {
 pub struct Spending {
     left: Budget,
     used: Usage,
+    watch: Watch,
+}
+
+/// When to look at the clock: before each request but the first where they take long, and seldom
+/// where they do not, as that takes a tenth of the time of a small one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Watch {
+    /// Requests until the next look, and between the last one and that.
+    left: u32,
+    gap: u32,
+    last: Option<Instant>,
+}
+
+impl Watch {
+    /// A request begins: whether the time until `end` is over. The first one has time.
+    fn is_over(&mut self, end: Instant, now: impl FnOnce() -> Instant) -> bool {
+        if self.left > 0 {
+            self.left -= 1;
+            return false;
+        }
+        if self.gap == 0 {
+            self.gap = 1;
+            return false;
+        }
+        let now = now();
+        let rest = end.saturating_duration_since(now);
+        if let Some(last) = self.last.replace(now) {
+            // Twice as many would be over before the end.
+            let is_slow = now.saturating_duration_since(last) >= rest / 4;
+            self.gap = if is_slow { 1 } else { 2 * self.gap };
+        }
+        self.left = self.gap - 1;
+        rest.is_zero()
+    }
 }
 
 impl Spending {
@@ -163,6 +227,11 @@ impl Spending {
 
     /// A request has begun.
     pub fn begin(&mut self) {
+        if let Some(end) = self.left.until
+            && self.watch.is_over(end, Instant::now)
+        {
+            self.left.cost = 0;
+        }
         self.left.operations = self.left.operations.saturating_sub(1);
         self.used.operations += 1;
         self.pay(OPERATION_COST);
@@ -185,6 +254,22 @@ impl Spending {
         self.used.bytes += bytes;
         self.pay(bytes);
         bytes
+    }
+
+    /// Takes at most so many bytes, and no more than move before the next look at the clock.
+    pub fn take_portion(&mut self, bytes: u64) -> u64 {
+        self.take(match self.left.until {
+            Some(_) => bytes.min(PORTION),
+            None => bytes,
+        })
+    }
+
+    /// Whether there is a further portion of a message, in this turn.
+    pub fn goes_on(&mut self) -> bool {
+        if self.left.is_past() {
+            self.left.cost = 0;
+        }
+        !self.is_over()
     }
 
     /// Takes so many bytes, which move at once, also where there are not so many.
@@ -215,6 +300,7 @@ impl Spending {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn bytes_are_bounded_exactly_and_the_last_operation_is_not() {
@@ -232,6 +318,49 @@ mod tests {
                 cost: 2 * OPERATION_COST + 60
             }
         );
+    }
+
+    /// Begins requests that take so long each; returns how many had begun when the time was over,
+    /// and how often the clock was looked at.
+    fn begun(time: Duration, each: Duration) -> (u32, u32) {
+        let (mut watch, begin) = (Watch::default(), Instant::now());
+        let (mut count, mut looks) = (0, 0);
+        loop {
+            let now = || {
+                looks += 1;
+                begin + count * each
+            };
+            if watch.is_over(begin + time, now) {
+                return (count, looks);
+            }
+            count += 1;
+        }
+    }
+
+    #[test]
+    fn requests_that_take_long_end_with_their_time() {
+        let time = Duration::from_micros(100);
+        let us = |us: u64| begun(time, Duration::from_micros(us));
+        // The first one has time in any case, and those that are short are seldom interrupted.
+        assert_eq!(us(1000), (1, 1));
+        assert_eq!(us(100), (1, 1));
+        assert_eq!(us(60), (2, 2));
+        assert_eq!(us(10).0, 10);
+        let (count, looks) = us(1);
+        assert!(
+            (100..=125).contains(&count) && looks < 25,
+            "{count} {looks}"
+        );
+        let (count, looks) = begun(time, Duration::from_nanos(100));
+        assert!(
+            (1000..=1250).contains(&count) && looks < 60,
+            "{count} {looks}"
+        );
+        let mut budget = Budget::new(QUANTUM).until(Some(Instant::now())).spend();
+        budget.begin();
+        assert!(budget.has_operation());
+        budget.begin();
+        assert!(!budget.has_operation() && budget.is_over());
     }
 
     #[test]

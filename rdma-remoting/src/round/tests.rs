@@ -139,7 +139,7 @@ fn a_tenant_has_one_round_in_a_turn_whatever_it_has_open() {
                 ..Progress::default()
             }
         };
-        tenants.turn(&look, || || true, poll);
+        tenants.turn_by(&look, || || true, poll);
         had
     };
     // A busy one of each: the one who has 99 idle ones beside it has as many turns as the one that
@@ -207,7 +207,7 @@ fn all_are_looked_at_however_many_turns_each_takes() {
                 };
                 turns += 1;
                 assert!(turns < 1000, "{turns_of:?}: the sweep does not end");
-                if !tenants.turn(&look, || || false, poll).cut {
+                if !tenants.turn_by(&look, || || false, poll).cut {
                     break;
                 }
             }

@@ -4,6 +4,7 @@ use crate::rig::*;
 use farlane_abi::queue::*;
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::engine::{Budget, Turn};
 use farlane_rdma_remoting::local::LocalCompletionQueue;
 use farlane_rdma_remoting::request::Opcode;
 use std::sync::Arc;
@@ -23,6 +24,43 @@ fn a_write_longer_than_a_turn_arrives_whole() {
     assert_eq!(p.b.contents(0, 11), [0; 11]);
     assert_eq!(p.b.contents(11 + length as u64, 8), [0; 8]);
     assert_eq!(p.b.next(), None, "a plain write is not seen by the peer");
+}
+
+/// Others wait: however little it costs, no turn goes on behind its end.
+#[test]
+fn a_turn_ends_with_its_time() {
+    let p = pair(NORMAL);
+    let bytes = p.a.fill(1);
+    let over = Turn {
+        budget: Budget::UNBOUNDED.until(Some(p.now)),
+        ..p.now.into()
+    };
+    let write = |p: &Pair, id, length| {
+        let request = p.a.request(Opcode::Write, id, &[p.a.element(0, length)]);
+        p.a.sends.post(remote(request, &p.b, 0));
+    };
+    for id in 0..8 {
+        write(&p, id, 8);
+    }
+    let mut arrived = 0;
+    while arrived < 8 {
+        assert!(p.a.qp.progress(over).worked);
+        // One that had begun, and one more.
+        let came = std::iter::from_fn(|| p.a.next()).count();
+        assert!((1..=2).contains(&came), "{came} in a turn");
+        arrived += came;
+    }
+    let length = 3 << 20;
+    write(&p, 9, length);
+    let mut turns = 0;
+    while p.a.next().is_none() {
+        let came = p.a.qp.progress(over);
+        assert!(came.worked && came.used.bytes < (1 << 20), "{came:?}");
+        turns += 1;
+    }
+    assert!(turns > 3, "{turns}");
+    let length = length as usize;
+    assert!(p.b.contents(0, length) == bytes[..length]);
 }
 
 #[test]

@@ -437,7 +437,12 @@ impl Requester {
             peer: &peer.common,
             responder: &mut responder,
         };
-        let outcome = message.go_on(&mut active.transfer, budget);
+        let outcome = loop {
+            match message.go_on(&mut active.transfer, budget) {
+                Ok(false) if budget.goes_on() => {}
+                outcome => break outcome,
+            }
+        };
         match outcome {
             Ok(false) => {
                 active.waiting = None;

@@ -51,9 +51,9 @@ impl Transfer {
         self.done < u64::from(self.length)
     }
 
-    /// The bytes that it moves within a budget.
+    /// The bytes that it moves at once within a budget.
     fn share(&self, budget: &mut Spending) -> u64 {
-        budget.take(u64::from(self.length) - self.done)
+        budget.take_portion(u64::from(self.length) - self.done)
     }
 
     /// Takes note that it has moved whole, whatever the budget: it is short.
