@@ -349,7 +349,7 @@ impl<T: Clone> Tenants<T> {
             let clock = || clock(&look);
             let mut came = tenant.rota.turn(&look, &mut idle, clock, &mut turn);
             tenant.deficit.settle(came.used, came.more);
-            tenant.throughput.carried(came.used);
+            tenant.throughput.carried(came.used, came.more);
             if let Some(time) = &time
                 && has_others
                 && (came.worked || came.idle >= BETWEEN_CLOCKS)

@@ -14,9 +14,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A bucket holds what comes in so long: whoever did not get the CPU catches up on as much, and has
-/// so much at once after a rest.
+/// A bucket holds what comes in so long: a tenant has so much at once after a rest.
 const DEPTH: Duration = Duration::from_millis(20);
+/// The same where its requests have waited all the time: then it had no rest, but its worker did
+/// not have the CPU, and it catches up.
+const WAITING_DEPTH: Duration = Duration::from_secs(1);
 /// A tenant waits until it has the tokens of so long, or a single one where that takes longer: with
 /// less at a time, looking whether there are some would cost more than what is carried out.
 const CHUNK: Duration = Duration::from_millis(1);
@@ -52,10 +54,10 @@ impl Bucket {
         }
     }
 
-    /// What there is now.
-    fn fill(&mut self, now: Instant) -> i128 {
+    /// What there is now, of what comes in so long at most.
+    fn fill(&mut self, now: Instant, depth: Duration) -> i128 {
         let came = tokens_in(self.rate, now.saturating_duration_since(self.filled));
-        let depth = tokens_in(self.rate, DEPTH).max(1);
+        let depth = tokens_in(self.rate, depth).max(1);
         if self.tokens + came >= depth {
             self.tokens = depth;
             self.filled = self.filled.max(now);
@@ -99,6 +101,8 @@ struct Buckets {
     operations: Option<Bucket>,
     /// Since when it waits for tokens, and until when.
     waits: Option<(Instant, Instant)>,
+    /// It had more to do than its last turn.
+    more: bool,
 }
 
 /// One tenant's.
@@ -121,6 +125,7 @@ impl Throughput {
             bytes: bucket(rates.bytes),
             operations: bucket(rates.operations),
             waits: None,
+            more: false,
         });
         Self {
             rates,
@@ -145,12 +150,16 @@ impl Throughput {
         }
         let mut left = [u64::MAX; 2];
         let mut wait = None;
+        let depth = match buckets.more {
+            true => WAITING_DEPTH,
+            false => DEPTH,
+        };
         let Buckets {
             bytes, operations, ..
         } = &mut *buckets;
         for (bucket, left) in [bytes, operations].into_iter().zip(&mut left) {
             if let Some(bucket) = bucket {
-                let tokens = bucket.fill(now);
+                let tokens = bucket.fill(now, depth);
                 if let Ok(tokens) = u64::try_from(tokens.max(0)) {
                     *left = tokens;
                 }
@@ -170,15 +179,15 @@ impl Throughput {
         Ok(Budget::UNBOUNDED.within(bytes, operations))
     }
 
-    /// It has carried so much out.
-    pub(crate) fn carried(&self, used: Usage) {
-        if used.bytes == 0 && used.operations == 0 {
-            return;
+    /// It has carried so much out, and has more to do or not.
+    pub(crate) fn carried(&self, used: Usage, more: bool) {
+        if used.bytes > 0 || used.operations > 0 {
+            count(&self.bytes, used.bytes);
+            count(&self.operations, used.operations);
         }
-        count(&self.bytes, used.bytes);
-        count(&self.operations, used.operations);
         if let Some(buckets) = &self.buckets {
             let mut buckets = lock(buckets);
+            buckets.more = more;
             if let Some(bytes) = &mut buckets.bytes {
                 bytes.tokens -= i128::from(used.bytes);
             }
@@ -264,7 +273,7 @@ mod tests {
                 }
                 left -= budget.take(left);
             }
-            tenant.carried(budget.used());
+            tenant.carried(budget.used(), true);
             sum = sum.and(budget.used());
         }
         (sum, now - start)
@@ -314,25 +323,25 @@ mod tests {
             operations: 1,
             cost: bytes,
         };
-        tenant.carried(used(20_000));
+        tenant.carried(used(20_000), true);
         let until = tenant.allowance(now).unwrap_err();
         assert_eq!(until, now + CHUNK);
         assert_eq!(tenant.allowance(until - CHUNK / 2), Err(until));
         let some = Budget::UNBOUNDED.within(1000, u64::MAX);
         assert_eq!(tenant.allowance(until), Ok(some));
         // Two workers have used it: one of them is paid later.
-        tenant.carried(used(1000));
-        tenant.carried(used(1000));
+        tenant.carried(used(1000), true);
+        tenant.carried(used(1000), true);
         assert_eq!(tenant.allowance(until), Err(until + 2 * CHUNK));
         // A few tokens that have come are not enough.
         let until = until + 2 * CHUNK;
-        tenant.carried(used(1));
+        tenant.carried(used(1), true);
         let soon = until + CHUNK / 2;
         assert!(
             tenant.allowance(soon).is_ok(),
             "half of it is there already"
         );
-        tenant.carried(used(1400));
+        tenant.carried(used(1400), false);
         assert!(tenant.allowance(soon).unwrap_err() > soon);
         // After a rest there is no more than the bucket holds.
         let later = until + Duration::from_secs(9);
@@ -345,6 +354,32 @@ mod tests {
         assert_eq!(value("operations"), Some(5));
         assert_eq!(value("rate_limit"), Some(1_000_000));
         assert_eq!(value("operations_limit"), None);
+    }
+
+    /// Requests that wait while the worker does not have the CPU are no rest.
+    #[test]
+    fn who_waited_for_the_cpu_catches_up_and_who_rested_does_not() {
+        let turns = [10; 1000];
+        let pauses = [turns.as_slice(), &[50_000], &turns, &[900_000], &turns].concat();
+        let begin = Instant::now();
+        let tenant = limited(0, 100_000, begin);
+        let (used, time) = run(&tenant, begin, &pauses.repeat(3), 8);
+        let wanted = u64::try_from(tokens_in(NonZeroU64::new(100_000).unwrap(), time)).unwrap();
+        // The bucket was full.
+        assert!(
+            (wanted..=wanted + 2000).contains(&used.operations),
+            "{used:?}"
+        );
+        let now = begin + time;
+        tenant.carried(Usage::default(), false);
+        let later = now + Duration::from_millis(500);
+        let some = Budget::UNBOUNDED.within(u64::MAX, 2000);
+        assert_eq!(tenant.allowance(later), Ok(some));
+        // There is a bound to it.
+        tenant.carried(Usage::default(), true);
+        let later = now + Duration::from_secs(5);
+        let second = Budget::UNBOUNDED.within(u64::MAX, 100_000);
+        assert_eq!(tenant.allowance(later), Ok(second));
     }
 
     #[test]
