@@ -6,7 +6,7 @@ use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Budget, Turn};
 use farlane_rdma_remoting::local::LocalCompletionQueue;
-use farlane_rdma_remoting::request::Opcode;
+use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -163,4 +163,25 @@ fn a_message_too_long_for_its_receive_request_breaks_the_connection() {
     assert_eq!(p.b.next(), Some((8, WC_STATUS_WR_FLUSH_ERR)));
     assert_eq!((p.a.state(), p.b.state()), (QPS_ERR, QPS_ERR));
     assert_eq!(*p.b.events.lock().unwrap(), [EVENT_QP_REQ_ERR]);
+}
+
+/// Also of an element that it reaches: what begins in a region may be longer than that.
+#[test]
+fn memory_that_a_message_does_not_reach_is_not_looked_at() {
+    for (bytes, status) in [(16, WC_STATUS_SUCCESS), (17, WC_STATUS_LOC_PROT_ERR)] {
+        let mut p = pair(NORMAL);
+        p.a.fill(9);
+        let end = BYTES - 16;
+        let long = p.b.element(end, 64);
+        let unknown = Element {
+            lkey: MemoryKey(0),
+            ..long
+        };
+        p.b.post_recv(1, &[long, unknown]);
+        p.a.post_send(2, &[p.a.element(0, bytes)]);
+        p.run();
+        assert_eq!(p.b.next(), Some((1, status)), "{bytes}");
+        let arrived = p.b.contents(end, 16) == p.a.contents(0, 16);
+        assert_eq!(arrived, status == WC_STATUS_SUCCESS, "{bytes}");
+    }
 }

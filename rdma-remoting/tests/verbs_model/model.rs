@@ -125,9 +125,9 @@ impl Side {
             if writes && region.access & ACCESS_LOCAL_WRITE == 0 {
                 return None;
             }
-            let length = element.length.into();
+            let length = most.min(element.length.into());
             places.extend(range(self.memory.len(), element.address, length)?);
-            most = most.saturating_sub(length);
+            most -= length;
         }
         Some(places)
     }

@@ -421,18 +421,16 @@ impl Responder {
         }
         let mut left = length;
         for element in request.elements.as_slice() {
-            // Memory that the message does not reach is not looked at.
-            if left == 0 {
-                break;
-            }
-            if element.length == 0 {
+            // Memory that the message does not reach is not looked at: an element may be longer
+            // than what is left of its region.
+            let reached = left.min(element.length.into());
+            left -= reached;
+            if reached == 0 {
                 continue;
             }
-            match qp.memory.open_element(pd, element, Use::LocalWrite) {
-                Ok(part) => {
-                    left = left.saturating_sub(part.length);
-                    self.parts.push(part);
-                }
+            let (key, address) = (element.lkey, element.address);
+            match qp.memory.open(pd, key, address, reached, Use::LocalWrite) {
+                Ok(part) => self.parts.push(part),
                 Err(e) => {
                     log::debug!("{}: receive request refused: {e}", qp.number);
                     self.fail_receive(qp, WC_STATUS_LOC_PROT_ERR);
