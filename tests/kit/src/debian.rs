@@ -59,6 +59,7 @@ pub const GUEST_TREE: TreeSpec = TreeSpec {
         "openssh-server",
         "pciutils",
         "perftest",
+        "qperf",
         "rdma-core",
         "rdmacm-utils",
         "sqlite3",

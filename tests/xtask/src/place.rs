@@ -50,7 +50,7 @@ impl Over {
 }
 
 /// Where a program runs.
-pub trait Place {
+pub trait Place: Sync {
     /// Starts a shell command.
     fn spawn(&self, line: &str) -> Result<Box<dyn Running + '_>>;
     /// A TCP port that a server may listen on.

@@ -8,7 +8,7 @@ use super::{
     gpu_stacks, gpu_unmodified, gpu_write, kills, lend_crash, lend_hostile, lend_partition,
     lend_reassign, lend_soft, lend_vfio, lend_vs_local, net_vs_tap, octo_net, octo_net_flood,
     octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, rdma_buffers, rdma_crash,
-    rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs, rdma_vs_rxe,
+    rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs, rdma_verbs, rdma_vs_rxe,
     rdma_workers, topology, vmkit,
 };
 use crate::versus::Form;
@@ -77,6 +77,9 @@ scenarios! {
     test "blk-crash" = blk_crash::run,
         "kill -9 of farlane-blk with requests in its hands, under fio --verify: nothing lost, \
          nothing completed twice";
+    test "rdma-verbs" = rdma_verbs::run,
+        "Debian's programs of verbs with every transport and operation (UC, UD, XRC, SRQ, atomics, \
+         events), between two VMs and between two processes";
     test "rdma-crash" = rdma_crash::run,
         "kill -9 of programs, VMs and the backend in mid-transfer; resets, driver reloads, hot- \
          unplug and hot-plug";
@@ -90,6 +93,10 @@ scenarios! {
         "rdma-perftest with two worker threads";
     test "rdma-host-workers" = |run, to| rdma_workers::brief(rdma_host::run, run, to),
         "rdma-host with two worker threads, one size where that has all";
+    test "rdma-verbs-workers" = |run, to| rdma_workers::brief(rdma_verbs::on_host, run, to),
+        "rdma-verbs between two processes, with two worker threads, one size where that has all";
+    long "rdma-verbs-workers-long" = |run, to| rdma_workers::whole(rdma_verbs::run, run, to),
+        "rdma-verbs with two worker threads";
     long "rdma-host-workers-long" = |run, to| rdma_workers::whole(rdma_host::run, run, to),
         "rdma-host with two worker threads";
     test "gpu-write" = gpu_write::run,
@@ -129,7 +136,8 @@ scenarios! {
         "host-allocated buffers and callbacks: libfarlane's examples in C and Rust, and where \
          memory goes";
     test "rdma-host" = rdma_host::run,
-        "the same programs between two processes of this machine over the daemon's host socket";
+        "rdma-pingpong's and rdma-perftest's programs between two processes of this machine, and \
+         what is copied of memory that they share";
     test "rdma-pyverbs" = rdma_pyverbs::run,
         "rdma-core's own tests of verbs (Debian's python3-pyverbs) over the daemon's host socket: \
          what passes, and why what does not is skipped";

@@ -14,7 +14,7 @@ use crate::tools::{Ends, bandwidths, between, latencies, payload_bytes};
 
 /// All sizes from 2 bytes to 8 MiB; several queue pairs; both directions at once; sleeping on
 /// events; inline data; completions asked for one by one and in bulk.
-const LINES: &[&str] = &[
+pub const LINES: &[&str] = &[
     "ib_send_bw -a -n 100",
     "ib_write_bw -a -n 100",
     "ib_read_bw -a -n 100",
@@ -52,15 +52,20 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 
 /// Runs programs of perftest, of which the daemon of the run must have moved as many bytes as they
 /// say, and reports their figures.
-pub fn perftests(run: &Run<'_>, ends: Ends<'_>, lines: &[&str], report: &mut Report) -> Result<()> {
+pub fn perftests(
+    run: &Run<'_>,
+    ends: Ends<'_>,
+    lines: &[impl AsRef<str>],
+    report: &mut Report,
+) -> Result<()> {
     let moved = || {
         let metrics = Metrics::read(&run.metrics(), "farlane_rdma_")?;
         anyhow::Ok(metrics.sum("bytes_out")? + metrics.sum("bytes_in")?)
     };
-    for line in lines {
+    for line in lines.iter().map(AsRef::as_ref) {
         let line = &match run.is_brief() {
             true => line.replace(ALL_SIZES, ONE_SIZE),
-            false => (*line).to_owned(),
+            false => line.to_owned(),
         };
         let before = moved()?;
         let text = perftest(ends, line, report)?;

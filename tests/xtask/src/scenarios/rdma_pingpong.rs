@@ -11,12 +11,12 @@ use crate::tools::{Ends, TOOL_TIMEOUT, between, pingpong_us};
 
 /// The ping-pongs: polling, sleeping on completion events, with the received bytes checked, small,
 /// large and many.
-const LINES: &[&str] = &[
+pub const LINES: &[&str] = &[
     "ibv_rc_pingpong",
     "ibv_rc_pingpong -e",
     "ibv_rc_pingpong -g 0 -c",
     "ibv_rc_pingpong -g 0 -c -e -s 65536 -n 200",
-    "ibv_rc_pingpong -g 0 -c -s 1 -n 5000",
+    "ibv_rc_pingpong -g 0 -c -s 1 -n 2000",
     "ibv_rc_pingpong -g 0 -c -s 1048576 -n 50",
     "ibv_rc_pingpong -g 0 -r 1 -n 500",
 ];
@@ -53,10 +53,10 @@ pub fn device_info(place: &dyn Place) -> Result<String> {
 }
 
 /// Runs ping-pongs and reports their figures.
-pub fn ping_pongs(ends: Ends<'_>, lines: &[&str], report: &mut Report) -> Result<()> {
-    for line in lines {
+pub fn ping_pongs(ends: Ends<'_>, lines: &[impl AsRef<str>], report: &mut Report) -> Result<()> {
+    for line in lines.iter().map(AsRef::as_ref) {
         let us = pingpong_us(&between(Over::Farlane, line, ends.server, ends.client)?)?;
-        report.tell(ends.name, *line, format!("{us:10.1} us there and back"));
+        report.tell(ends.name, line, format!("{us:10.1} us there and back"));
     }
     Ok(())
 }

@@ -1,0 +1,257 @@
+//! Debian's own programs of verbs, unmodified, with every transport and every operation: between
+//! two guests, and the same between two processes of this machine.
+//!
+//! Plain reliable connections are in `rdma_pingpong` and `rdma_perftest`, whose lines `rdma_host`
+//! runs on this machine. Some of the packages' programs cannot work: perftest's `raw_ethernet_*`
+//! send and receive frames of a network interface (queue pairs of the type RAW_PACKET), which the
+//! device has none of; qperf's `xrc_*` is missing from Debian's build; and there is no connection
+//! manager (`-R`).
+
+use std::iter::zip;
+use std::path::Path;
+use std::thread;
+
+use anyhow::{Context as _, Result, ensure};
+use farlane_kit::packages;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
+
+use super::rdma_perftest::perftests;
+use super::rdma_pingpong::ping_pongs;
+use crate::conditions::no_complaint;
+use crate::place::{Host, Over};
+use crate::run::Run;
+use crate::tools::{Ends, Program, between};
+
+/// Debian's packages of the programs.
+pub const PACKAGES: &[&str] = &["ibverbs-utils", "perftest", "qperf"];
+
+/// A program and its options; how much of it there is between guests, whose processors may be
+/// emulated; and how much on this machine.
+type Line = (&'static str, &'static str, &'static str);
+
+/// What they have received they look at, where they can (`-c`).
+const PING_PONGS: &[Line] = &[
+    ("ibv_rc_pingpong -g 0 -c -N", "-n 100", "-n 1000"),
+    ("ibv_rc_pingpong -g 0 -c -j", "-n 100", "-n 1000"),
+    ("ibv_uc_pingpong", "-n 100", "-n 1000"),
+    ("ibv_uc_pingpong -g 0 -c -e", "-n 100", "-n 1000"),
+    ("ibv_uc_pingpong -g 0 -c -s 65536", "-n 100", "-n 1000"),
+    ("ibv_ud_pingpong", "-n 100", "-n 1000"),
+    ("ibv_ud_pingpong -g 0 -c -e", "-n 100", "-n 1000"),
+    ("ibv_srq_pingpong", "-n 20", "-n 1000"),
+    ("ibv_srq_pingpong -g 0 -c -e", "-n 20", "-n 1000"),
+    ("ibv_srq_pingpong -g 0 -c -q 4 -s 65536", "-n 20", "-n 1000"),
+];
+
+/// Messages to shared receive queues of another process, by extended reliable connections. With
+/// more than one client (`-c`) those would have to share a domain, which processes do not here.
+const EXTENDED: &[&str] = &["ibv_xsrq_pingpong -g 0", "ibv_xsrq_pingpong -g 0 -e -n 100"];
+
+/// A receiver of datagrams, or of an unreliable connection, has 512 receive requests at once: it
+/// loses none of fewer messages, however slow it is.
+const PERFTESTS: &[Line] = &[
+    ("ib_send_bw -c UC", "-s 65536 -n 100", "-a -n 20"),
+    ("ib_send_bw -c UC -s 4096 -b -l 4", "-n 100", "-n 400"),
+    ("ib_send_lat -c UC -s 8", "-n 100", "-n 2000"),
+    ("ib_send_lat -c UC -s 8 -e", "-n 100", "-n 2000"),
+    ("ib_write_bw -c UC", "-s 65536 -n 100", "-a -n 20"),
+    ("ib_write_bw -c UC -s 4096 -q 4", "-n 100", "-n 1000"),
+    ("ib_write_lat -c UC -s 8", "-n 100", "-n 2000"),
+    ("ib_send_bw -c UD -s 4096", "-n 400", "-n 400"),
+    ("ib_send_bw -c UD -x 0 -s 1024 -b -e", "-n 200", "-n 400"),
+    ("ib_send_lat -c UD -s 8 -I 64", "-n 100", "-n 2000"),
+    ("ib_send_lat -c UD -x 0 -s 8 -e", "-n 100", "-n 2000"),
+    (
+        "ib_send_bw -c UD -s 64 -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:1:1:1",
+        "-n 400",
+        "-n 400",
+    ),
+    ("ib_send_bw --use-srq -q 4 -s 65536", "-n 100", "-n 1000"),
+    ("ib_send_bw --use-srq -s 64 -e", "-n 200", "-n 1000"),
+    ("ib_send_bw --use-srq -c UD -s 4096", "-n 400", "-n 400"),
+    ("ib_send_lat --use-srq -s 8", "-n 100", "-n 2000"),
+    ("ib_send_lat --use-srq -c UC -s 8", "-n 100", "-n 2000"),
+    ("ib_send_bw -c XRC -s 65536 -q 4 -b", "-n 100", "-n 1000"),
+    ("ib_send_lat -c XRC -s 8", "-n 100", "-n 2000"),
+    ("ib_write_bw -c XRC -s 65536", "-n 100", "-n 1000"),
+    ("ib_write_lat -c XRC -s 8", "-n 100", "-n 2000"),
+    ("ib_read_bw -c XRC -s 65536 -e", "-n 100", "-n 1000"),
+    ("ib_read_lat -c XRC -s 8 -e", "-n 100", "-n 2000"),
+    ("ib_atomic_bw -A CMP_AND_SWAP", "-n 100", "-n 1000"),
+    ("ib_atomic_bw -A FETCH_AND_ADD -q 4 -e", "-n 100", "-n 1000"),
+    (
+        "ib_atomic_bw -A CMP_AND_SWAP -c XRC -b",
+        "-n 100",
+        "-n 1000",
+    ),
+    ("ib_atomic_lat -A CMP_AND_SWAP -e", "-n 100", "-n 1000"),
+    ("ib_atomic_lat -A FETCH_AND_ADD", "-n 100", "-n 1000"),
+    ("ib_atomic_lat -A FETCH_AND_ADD -c XRC", "-n 100", "-n 1000"),
+];
+
+/// Options that Debian 13's perftest has, which guests have, and Debian 12's has not.
+const LATER_PERFTESTS: &[&str] = &[
+    "ib_write_bw --write_with_imm -s 4096 -n 200",
+    "ib_write_lat --write_with_imm -s 8 -n 200",
+];
+
+/// The tests of qperf. Each takes a second, whatever it does: these groups run side by side.
+const QPERF: [&[&str]; 3] = [
+    &[
+        "rc_bi_bw",
+        "rc_bw",
+        "rc_lat",
+        "rc_rdma_read_bw",
+        "rc_rdma_read_lat",
+        "rc_rdma_write_bw",
+        "rc_rdma_write_lat",
+    ],
+    &[
+        "uc_bi_bw",
+        "uc_bw",
+        "uc_lat",
+        "uc_rdma_write_bw",
+        "uc_rdma_write_lat",
+        "uc_rdma_write_poll_lat",
+        "rc_rdma_write_poll_lat",
+    ],
+    &[
+        "ud_bi_bw",
+        "ud_bw",
+        "ud_lat",
+        "rc_compare_swap_mr",
+        "rc_fetch_add_mr",
+        "ver_rc_compare_swap",
+        "ver_rc_fetch_add",
+    ],
+];
+
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    packages::ensure(PACKAGES)?;
+    let farlane = run.context.farlane()?;
+    let wire = Wire::new()?;
+    let socket = run.path("host");
+    let pair = farlane.boot_pair_with(run, &wire, &[], Some(&socket))?;
+    let in_guests = |(program, in_guests, _): &Line| format!("{program} {in_guests}");
+    all(run, pair.ends(), in_guests, report)?;
+    perftests(run, pair.ends(), LATER_PERFTESTS, report)?;
+    for guest in [&pair.a, &pair.b] {
+        no_complaint(guest)?;
+    }
+    between_processes(run, farlane.programs(), &socket, report)?;
+    pair.backend.stop()
+}
+
+/// What is between two processes of this machine alone.
+pub fn on_host(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    packages::ensure(PACKAGES)?;
+    let farlane = run.context.on_host()?;
+    let socket = run.path("host");
+    let backend = farlane.daemon(run, &[], Some(&socket))?;
+    between_processes(run, farlane.programs(), &socket, report)?;
+    backend.stop()
+}
+
+fn between_processes(
+    run: &Run<'_>,
+    programs: &Path,
+    socket: &Path,
+    report: &mut Report,
+) -> Result<()> {
+    let host = Host::new(programs, socket, run.logs());
+    let ends = Ends {
+        name: "host",
+        server: &host,
+        client: &host,
+    };
+    let on_host = |(program, _, on_host): &Line| format!("{program} {on_host}");
+    all(run, ends, on_host, report)
+}
+
+/// All the programs at one place.
+fn all(
+    run: &Run<'_>,
+    ends: Ends<'_>,
+    line: impl Fn(&Line) -> String,
+    report: &mut Report,
+) -> Result<()> {
+    let lines = |of: &[Line]| of.iter().map(&line).collect::<Vec<_>>();
+    ping_pongs(ends, &lines(PING_PONGS), report)?;
+    extended(ends, report)?;
+    perftests(run, ends, &lines(PERFTESTS), report)?;
+    qperf(ends, report)
+}
+
+fn extended(ends: Ends<'_>, report: &mut Report) -> Result<()> {
+    for line in EXTENDED {
+        let said = between(Over::Farlane, line, ends.server, ends.client)?;
+        ensure!(
+            said.contains("success"),
+            "`{line}` says nothing of success:\n{said}"
+        );
+        report.tell(ends.name, *line, "all messages have arrived");
+    }
+    Ok(())
+}
+
+fn qperf(ends: Ends<'_>, report: &mut Report) -> Result<()> {
+    let said = thread::scope(|scope| {
+        let groups = QPERF.map(|tests| scope.spawn(move || qperf_tests(ends, tests)));
+        groups.map(|group| group.join())
+    });
+    for (tests, said) in zip(QPERF, said) {
+        let said = said.ok().context("A thread has panicked")??;
+        for test in tests {
+            let figure = figure(&said, test);
+            let figure =
+                figure.with_context(|| format!("qperf said nothing of {test}:\n{said}"))?;
+            report.tell(ends.name, format!("qperf {test}"), figure);
+        }
+    }
+    Ok(())
+}
+
+/// What qperf says of some of its tests.
+fn qperf_tests(ends: Ends<'_>, tests: &[&str]) -> Result<String> {
+    let tests = tests.join(" ");
+    let program = Program {
+        name: "qperf",
+        serve: &|port| Over::Farlane.command(&format!("qperf -lp {port}")),
+        // The last word ends the server.
+        ask: &|address, port| {
+            Over::Farlane.command(&format!("qperf -lp {port} -t 1 {address} {tests} quit"))
+        },
+    };
+    Ok(program.run(ends.server, ends.client)?.asked)
+}
+
+/// What qperf said of a test: of what was sent and what was received the latter. A rate of zero is
+/// nothing.
+fn figure(said: &str, test: &str) -> Option<String> {
+    let (_, rest) = said.split_once(&format!("{test}:"))?;
+    let words: Vec<_> = rest.split_whitespace().collect();
+    let figures = words.chunks(4).map_while(|words| match words {
+        [what, "=", number, unit] if *number != "0" => Some(format!("{what} {number} {unit}")),
+        _ => None,
+    });
+    figures.last()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_qperf_says_of_a_test_is_what_has_arrived() {
+        let said = "rc_lat:\n    latency  =  54 us\nuc_bw:\n    send_bw  =  1.58 GB/sec\n    \
+                    recv_bw  =  1.52 GB/sec\nuc_lat:\n    latency  =  0 us\n";
+        assert_eq!(figure(said, "rc_lat").as_deref(), Some("latency 54 us"));
+        assert_eq!(
+            figure(said, "uc_bw").as_deref(),
+            Some("recv_bw 1.52 GB/sec")
+        );
+        assert_eq!(figure(said, "uc_lat"), None);
+        assert_eq!(figure(said, "uc_bi_bw"), None);
+    }
+}
