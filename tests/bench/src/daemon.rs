@@ -20,11 +20,22 @@ impl Daemon {
 
     /// The same with so many workers.
     pub fn with_workers(program: &Path, log: &Path, workers: usize) -> Result<Self> {
+        Self::with_limits(program, log, workers, ["rate=max", "ops=max"])
+    }
+
+    /// The same with an option of each VM.
+    pub fn with_limits(
+        program: &Path,
+        log: &Path,
+        workers: usize,
+        limits: [&str; 2],
+    ) -> Result<Self> {
         let dir = tempfile::tempdir()?;
-        let vm = |n: u32| {
+        let vm = |n: usize| {
             format!(
-                "socket={},gid=10.9.0.{n}",
-                dir.path().join(format!("vm{n}")).display()
+                "socket={},gid=10.9.0.{n},{}",
+                dir.path().join(format!("vm{n}")).display(),
+                limits[n - 1]
             )
         };
         let mut command = Command::new(program);
@@ -46,6 +57,11 @@ impl Daemon {
     /// Socket for host processes.
     pub fn host(&self) -> PathBuf {
         self.dir.path().join("host")
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.backend.pid()
     }
 
     /// Resident memory in KiB.

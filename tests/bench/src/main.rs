@@ -2,6 +2,7 @@
 //! reference, measured in one run on one machine.
 
 mod bars;
+#[allow(dead_code)] // Each bench uses a part.
 mod daemon;
 mod direct;
 mod figures;

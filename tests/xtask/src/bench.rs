@@ -29,6 +29,9 @@ pub enum Bench {
     /// Virtual RDMA: calls, registration, transfers, events (writes target/bench/rdma.json and
     /// plots)
     Rdma,
+    /// Virtual RDMA: a VM beside processes that attack it, and limits of an operator (writes
+    /// target/bench/rdma-tenants.json; needs root)
+    RdmaTenants,
     /// A lent NVMe: rates, latency, bandwidth (writes target/bench/lend.json and plots)
     Lend,
     /// farlane-blk beside qemu-storage-daemon, without a VM (writes target/bench/blk.json)
@@ -41,8 +44,9 @@ pub enum Bench {
 }
 
 /// All of them.
-const ALL: [Bench; 5] = [
+const ALL: [Bench; 6] = [
     Bench::Rdma,
+    Bench::RdmaTenants,
     Bench::Lend,
     Bench::Blk,
     Bench::GpuSsd,
@@ -107,6 +111,14 @@ impl Bench {
                 "farlane-bench",
                 &["farlane-rdma"],
                 &[["--backend", "farlane-rdma"]],
+            ),
+            Self::RdmaTenants => (
+                "farlane-bench-tenants",
+                &["farlane-rdma"],
+                &[
+                    ["--backend", "farlane-rdma"],
+                    ["--tenant", "farlane-tenant"],
+                ],
             ),
             Self::Lend => (
                 "farlane-bench-lend",
