@@ -8,8 +8,8 @@ use super::{
     gpu_stacks, gpu_unmodified, gpu_write, kills, lend_crash, lend_hostile, lend_partition,
     lend_reassign, lend_soft, lend_vfio, lend_vs_local, net_vs_tap, octo_net, octo_net_flood,
     octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, rdma_buffers, rdma_crash,
-    rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs, rdma_verbs, rdma_vs_rxe,
-    rdma_workers, topology, vmkit,
+    rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs, rdma_tenants,
+    rdma_verbs, rdma_vs_rxe, rdma_workers, topology, vmkit,
 };
 use crate::versus::Form;
 
@@ -115,6 +115,9 @@ scenarios! {
         "forged handles, keys, addresses, indices and packets each get an error and hurt nobody";
     test "rdma-isolation-workers" = |run, to| rdma_workers::whole(rdma_isolation::run, run, to),
         "rdma-isolation with two worker threads";
+    test "rdma-tenants" = rdma_tenants::run,
+        "a VM beside processes that attack it (large flows, 2,000 queue pairs, tiny and unaligned \
+         writes, errors, storms of calls): right bytes, its share; a limit is kept";
     test "rdma-buffers-workers" = |run, to| rdma_workers::whole(rdma_buffers::run, run, to),
         "rdma-buffers with two worker threads";
     test "lend-soft" = lend_soft::run,
