@@ -295,6 +295,27 @@ fn memory_that_a_receiver_may_not_write_is_its_own_error() {
     assert_eq!((p.a.state(), p.b.state()), (QPS_RTS, QPS_ERR));
 }
 
+/// What it has posted behind the datagram that has ended it is not sent (IBTA 10.3.1, Error state).
+#[test]
+fn who_ends_itself_sends_nothing_more() {
+    let mut p = datagrams();
+    let bad = Element {
+        lkey: MemoryKey(p.a.key.0 ^ 1),
+        ..p.a.element(0, 100)
+    };
+    p.a.post_recv(50, &[bad]);
+    p.b.post_recv(51, &[p.b.element(0, 100)]);
+    for (wr_id, port, number) in [(1, at(1), p.a.qp.number()), (2, at(2), p.b.qp.number())] {
+        let request = p.a.request(Opcode::Send, wr_id, &[]);
+        p.a.sends.post(to(request, port, number, QKEY));
+    }
+    p.run();
+    assert_eq!(p.a.next(), Some((50, WC_STATUS_LOC_PROT_ERR)));
+    assert_eq!(p.a.next(), Some((1, WC_STATUS_SUCCESS)));
+    assert_eq!(p.a.next(), Some((2, WC_STATUS_WR_FLUSH_ERR)));
+    assert_eq!((p.a.state(), p.b.next()), (QPS_ERR, None));
+}
+
 #[test]
 fn a_completion_queue_without_room_is_the_receivers_own_error() {
     let engine = SoftEngine::new();

@@ -1,6 +1,6 @@
 //! The requester's half of a queue pair: carries out send requests, in order.
 
-use super::attributes::{ack_timeout, rnr_delay};
+use super::attributes::{State, ack_timeout, rnr_delay};
 use super::common::{Life, QpCommon};
 use super::datagram::{MAX_DATAGRAM_BYTES, Packet, Undelivered};
 use super::fabric::{Fabric, QpName};
@@ -197,7 +197,9 @@ impl Requester {
     pub fn run(&mut self, qp: &QpCommon, turn: Turn, draining: bool) -> Progress {
         let mut progress = Progress::default();
         let mut budget = turn.budget.spend();
-        while !self.dead && !self.paused {
+        // What it has done to a responder may have ended it: its own, or that of a peer that has
+        // answered meanwhile.
+        while !self.dead && !self.paused && qp.state() != State::Error {
             if self.active.is_none() {
                 if draining {
                     self.tell_drained(qp);
