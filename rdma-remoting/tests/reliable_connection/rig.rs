@@ -112,7 +112,7 @@ pub fn end_receiving(
 }
 
 /// Memory of its own, in a table with such locks.
-fn memory(setup: &Setup, locks: Arc<WordLocks>) -> (Arc<MemoryTable>, Region, MemoryKey) {
+pub fn memory(setup: &Setup, locks: Arc<WordLocks>) -> (Arc<MemoryTable>, Region, MemoryKey) {
     let buffer = Pool::separate_files(BYTES).allocate(BYTES).unwrap();
     let region = Region::from_buffer(&buffer);
     let table = Arc::new(MemoryTable::with_locks(16, locks));
@@ -130,7 +130,7 @@ fn memory(setup: &Setup, locks: Arc<WordLocks>) -> (Arc<MemoryTable>, Region, Me
     (table, region, key)
 }
 
-fn end_over(
+pub fn end_over(
     engine: &SoftEngine,
     gid: u8,
     setup: &Setup,

@@ -1,58 +1,126 @@
-//! What two connected queue pairs do, said once more: as simply as it can be said, and without
-//! anything of the engine.
+//! What queue pairs do, said once more: as simply as it can be said, and without anything of the
+//! engine.
 
-use crate::rig::IOVA;
+mod datagrams;
+mod memory;
+
+use crate::PD;
 use farlane_abi::queue::*;
 use farlane_abi::rdma::*;
-use farlane_rdma_remoting::request::{Binding, Element, MemoryKey, Opcode, RecvWqe, SendWqe};
+use farlane_rdma_remoting::address::{GroupGid, QpNumber};
+use farlane_rdma_remoting::request::{Opcode, RecvWqe, SendWqe, SrqNumber, Target};
+pub use memory::{Memory, Region, Window};
 use std::collections::VecDeque;
 use std::ops::Range;
+
+/// What the completion of a good request says besides; nothing of one that has failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Completed {
+    pub length: u32,
+    /// Flags and immediate data.
+    pub word: (u16, u32),
+    /// Of a receive request: the queue pair that has sent the message.
+    pub from: u32,
+    /// Of a datagram: whence it came.
+    pub route: u32,
+}
 
 /// A completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     pub wr_id: u64,
     pub status: u8,
-    /// Of one that is good.
-    pub length: u32,
-    /// Flags and immediate data.
-    pub word: (u16, u32),
+    /// Number of the queue pair.
+    pub qp: u32,
+    pub completed: Completed,
 }
 
-/// A region: all memory of its side.
-pub struct Region {
-    pub key: MemoryKey,
-    /// In the protection domain of the queue pair.
-    pub is_own: bool,
-    pub access: u32,
+/// Where a queue pair takes receive requests from.
+#[derive(Clone, Debug)]
+pub enum Receives {
+    Own(VecDeque<RecvWqe>),
+    Shared(usize),
+    /// Of the shared receive queues that which a message names.
+    Domain,
 }
 
-/// A window; the first of a side is of type 1, the second of type 2.
-#[derive(Clone)]
-pub struct Window {
-    key: MemoryKey,
-    bound: Option<(Range<usize>, u32)>,
+/// A shared receive queue.
+pub struct SharedQueue {
+    pub pd: u32,
+    /// In its domain, where it is of one.
+    pub number: Option<SrqNumber>,
+    pub recvs: VecDeque<RecvWqe>,
+    pub limit: usize,
+    /// Completions of requests of a domain's queue.
+    pub received: Vec<Outcome>,
+    pub events: Vec<u32>,
 }
 
-impl Window {
-    pub fn free(key: MemoryKey) -> Self {
-        Self { key, bound: None }
+impl SharedQueue {
+    /// Fewer requests than its limit are told of once.
+    pub fn look(&mut self) {
+        if self.recvs.len() < self.limit {
+            self.limit = 0;
+            self.events.push(EVENT_SRQ_LIMIT_REACHED);
+        }
     }
 }
 
-/// One queue pair, its queues and what its program has.
-pub struct Side {
-    pub memory: Vec<u8>,
-    pub regions: Vec<Region>,
-    pub windows: Vec<Window>,
-    /// Of the queue pair: `QPS_*`.
+/// A queue pair and its queues.
+pub struct QueuePair {
+    pub kind: u32,
+    /// Whose it is.
+    pub side: usize,
+    /// Whom it is connected to.
+    pub peer: usize,
+    pub number: QpNumber,
+    pub receives: Receives,
+    /// The one that a message has taken.
+    pub current: Option<RecvWqe>,
+    /// The shared receive queue that the last message has named.
+    pub named: Option<usize>,
+    /// `QPS_*`.
     pub state: u8,
+    /// Of one for datagrams.
+    pub qkey: u32,
     pub sends: VecDeque<SendWqe>,
-    pub recvs: VecDeque<RecvWqe>,
     /// Completions of send requests.
     pub sent: Vec<Outcome>,
     /// Completions of receive requests.
     pub received: Vec<Outcome>,
+    pub events: Vec<u32>,
+    pub told_last: bool,
+}
+
+impl QueuePair {
+    fn is_acknowledged(&self) -> bool {
+        !matches!(self.kind, QPT_UC | QPT_UD)
+    }
+
+    fn carries(&self, opcode: Opcode) -> bool {
+        match opcode {
+            Opcode::Send | Opcode::SendImm => self.kind != QPT_XRC_RECV,
+            Opcode::Write
+            | Opcode::WriteImm
+            | Opcode::SendInvalidate(_)
+            | Opcode::LocalInvalidate(_)
+            | Opcode::Bind(_) => !matches!(self.kind, QPT_UD | QPT_XRC_RECV),
+            _ => matches!(self.kind, QPT_RC | QPT_XRC_SEND),
+        }
+    }
+
+    fn answers(&self) -> bool {
+        self.state == QPS_RTS || self.state == QPS_SQE
+    }
+
+    /// The byte that the GID of its port consists of.
+    pub fn gid(&self) -> u8 {
+        u8::try_from(self.side + 1).unwrap()
+    }
+
+    fn enter_error(&mut self) -> bool {
+        std::mem::replace(&mut self.state, QPS_ERR) != QPS_ERR
+    }
 }
 
 /// What becomes of a request.
@@ -64,7 +132,7 @@ enum Fate {
 }
 
 /// What a peer answers that refuses a request.
-enum Refusal {
+pub enum Refusal {
     /// It is broken, and says this.
     Fatal(u8),
     NotReady,
@@ -73,11 +141,14 @@ enum Refusal {
 }
 
 pub struct Model {
-    pub sides: [Side; 2],
-    is_reliable: bool,
-    rnr_retry: u8,
-    /// Rights that both queue pairs grant.
-    access: u32,
+    pub sides: Vec<Memory>,
+    pub queues: Vec<SharedQueue>,
+    pub qps: Vec<QueuePair>,
+    /// Members of groups, in the order in which they have joined.
+    pub groups: Vec<(GroupGid, usize)>,
+    pub rnr_retry: u8,
+    /// Rights that all queue pairs grant.
+    pub access: u32,
 }
 
 /// The right that an operation of the peer needs.
@@ -89,162 +160,30 @@ fn right(opcode: Opcode) -> u32 {
     }
 }
 
-/// Where in a memory of `size` bytes `[address, address + length)` lies.
-fn range(size: usize, address: u64, length: u64) -> Option<Range<usize>> {
-    let first = usize::try_from(address.checked_sub(IOVA)?).ok()?;
-    let end = first.checked_add(usize::try_from(length).ok()?)?;
-    (end <= size).then_some(first..end)
-}
-
-impl Side {
-    fn new() -> Self {
-        Self {
-            memory: Vec::new(),
-            regions: Vec::new(),
-            windows: Vec::new(),
-            state: QPS_RTS,
-            sends: VecDeque::new(),
-            recvs: VecDeque::new(),
-            sent: Vec::new(),
-            received: Vec::new(),
-        }
-    }
-
-    fn region(&self, key: MemoryKey) -> Option<&Region> {
-        self.regions.iter().find(|r| r.key == key && r.is_own)
-    }
-
-    /// Places of the bytes that elements name, until there are `most`.
-    fn local(&self, elements: &[Element], writes: bool, mut most: u64) -> Option<Vec<usize>> {
-        let mut places = Vec::new();
-        for element in elements {
-            if element.length == 0 || most == 0 {
-                continue;
-            }
-            let region = self.region(element.lkey)?;
-            if writes && region.access & ACCESS_LOCAL_WRITE == 0 {
-                return None;
-            }
-            let length = most.min(element.length.into());
-            places.extend(range(self.memory.len(), element.address, length)?);
-            most -= length;
-        }
-        Some(places)
-    }
-
-    /// Places of what the peer names.
-    fn remote(
-        &self,
-        key: MemoryKey,
-        address: u64,
-        length: u64,
-        right: u32,
-    ) -> Option<Range<usize>> {
-        let place = range(self.memory.len(), address, length)?;
-        if let Some(region) = self.region(key) {
-            return (region.access & right != 0).then_some(place);
-        }
-        let window = self.windows.iter().find(|window| window.key == key)?;
-        let (bound, access) = window.bound.as_ref()?;
-        let is_inside = bound.start <= place.start && place.end <= bound.end;
-        (access & right != 0 && is_inside).then_some(place)
-    }
-
-    fn bind(&mut self, binding: &Binding) -> bool {
-        let leads = |window: &Window| window.key.0 >> 8 == binding.window.0 >> 8;
-        let Some(which) = self.windows.iter().position(leads) else {
-            return false;
-        };
-        let is_second = which == 1;
-        if is_second && (self.windows[1].bound.is_some() || binding.length == 0) {
-            return false;
-        }
-        let remote = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
-        if binding.access & !(remote | ACCESS_LOCAL_WRITE) != 0 {
-            return false;
-        }
-        let mut bound = None;
-        if binding.length > 0 {
-            let writes = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC;
-            let mut needs = ACCESS_MW_BIND;
-            if binding.access & writes != 0 {
-                needs |= ACCESS_LOCAL_WRITE;
-            }
-            let region = self.region(binding.region);
-            if region.is_none_or(|region| region.access & needs != needs) {
-                return false;
-            }
-            let Some(place) = range(self.memory.len(), binding.address, binding.length) else {
-                return false;
-            };
-            bound = Some((place, binding.access));
-        }
-        self.windows[which] = Window {
-            key: binding.key,
-            bound,
-        };
-        true
-    }
-
-    fn invalidate(&mut self, key: MemoryKey) -> bool {
-        let window = &mut self.windows[1];
-        let is_bound = window.key == key && window.bound.is_some();
-        if is_bound {
-            window.bound = None;
-        }
-        is_bound
-    }
-
-    fn answers(&self) -> bool {
-        self.state == QPS_RTS || self.state == QPS_SQE
-    }
-
-    fn end_receive(&mut self, status: u8, length: u32, word: (u16, u32)) {
-        if let Some(request) = self.recvs.pop_front() {
-            self.received.push(Outcome {
-                wr_id: request.wr_id,
-                status,
-                length,
-                word,
-            });
-        }
-    }
-
-    fn end_send(&mut self, status: u8, length: u32) {
-        if let Some(request) = self.sends.pop_front()
-            && (request.signalled || status != WC_STATUS_SUCCESS)
-        {
-            self.sent.push(Outcome {
-                wr_id: request.wr_id,
-                status,
-                length,
-                word: (0, 0),
-            });
-        }
-    }
-}
-
 impl Model {
-    pub fn new(is_reliable: bool, rnr_retry: u8, access: u32) -> Self {
-        Self {
-            sides: [Side::new(), Side::new()],
-            is_reliable,
-            rnr_retry,
-            access,
-        }
-    }
-
+    /// All queue pairs are reset and made ready anew.
     pub fn reconnect(&mut self) {
-        for side in &mut self.sides {
-            side.sends.clear();
-            side.recvs.clear();
-            side.state = QPS_RTS;
+        for qp in &mut self.qps {
+            qp.sends.clear();
+            if let Receives::Own(recvs) = &mut qp.receives {
+                recvs.clear();
+            }
+            (qp.current, qp.told_last) = (None, false);
+            (qp.state, qp.qkey) = (QPS_RTS, crate::QKEYS[0]);
         }
     }
 
-    /// Each side gets as far as it can, in turns.
+    /// Each gets as far as it can, in turns.
     pub fn run(&mut self) {
-        while self.turn(0) | self.turn(1) {}
+        loop {
+            let mut worked = false;
+            for who in 0..self.qps.len() {
+                worked |= self.turn(who);
+            }
+            if !worked {
+                return;
+            }
+        }
     }
 
     /// The same, and all timers expire.
@@ -252,8 +191,8 @@ impl Model {
         loop {
             self.run();
             let mut expired = false;
-            for who in 0..2 {
-                if self.sides[who].state != QPS_RTS || self.sides[who].sends.is_empty() {
+            for who in 0..self.qps.len() {
+                if self.qps[who].state != QPS_RTS || self.qps[who].sends.is_empty() {
                     continue;
                 }
                 if let Fate::Waits(Some(status)) = self.fate(who) {
@@ -270,26 +209,23 @@ impl Model {
     fn turn(&mut self, who: usize) -> bool {
         let mut worked = false;
         loop {
-            let side = &mut self.sides[who];
-            if side.state == QPS_ERR {
-                worked |= !side.recvs.is_empty();
-                while !side.recvs.is_empty() {
-                    side.end_receive(WC_STATUS_WR_FLUSH_ERR, 0, (0, 0));
-                }
+            if self.qps[who].state == QPS_ERR {
+                worked |= self.flush_receives(who);
             }
-            if side.sends.is_empty() {
+            let qp = &mut self.qps[who];
+            if qp.sends.is_empty() {
                 return worked;
             }
-            if side.state != QPS_RTS {
-                side.end_send(WC_STATUS_WR_FLUSH_ERR, 0);
+            if qp.state != QPS_RTS {
+                self.end_send(who, WC_STATUS_WR_FLUSH_ERR, 0);
                 worked = true;
                 continue;
             }
-            let length = side.sends[0].length();
+            let length = qp.sends[0].length();
             match self.fate(who) {
                 Fate::Done => {
                     let length = u32::try_from(length).unwrap();
-                    self.sides[who].end_send(WC_STATUS_SUCCESS, length);
+                    self.end_send(who, WC_STATUS_SUCCESS, length);
                 }
                 Fate::Waits(_) => return worked,
                 Fate::Fails(status) => self.fail(who, status),
@@ -298,22 +234,168 @@ impl Model {
         }
     }
 
-    fn fail(&mut self, who: usize, status: u8) {
-        self.sides[who].state = if self.is_reliable { QPS_ERR } else { QPS_SQE };
-        self.sides[who].end_send(status, 0);
+    fn flush_receives(&mut self, who: usize) -> bool {
+        let mut worked = false;
+        while self.qps[who].current.is_some() || self.take_own(who) {
+            self.end_receive(who, WC_STATUS_WR_FLUSH_ERR, Completed::default());
+            worked = true;
+        }
+        let qp = &mut self.qps[who];
+        let is_shared = matches!(qp.receives, Receives::Shared(_));
+        if is_shared && !std::mem::replace(&mut qp.told_last, true) {
+            qp.events.push(EVENT_QP_LAST_WQE_REACHED);
+        }
+        worked
     }
 
-    /// Carries out the first request of a side, as far as that is possible now.
+    fn fail(&mut self, who: usize, status: u8) {
+        let qp = &mut self.qps[who];
+        qp.state = if qp.is_acknowledged() || qp.state == QPS_ERR {
+            QPS_ERR
+        } else {
+            QPS_SQE
+        };
+        self.end_send(who, status, 0);
+    }
+
+    fn end_send(&mut self, who: usize, status: u8, length: u32) {
+        let qp = &mut self.qps[who];
+        if let Some(request) = qp.sends.pop_front()
+            && (request.signalled || status != WC_STATUS_SUCCESS)
+        {
+            qp.sent.push(Outcome {
+                wr_id: request.wr_id,
+                status,
+                qp: qp.number.get(),
+                completed: Completed {
+                    length,
+                    ..Completed::default()
+                },
+            });
+        }
+    }
+
+    fn end_receive(&mut self, who: usize, status: u8, completed: Completed) {
+        let qp = &mut self.qps[who];
+        let Some(request) = qp.current.take() else {
+            return;
+        };
+        let outcome = Outcome {
+            wr_id: request.wr_id,
+            status,
+            qp: qp.number.get(),
+            completed,
+        };
+        match (&qp.receives, qp.named) {
+            (Receives::Domain, Some(named)) => self.queues[named].received.push(outcome),
+            _ => qp.received.push(outcome),
+        }
+    }
+
+    /// Takes the next request of a queue of its own.
+    fn take_own(&mut self, who: usize) -> bool {
+        let qp = &mut self.qps[who];
+        if let Receives::Own(recvs) = &mut qp.receives {
+            qp.current = recvs.pop_front();
+        }
+        qp.current.is_some()
+    }
+
+    /// The shared receive queue that a message to it takes from.
+    fn shared(&self, who: usize) -> Option<usize> {
+        match self.qps[who].receives {
+            Receives::Own(_) => None,
+            Receives::Shared(queue) => Some(queue),
+            Receives::Domain => self.qps[who].named,
+        }
+    }
+
+    /// Sees to it that a message has a receive request.
+    fn ready(&mut self, to: usize) -> Result<(), Refusal> {
+        if self.qps[to].current.is_some() {
+            return Ok(());
+        }
+        let taken = match self.shared(to) {
+            None => self.take_own(to),
+            Some(queue) => {
+                let queue = &mut self.queues[queue];
+                let taken = queue.recvs.pop_front();
+                if taken.is_some() {
+                    queue.look();
+                }
+                self.qps[to].current = taken;
+                self.qps[to].current.is_some()
+            }
+        };
+        match (taken, self.qps[to].is_acknowledged()) {
+            (true, _) => Ok(()),
+            (false, true) => Err(Refusal::NotReady),
+            (false, false) => Err(Refusal::Dropped),
+        }
+    }
+
+    /// Places of the request that a message of so many bytes has taken.
+    fn open_receive(&mut self, to: usize, length: usize) -> Result<Vec<usize>, Refusal> {
+        let receive = self.qps[to].current.clone().unwrap();
+        if receive.elements.total() < length as u64 {
+            self.spoil_receive(to, WC_STATUS_LOC_LEN_ERR);
+            return Err(self.refuse(to, WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR));
+        }
+        let pd = self.shared(to).map_or(PD, |queue| self.queues[queue].pd);
+        let elements = receive.elements.as_slice();
+        let memory = &self.sides[self.qps[to].side];
+        let Some(into) = memory.local(pd, elements, true, length as u64) else {
+            // A fault of the receiver's own: it ends, whether the sender learns of it or not.
+            self.end_receive(to, WC_STATUS_LOC_PROT_ERR, Completed::default());
+            return Err(self.break_down(to, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL));
+        };
+        Ok(into)
+    }
+
+    /// The request that a message has taken fails with it; where the message is dropped and the
+    /// request is nobody else's, it is there for the next one.
+    fn spoil_receive(&mut self, to: usize, status: u8) {
+        let is_shared = matches!(self.qps[to].receives, Receives::Shared(_));
+        if self.qps[to].is_acknowledged() || is_shared {
+            self.end_receive(to, status, Completed::default());
+        }
+    }
+
+    fn break_down(&mut self, to: usize, status: u8, event: u32) -> Refusal {
+        let qp = &mut self.qps[to];
+        if qp.enter_error() {
+            qp.events.push(event);
+        }
+        match qp.is_acknowledged() {
+            true => Refusal::Fatal(status),
+            false => Refusal::Dropped,
+        }
+    }
+
+    /// The answer of a peer that refuses something of the requester's.
+    fn refuse(&mut self, to: usize, status: u8, event: u32) -> Refusal {
+        if self.qps[to].is_acknowledged() {
+            return self.break_down(to, status, event);
+        }
+        if matches!(self.qps[to].receives, Receives::Shared(_)) {
+            self.end_receive(to, status, Completed::default());
+        }
+        Refusal::Dropped
+    }
+
+    /// Carries out the first request of a queue pair, as far as that is possible now.
     fn fate(&mut self, who: usize) -> Fate {
-        let request = self.sides[who].sends[0].clone();
+        let qp = &self.qps[who];
+        let (side, peer, kind) = (qp.side, qp.peer, qp.kind);
+        let request = qp.sends[0].clone();
         let (opcode, length) = (request.opcode, request.length());
+        if !qp.carries(opcode) {
+            return Fate::Fails(WC_STATUS_LOC_QP_OP_ERR);
+        }
         let atomic = matches!(
             opcode,
             Opcode::CompareSwap { .. } | Opcode::FetchAdd { .. } | Opcode::AtomicWrite
         );
-        if !self.is_reliable && (atomic || opcode == Opcode::Read) {
-            return Fate::Fails(WC_STATUS_LOC_QP_OP_ERR);
-        }
         if atomic && length != 8 {
             return Fate::Fails(WC_STATUS_LOC_LEN_ERR);
         }
@@ -322,28 +404,36 @@ impl Model {
             Opcode::Read | Opcode::CompareSwap { .. } | Opcode::FetchAdd { .. }
         );
         let elements = request.elements.as_slice();
-        let Some(places) = self.sides[who].local(elements, writes, u64::MAX) else {
+        let Some(places) = self.sides[side].local(PD, elements, writes, u64::MAX) else {
             return Fate::Fails(WC_STATUS_LOC_PROT_ERR);
         };
+        let memory = &mut self.sides[side];
         match opcode {
-            Opcode::Bind(binding) if self.sides[who].bind(&binding) => return Fate::Done,
+            Opcode::Bind(binding) if memory.bind(who, &binding) => return Fate::Done,
             Opcode::Bind(_) => return Fate::Fails(WC_STATUS_MW_BIND_ERR),
-            Opcode::LocalInvalidate(key) if self.sides[who].invalidate(key) => return Fate::Done,
+            Opcode::LocalInvalidate(key) if memory.invalidate(PD, None, key) => return Fate::Done,
             Opcode::LocalInvalidate(_) => return Fate::Fails(WC_STATUS_LOC_QP_OP_ERR),
             _ => {}
         }
-        if !self.sides[1 - who].answers() {
-            return match self.is_reliable {
+        let own = places.iter().map(|at| memory.bytes[*at]).collect();
+        let data = request.inline().map_or(own, <[u8]>::to_vec);
+        if kind == QPT_UD {
+            self.send_datagram(who, &request, &data);
+            return Fate::Done;
+        }
+        if !self.qps[peer].answers() {
+            return match self.qps[who].is_acknowledged() {
                 true => Fate::Waits(Some(WC_STATUS_RETRY_EXC_ERR)),
                 false => Fate::Done,
             };
         }
-        let answer = match opcode {
+        let answer = self.address(peer, request.target);
+        let answer = answer.and_then(|()| match opcode {
             Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate(_) => {
-                self.send(who, &request, &places)
+                self.send(who, &request, &data)
             }
-            _ => self.rdma(who, &request, &places),
-        };
+            _ => self.rdma(who, &request, &data, &places),
+        });
         match answer {
             Ok(()) | Err(Refusal::Dropped) => Fate::Done,
             Err(Refusal::Fatal(status)) => Fate::Fails(status),
@@ -355,102 +445,115 @@ impl Model {
         }
     }
 
-    /// The answer of a peer that refuses something of the requester's.
-    fn refusal(&mut self, peer: usize, status: u8) -> Refusal {
-        if !self.is_reliable {
-            return Refusal::Dropped;
+    /// A message names the shared receive queue that it is for, where it is for one of a domain.
+    fn address(&mut self, to: usize, target: Target) -> Result<(), Refusal> {
+        if !matches!(self.qps[to].receives, Receives::Domain) {
+            return Ok(());
         }
-        self.sides[peer].state = QPS_ERR;
-        Refusal::Fatal(status)
-    }
-
-    /// Whether the peer has a receive request.
-    fn ready(&self, peer: usize) -> Result<(), Refusal> {
-        match (self.sides[peer].recvs.is_empty(), self.is_reliable) {
-            (false, _) => Ok(()),
-            (true, true) => Err(Refusal::NotReady),
-            (true, false) => Err(Refusal::Dropped),
-        }
-    }
-
-    fn send(&mut self, who: usize, request: &SendWqe, places: &[usize]) -> Result<(), Refusal> {
-        let peer = 1 - who;
-        self.ready(peer)?;
-        let receive = self.sides[peer].recvs[0].clone();
-        let length = places.len();
-        if receive.elements.total() < length as u64 {
-            if self.is_reliable {
-                self.sides[peer].end_receive(WC_STATUS_LOC_LEN_ERR, 0, (0, 0));
+        self.qps[to].named = match target {
+            Target::SharedReceive(number) => {
+                let is_meant = |queue: &SharedQueue| queue.number == Some(number);
+                self.queues.iter().position(is_meant)
             }
-            return Err(self.refusal(peer, WC_STATUS_REM_INV_REQ_ERR));
-        }
-        let elements = receive.elements.as_slice();
-        let Some(into) = self.sides[peer].local(elements, true, length as u64) else {
-            // A fault of the receiver's own: it ends, whether the sender learns of it or not.
-            self.sides[peer].end_receive(WC_STATUS_LOC_PROT_ERR, 0, (0, 0));
-            self.sides[peer].state = QPS_ERR;
-            return Err(match self.is_reliable {
-                true => Refusal::Fatal(WC_STATUS_REM_OP_ERR),
-                false => Refusal::Dropped,
-            });
+            _ => None,
         };
-        for (to, from) in into.into_iter().zip(places) {
-            self.sides[peer].memory[to] = self.sides[who].memory[*from];
+        match self.qps[to].named {
+            Some(_) => Ok(()),
+            None => Err(self.refuse(to, WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR)),
+        }
+    }
+
+    /// Protection domain of what a peer of this queue pair names.
+    fn remote_pd(&self, to: usize) -> u32 {
+        match self.qps[to].receives {
+            Receives::Domain => self.shared(to).map_or(PD, |queue| self.queues[queue].pd),
+            _ => PD,
+        }
+    }
+
+    fn send(&mut self, who: usize, request: &SendWqe, data: &[u8]) -> Result<(), Refusal> {
+        let to = self.qps[who].peer;
+        self.ready(to)?;
+        let into = self.open_receive(to, data.len())?;
+        let (pd, side) = (self.remote_pd(to), self.qps[to].side);
+        for (at, byte) in into.into_iter().zip(data) {
+            self.sides[side].bytes[at] = *byte;
         }
         let mut word = (0, 0);
         if request.opcode == Opcode::SendImm {
             word = (WC_FLAG_IMM, request.immediate);
         }
         if let Opcode::SendInvalidate(key) = request.opcode {
-            if !self.sides[peer].invalidate(key) {
-                if self.is_reliable {
-                    self.sides[peer].end_receive(WC_STATUS_REM_INV_REQ_ERR, 0, (0, 0));
-                }
-                return Err(self.refusal(peer, WC_STATUS_REM_ACCESS_ERR));
+            if !self.sides[side].invalidate(pd, Some(to), key) {
+                self.spoil_receive(to, WC_STATUS_REM_INV_REQ_ERR);
+                return Err(self.refuse(to, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR));
             }
             word = (WC_FLAG_INVALIDATED, key.0);
         }
-        let length = u32::try_from(length).unwrap();
-        self.sides[peer].end_receive(WC_STATUS_SUCCESS, length, word);
+        self.arrives(who, data.len(), word);
         Ok(())
     }
 
-    fn rdma(&mut self, who: usize, request: &SendWqe, places: &[usize]) -> Result<(), Refusal> {
-        let peer = 1 - who;
-        let (opcode, length) = (request.opcode, places.len());
+    /// A message has arrived that takes a receive request.
+    fn arrives(&mut self, who: usize, length: usize, word: (u16, u32)) {
+        let done = Completed {
+            length: u32::try_from(length).unwrap(),
+            word,
+            from: self.qps[who].number.get(),
+            route: 0,
+        };
+        self.end_receive(self.qps[who].peer, WC_STATUS_SUCCESS, done);
+    }
+
+    fn rdma(
+        &mut self,
+        who: usize,
+        request: &SendWqe,
+        data: &[u8],
+        places: &[usize],
+    ) -> Result<(), Refusal> {
+        let to = self.qps[who].peer;
+        let (opcode, length) = (request.opcode, data.len());
         if opcode == Opcode::WriteImm {
-            self.ready(peer)?;
+            self.ready(to)?;
         }
         let right = right(opcode);
         if length > 0 {
             let (key, address) = (request.rkey, request.remote_address);
-            let place = self.sides[peer].remote(key, address, length as u64, right);
+            let of = (self.remote_pd(to), to);
+            let memory = &self.sides[self.qps[to].side];
+            let place = memory.remote(of, key, address, length as u64, right);
             let place = place.filter(|_| self.access & right != 0);
             let Some(place) = place else {
-                return Err(self.refusal(peer, WC_STATUS_REM_ACCESS_ERR));
+                return Err(self.refuse(to, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR));
             };
             let is_word = matches!(
                 opcode,
                 Opcode::CompareSwap { .. } | Opcode::FetchAdd { .. } | Opcode::AtomicWrite
             );
             if is_word && !address.is_multiple_of(8) {
-                return Err(self.refusal(peer, WC_STATUS_REM_INV_REQ_ERR));
+                return Err(self.refuse(to, WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR));
             }
-            self.move_bytes(who, opcode, places, place);
+            self.move_bytes(who, opcode, data, places, place);
         }
         if opcode == Opcode::WriteImm {
-            let (length, word) = (u32::try_from(length).unwrap(), request.immediate);
-            self.sides[peer].end_receive(WC_STATUS_SUCCESS, length, (WC_FLAG_IMM, word));
+            self.arrives(who, length, (WC_FLAG_IMM, request.immediate));
         }
         Ok(())
     }
 
-    fn move_bytes(&mut self, who: usize, opcode: Opcode, places: &[usize], place: Range<usize>) {
-        let [a, b] = &mut self.sides;
-        let (own, peer) = if who == 0 { (a, b) } else { (b, a) };
-        let theirs = peer.memory[place.clone()].to_vec();
-        let changed = match opcode {
-            Opcode::Read => None,
+    fn move_bytes(
+        &mut self,
+        who: usize,
+        opcode: Opcode,
+        data: &[u8],
+        places: &[usize],
+        place: Range<usize>,
+    ) {
+        let (own, peer) = (self.qps[who].side, self.qps[self.qps[who].peer].side);
+        let theirs = self.sides[peer].bytes[place.clone()].to_vec();
+        let new = match opcode {
+            Opcode::Read => theirs.clone(),
             Opcode::CompareSwap { .. } | Opcode::FetchAdd { .. } => {
                 let old = u64::from_ne_bytes(theirs[..].try_into().unwrap());
                 let new = match opcode {
@@ -458,20 +561,15 @@ impl Model {
                     Opcode::CompareSwap { compare, swap } if old == compare => swap,
                     _ => old,
                 };
-                Some(new.to_ne_bytes().to_vec())
+                new.to_ne_bytes().to_vec()
             }
-            _ => Some(places.iter().map(|at| own.memory[*at]).collect()),
+            _ => data.to_vec(),
         };
-        match changed {
-            Some(bytes) if right(opcode) == ACCESS_REMOTE_WRITE => {
-                peer.memory[place].copy_from_slice(&bytes);
-                return;
+        self.sides[peer].bytes[place].copy_from_slice(&new);
+        if right(opcode) != ACCESS_REMOTE_WRITE {
+            for (to, byte) in places.iter().zip(theirs) {
+                self.sides[own].bytes[*to] = byte;
             }
-            Some(bytes) => peer.memory[place].copy_from_slice(&bytes),
-            None => {}
-        }
-        for (to, byte) in places.iter().zip(theirs) {
-            own.memory[*to] = byte;
         }
     }
 }
