@@ -52,20 +52,15 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 
 /// Runs programs of perftest, of which the daemon of the run must have moved as many bytes as they
 /// say, and reports their figures.
-pub fn perftests(
-    run: &Run<'_>,
-    ends: Ends<'_>,
-    lines: &[impl AsRef<str>],
-    report: &mut Report,
-) -> Result<()> {
+pub fn perftests(run: &Run<'_>, ends: Ends<'_>, lines: &[&str], report: &mut Report) -> Result<()> {
     let moved = || {
         let metrics = Metrics::read(&run.metrics(), "farlane_rdma_")?;
         anyhow::Ok(metrics.sum("bytes_out")? + metrics.sum("bytes_in")?)
     };
-    for line in lines.iter().map(AsRef::as_ref) {
+    for line in lines {
         let line = &match run.is_brief() {
             true => line.replace(ALL_SIZES, ONE_SIZE),
-            false => line.to_owned(),
+            false => (*line).to_owned(),
         };
         let before = moved()?;
         let text = perftest(ends, line, report)?;

@@ -53,10 +53,10 @@ pub fn device_info(place: &dyn Place) -> Result<String> {
 }
 
 /// Runs ping-pongs and reports their figures.
-pub fn ping_pongs(ends: Ends<'_>, lines: &[impl AsRef<str>], report: &mut Report) -> Result<()> {
-    for line in lines.iter().map(AsRef::as_ref) {
+pub fn ping_pongs(ends: Ends<'_>, lines: &[&str], report: &mut Report) -> Result<()> {
+    for line in lines {
         let us = pingpong_us(&between(Over::Farlane, line, ends.server, ends.client)?)?;
-        report.tell(ends.name, line, format!("{us:10.1} us there and back"));
+        report.tell(ends.name, *line, format!("{us:10.1} us there and back"));
     }
     Ok(())
 }
