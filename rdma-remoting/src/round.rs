@@ -343,7 +343,7 @@ impl<T: Clone> Tenants<T> {
                 // What others have sent to it arrives meanwhile.
                 Err(until) => (Budget::NO_OPERATION, Some(until)),
             };
-            let is_timed = time.is_some() && look.pace == Pace::Bounded;
+            let is_timed = has_others && time.is_some() && look.pace == Pace::Bounded;
             let budget = budget.until(is_timed.then(|| began + TURN));
             let look = look.with(tenant.deficit.turn(&budget));
             let clock = || clock(&look);

@@ -16,8 +16,9 @@ pub const LOOK_COST: u64 = OPERATION_COST / 4;
 /// With a quarter of it, messages of 1 MiB between a process and a VM came to 0.7 of their rate.
 pub const QUANTUM: u64 = (1 << 20) + OPERATION_COST;
 
-/// Bytes that move between two looks at the clock, where a turn ends with its time: with 128 KiB,
-/// opening the keys anew would take a twentieth of the time of a copy between mapped memory.
+/// Bytes of a message that move before the first look at the clock, where a turn ends with its
+/// time. How many move before the next one depends on how long these have taken: to open the keys
+/// anew for so few would take a thirtieth of the time of a copy between mapped memory.
 const PORTION: u64 = 256 << 10;
 
 /// What was carried out.
@@ -160,6 +161,7 @@ impl Budget {
             left: self,
             used: Usage::default(),
             watch: Watch::default(),
+            portion: Portion::default(),
         }
     }
 }
@@ -171,6 +173,28 @@ pub struct Spending {
     left: Budget,
     used: Usage,
     watch: Watch,
+    portion: Portion,
+}
+
+/// What of a long message moves before the next look at the clock.
+#[derive(Clone, Copy, Debug, Default)]
+struct Portion {
+    /// When the one at hand began, and its bytes.
+    began: Option<(Instant, u64)>,
+    /// At most so many bytes are in the next one.
+    next: u64,
+}
+
+impl Portion {
+    /// The one at hand has moved: in half of the time until `end`, so many bytes move.
+    fn moved(&mut self, now: Instant, end: Instant) {
+        if let Some((began, bytes)) = self.began.take() {
+            let took = now.saturating_duration_since(began).as_nanos().max(1);
+            let half = end.saturating_duration_since(now).as_nanos() / 2;
+            let next = u128::from(bytes).saturating_mul(half) / took;
+            self.next = u64::try_from(next).unwrap_or(u64::MAX);
+        }
+    }
 }
 
 /// When to look at the clock: before each request but the first where they take long, and seldom
@@ -258,16 +282,23 @@ impl Spending {
 
     /// Takes at most so many bytes, and no more than move before the next look at the clock.
     pub fn take_portion(&mut self, bytes: u64) -> u64 {
-        self.take(match self.left.until {
-            Some(_) => bytes.min(PORTION),
-            None => bytes,
-        })
+        let most = PORTION.max(self.portion.next);
+        if self.left.until.is_none() || bytes <= most {
+            return self.take(bytes);
+        }
+        let taken = self.take(most);
+        self.portion.began = Some((Instant::now(), taken));
+        taken
     }
 
     /// Whether there is a further portion of a message, in this turn.
     pub fn goes_on(&mut self) -> bool {
-        if self.left.is_past() {
-            self.left.cost = 0;
+        if let Some(end) = self.left.until {
+            let now = Instant::now();
+            self.portion.moved(now, end);
+            if now >= end {
+                self.left.cost = 0;
+            }
         }
         !self.is_over()
     }
@@ -361,6 +392,30 @@ mod tests {
         assert!(budget.has_operation());
         budget.begin();
         assert!(!budget.has_operation() && budget.is_over());
+    }
+
+    #[test]
+    fn what_moves_fast_moves_in_few_portions() {
+        let begin = Instant::now();
+        let next = |took: u64| {
+            let mut portion = Portion {
+                began: Some((begin, PORTION)),
+                next: 0,
+            };
+            let end = begin + Duration::from_micros(100);
+            portion.moved(begin + Duration::from_micros(took), end);
+            portion.next
+        };
+        assert_eq!(next(5), PORTION * 95 / 2 / 5);
+        assert_eq!(next(50), PORTION / 2);
+        assert_eq!([next(100), next(1000)], [0, 0]);
+        let mut over = Budget::new(QUANTUM).until(Some(begin)).spend();
+        assert_eq!(over.take_portion(3 * PORTION), PORTION);
+        assert!(!over.goes_on());
+        assert_eq!(
+            Budget::new(QUANTUM).spend().take_portion(3 * PORTION),
+            3 * PORTION
+        );
     }
 
     #[test]
