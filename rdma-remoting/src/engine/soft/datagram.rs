@@ -2,8 +2,9 @@
 //! not connected (IBTA 9.8.3). Nothing is answered: whoever does not take it loses it, the sender
 //! has sent it all the same, and nothing that a stranger sends ends a receiver.
 
+use super::carrier::{Failed, Payload};
 use super::common::QpCommon;
-use super::gather::{Failed, Source, move_behind, move_message};
+use super::gather::{self, Source, move_message};
 use super::responder::{Arrival, Responder, Word};
 use super::route_header::route_header;
 use super::target::Target;
@@ -67,7 +68,12 @@ impl Packet<'_> {
     }
 
     /// Moves it into the memory of a receiver that it is for, behind its header.
-    pub fn deliver(&self, to: &QpCommon, receiver: &mut Responder) -> Result<(), Undelivered> {
+    pub fn deliver(
+        &self,
+        data: &mut impl Payload,
+        to: &QpCommon,
+        receiver: &mut Responder,
+    ) -> Result<(), Undelivered> {
         if !to.state().responds() || receiver.is_paused() {
             return Err(Undelivered::Dropped);
         }
@@ -81,28 +87,21 @@ impl Packet<'_> {
             route_header(from, &gid, &self.datagram.address, self.length)
         });
         let parts = receiver.parts();
-        let counters = &self.from.counters;
         let header = header.as_ref().map_or(Ok(()), |header| {
-            move_message(counters, parts, Source::Inline(header), 0, GRH_BYTES.into())
-        });
-        let data = self.request.inline();
-        let data = data.map_or(Source::Parts(self.parts), Source::Inline);
-        let moved = header.and_then(|()| {
-            move_behind(
-                counters,
-                GRH_BYTES.into(),
-                parts,
-                data,
-                0,
-                self.length.into(),
+            let (counters, length) = (&self.from.counters, GRH_BYTES.into());
+            let moved = move_message(counters, parts, Source::Inline(header), 0, length);
+            moved.map_err(
+                |(gather::Failed::Source(e) | gather::Failed::Destination(e))| Failed::Responder(e),
             )
         });
+        let moved =
+            header.and_then(|()| data.write(parts, GRH_BYTES.into(), 0, self.length.into()));
         moved.map_err(|failed| match failed {
-            Failed::Source(e) => {
+            Failed::Requester(e) => {
                 log::debug!("Datagram: local memory: {e}");
                 Undelivered::Local(WC_STATUS_LOC_PROT_ERR)
             }
-            Failed::Destination(e) => {
+            Failed::Responder(e) => {
                 log::debug!("Datagram: receiver's memory: {e}");
                 receiver.fail_receive(to, WC_STATUS_LOC_PROT_ERR);
                 receiver.break_down(to, WC_STATUS_LOC_PROT_ERR, EVENT_QP_FATAL);

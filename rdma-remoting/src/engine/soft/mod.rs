@@ -4,11 +4,13 @@
 //! that the responder names.
 
 mod attributes;
+mod carrier;
 mod common;
 mod datagram;
 mod fabric;
 mod gather;
 mod groups;
+mod local_copy;
 mod qp;
 mod requester;
 mod responder;

@@ -1,9 +1,11 @@
 //! A queue pair of the software engine.
 
 use super::attributes::{self, State};
+use super::carrier::Carrier;
 use super::common::{QpCommon, SharedState};
 use super::fabric::{Fabric, QpName};
 use super::groups::Groups;
+use super::local_copy::LocalCopy;
 use super::requester::Requester;
 use super::target::Target;
 use super::transport::Transport;
@@ -25,17 +27,31 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// then the end of a domain's queue, a shared receive queue's, the fabric's, what the completion
 /// queues lock, the receiver's waiter, the inbox of whoever is scheduled and the asynchronous event
 /// ring's, of which none is held while another is taken but the first.
-pub struct SoftQp {
+pub struct SoftQp<C: Carrier = LocalCopy> {
     fabric: Arc<Fabric>,
     target: Arc<Target>,
     /// Guards the attributes as the program set them.
     attr: Mutex<QpAttr>,
-    requester: Mutex<Requester>,
+    requester: Mutex<Requester<C>>,
 }
 
 impl SoftQp {
     /// A queue pair in the reset state; none where there are `limit`.
     pub fn new(
+        spec: QpSpec,
+        transport: Transport,
+        fabric: &Arc<Fabric>,
+        limit: u32,
+    ) -> Option<Self> {
+        let carrier = LocalCopy(Arc::clone(fabric));
+        Self::over(carrier, spec, transport, fabric, limit)
+    }
+}
+
+impl<C: Carrier> SoftQp<C> {
+    /// The same, whose messages go by this carrier.
+    pub fn over(
+        carrier: C,
         spec: QpSpec,
         transport: Transport,
         fabric: &Arc<Fabric>,
@@ -68,7 +84,7 @@ impl SoftQp {
             fabric: Arc::clone(fabric),
             target,
             attr: Mutex::new(QpAttr::default()),
-            requester: Mutex::new(Requester::new(sends, Arc::clone(fabric))),
+            requester: Mutex::new(Requester::new(sends, carrier, fabric.transfers.clone())),
         })
     }
 
@@ -76,7 +92,7 @@ impl SoftQp {
         &self.target.common
     }
 
-    fn requester(&self) -> MutexGuard<'_, Requester> {
+    fn requester(&self) -> MutexGuard<'_, Requester<C>> {
         lock(&self.requester)
     }
 
@@ -119,7 +135,7 @@ impl SoftQp {
     }
 }
 
-impl EngineQp for SoftQp {
+impl<C: Carrier> EngineQp for SoftQp<C> {
     fn number(&self) -> QpNumber {
         self.common().number
     }

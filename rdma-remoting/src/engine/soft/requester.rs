@@ -1,35 +1,33 @@
 //! The requester's half of a queue pair: carries out send requests, in order.
 
-use super::attributes::{State, ack_timeout, rnr_delay};
+mod connections;
+mod datagrams;
+mod waiting;
+
+use super::attributes::State;
+use super::carrier::{Carrier, Peer};
 use super::common::{Life, QpCommon};
-use super::datagram::{MAX_DATAGRAM_BYTES, Packet, Undelivered};
-use super::fabric::{Fabric, QpName};
-use super::groups::Walk;
-use super::responder::{Arrival, Nak, Responder, Word};
-use super::target::Target;
-use super::transfer::{Message, Refusal, Transfer, WORD_BYTES};
-use crate::address::Recipients;
+use super::fabric::QpName;
+use super::transfer::{Transfer, WORD_BYTES};
 use crate::counters;
-use crate::engine::{Progress, Spending, Turn, earlier};
+use crate::engine::{Progress, Spending, Turn};
 use crate::memory::{Part, Use};
+use crate::nodes::TransferObserver;
 use crate::request::{Opcode, SendWqe, Target as RequestTarget};
 use crate::work_queue::{QueueError, WorkSource};
+use datagrams::Copies;
 use farlane_abi::queue::{
     Completion, MAX_MESSAGE_BYTES, WC_OPCODE_ATOMIC_WRITE, WC_OPCODE_BIND_WINDOW,
     WC_OPCODE_COMPARE_SWAP, WC_OPCODE_FETCH_ADD, WC_OPCODE_LOCAL_INVALIDATE, WC_OPCODE_RDMA_READ,
     WC_OPCODE_RDMA_WRITE, WC_OPCODE_SEND, WC_STATUS_LOC_LEN_ERR, WC_STATUS_LOC_PROT_ERR,
-    WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_MW_BIND_ERR, WC_STATUS_RETRY_EXC_ERR,
-    WC_STATUS_RNR_RETRY_EXC_ERR, WC_STATUS_SUCCESS, WC_STATUS_WR_FLUSH_ERR,
+    WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_SUCCESS, WC_STATUS_WR_FLUSH_ERR,
 };
-use farlane_abi::rdma::{EVENT_QP_FATAL, EVENT_SQ_DRAINED, MULTICAST_QPN, QpAttr};
+use farlane_abi::rdma::{EVENT_QP_FATAL, EVENT_SQ_DRAINED, QpAttr};
 use farlane_sys::warn_limited;
 use farlane_zero_copy::topology::Node;
-use std::mem::discriminant;
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
-
-/// `rnr_retry` that means for ever.
-const RNR_FOR_EVER: u8 = 7;
+use std::sync::Arc;
+use std::time::Instant;
+use waiting::Wait;
 
 /// What a step of the request at hand came to.
 enum Step {
@@ -45,20 +43,6 @@ enum Step {
     Failed(u8),
 }
 
-/// Why a request waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wait {
-    /// The peer does not answer.
-    Answer,
-    /// The peer has no receive request; its timer's index.
-    Receiver(u8),
-    /// The word of an atomic operation is in use for long.
-    Word,
-}
-
-/// When a word that is in use for long is looked at again.
-const WORD_DELAY: Duration = Duration::from_millis(1);
-
 /// The request at hand.
 struct Active {
     transfer: Transfer,
@@ -68,14 +52,6 @@ struct Active {
     rnr_retries_left: u8,
     /// Of one to a group, once it has begun.
     copies: Option<Copies>,
-}
-
-/// The copies of a datagram to a group.
-struct Copies {
-    /// Who has had its turn.
-    walk: Walk,
-    /// The operation that the request is has paid for one.
-    is_first_paid: bool,
 }
 
 impl Active {
@@ -90,16 +66,18 @@ impl Active {
 }
 
 /// State of the requester's half. Its lock comes before any responder's.
-pub struct Requester {
+pub struct Requester<C: Carrier> {
     source: Box<dyn WorkSource<SendWqe>>,
-    fabric: Arc<Fabric>,
+    carrier: C,
+    /// Told of what it has moved.
+    transfers: Option<Arc<dyn TransferObserver>>,
     request: SendWqe,
     parts: Vec<Part>,
     active: Option<Active>,
     /// Whom it is connected to.
     peer_name: Option<QpName>,
     /// Found once. Does not keep the peer alive, and with it the memory of its VM.
-    peer: Weak<Target>,
+    peer: <C::Peer as Peer>::Weak,
     life: Life,
     /// The connection has carried a message; the responder's life at that time.
     started: Option<Life>,
@@ -112,16 +90,21 @@ pub struct Requester {
     attr: QpAttr,
 }
 
-impl Requester {
-    pub fn new(source: Box<dyn WorkSource<SendWqe>>, fabric: Arc<Fabric>) -> Self {
+impl<C: Carrier> Requester<C> {
+    pub fn new(
+        source: Box<dyn WorkSource<SendWqe>>,
+        carrier: C,
+        transfers: Option<Arc<dyn TransferObserver>>,
+    ) -> Self {
         Self {
             source,
-            fabric,
+            carrier,
+            transfers,
             request: SendWqe::default(),
             parts: Vec::new(),
             active: None,
             peer_name: None,
-            peer: Weak::new(),
+            peer: Default::default(),
             life: Life::begin(),
             started: None,
             drained: false,
@@ -135,7 +118,7 @@ impl Requester {
     pub fn set(&mut self, attr: &QpAttr, peer: Option<QpName>) {
         self.attr = *attr;
         self.peer_name = peer;
-        self.peer = Weak::new();
+        self.peer = Default::default();
         self.drained = false;
     }
 
@@ -149,7 +132,7 @@ impl Requester {
         self.parts.clear();
         self.active = None;
         self.peer_name = None;
-        self.peer = Weak::new();
+        self.peer = Default::default();
         self.life = Life::begin();
         self.started = None;
         self.drained = false;
@@ -176,19 +159,7 @@ impl Requester {
             Some(Active {
                 waiting: Some((wait, _)),
                 ..
-            }) => {
-                let peer = self.peer.upgrade().or_else(|| self.find_peer());
-                peer.is_some_and(|peer| {
-                    let responder = peer.responder();
-                    let answered = self.is_answered(qp, &peer, &responder);
-                    match wait {
-                        Wait::Answer => answered,
-                        // Its timer says when.
-                        Wait::Word => false,
-                        Wait::Receiver(_) => !answered || responder.can_receive(),
-                    }
-                })
-            }
+            }) => self.has_awaited(qp, *wait),
         }
     }
 
@@ -332,84 +303,6 @@ impl Requester {
         Ok(())
     }
 
-    fn find_peer(&self) -> Option<Arc<Target>> {
-        self.fabric.find(self.peer_name?)
-    }
-
-    /// Whether the peer answers the message at hand: a responder that was reset since the last one,
-    /// or has succeeded another one, expects another sequence number. An unreliable one takes any
-    /// first packet, but does not go on with a message whose beginning it does not have.
-    fn is_answered(&self, qp: &QpCommon, peer: &Target, responder: &Responder) -> bool {
-        let is_under_way = |active: &Active| active.transfer.done > 0;
-        let expected = match self.started {
-            Some(life) if qp.transport.is_acknowledged() => responder.life() == life,
-            Some(life) => {
-                !self.active.as_ref().is_some_and(is_under_way) || responder.life() == life
-            }
-            None if qp.transport.is_acknowledged() => responder.expects(self.attr.sq_psn.get()),
-            None => true,
-        };
-        peer.common.transport == qp.transport.peer()
-            && peer.common.state().responds()
-            && responder.is_connected_to(qp, self.life)
-            && expected
-    }
-
-    /// The peer, looked for once; none where it does not answer.
-    fn peer(&mut self) -> Option<Arc<Target>> {
-        if let Some(peer) = self.peer.upgrade() {
-            return Some(peer);
-        }
-        let peer = self.find_peer()?;
-        self.peer = Arc::downgrade(&peer);
-        Some(peer)
-    }
-
-    /// The peer does not answer: whoever needs its answer waits for that.
-    fn unanswered(&mut self, qp: &QpCommon) -> Step {
-        if !qp.transport.is_acknowledged() {
-            return self.dropped(qp);
-        }
-        qp.requesting.wait();
-        Step::Wait(Wait::Answer)
-    }
-
-    /// Nobody receives the message at hand, which is sent all the same.
-    fn dropped(&mut self, qp: &QpCommon) -> Step {
-        log::debug!("{}: nobody receives a message", qp.number);
-        if let Some(active) = self.active.take() {
-            counters::count(&qp.counters.dropped, 1);
-            let Transfer { done, length } = active.transfer;
-            self.complete(qp, length, done);
-        }
-        Step::Dropped
-    }
-
-    /// Carries out the request at hand, where it concerns this side alone.
-    fn local_step(&mut self, qp: &QpCommon) -> Option<Step> {
-        let (outcome, status) = match self.request.opcode {
-            Opcode::Bind(binding) => {
-                let outcome = qp.memory.bind((qp.pd, qp.binder), &binding);
-                (outcome, WC_STATUS_MW_BIND_ERR)
-            }
-            Opcode::LocalInvalidate(key) => {
-                let outcome = qp.memory.invalidate(qp.pd, None, key);
-                (outcome, WC_STATUS_LOC_QP_OP_ERR)
-            }
-            _ => return None,
-        };
-        Some(match outcome {
-            Ok(()) => {
-                self.complete(qp, 0, 0);
-                Step::Done
-            }
-            Err(e) => {
-                log::debug!("{}: {:?}: {e}", qp.number, self.request.opcode);
-                Step::Failed(status)
-            }
-        })
-    }
-
     /// Moves some of the request at hand, on a worker of `node`.
     fn step(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut Spending) -> Step {
         if qp.transport.is_addressed() {
@@ -418,247 +311,13 @@ impl Requester {
         if let Some(step) = self.local_step(qp) {
             return step;
         }
-        let Some(peer) = self.peer() else {
-            return self.unanswered(qp);
-        };
-        // Held while bytes move: whoever ends the peer waits for it.
-        let mut responder = peer.responder();
-        if !self.is_answered(qp, &peer, &responder) {
-            drop(responder);
-            self.peer = Weak::new();
-            return self.unanswered(qp);
-        }
-        let Some(active) = self.active.as_mut() else {
-            return Step::Failed(WC_STATUS_LOC_QP_OP_ERR);
-        };
-        self.started = Some(responder.life());
-        responder.hears(&peer.common, self.life);
-        let mut message = Message {
-            request: &self.request,
-            parts: &self.parts,
-            peer: &peer.common,
-            responder: &mut responder,
-        };
-        let outcome = loop {
-            match message.go_on(&mut active.transfer, budget) {
-                Ok(false) if budget.goes_on() => {}
-                outcome => break outcome,
-            }
-        };
-        match outcome {
-            Ok(false) => {
-                active.waiting = None;
-                Step::More
-            }
-            Ok(true) => {
-                // The sender is told first: when the receiver's answer is there, the completion of
-                // what it answers is, as where an acknowledgement precedes the answer on the wire.
-                // Programs with a completion queue of one entry rely on it.
-                let length = active.transfer.length;
-                self.tell_transferred(node);
-                self.complete(qp, length, length.into());
-                self.complete_receive(qp, &peer.common, &mut responder, length);
-                responder.end_message();
-                Step::Done
-            }
-            Err(Refusal::Nak(Nak::NotReady(timer))) => {
-                peer.common.receiver.wait(&qp.requesting);
-                responder.await_receive(&peer.common);
-                Step::Wait(Wait::Receiver(timer))
-            }
-            Err(Refusal::Busy) => {
-                budget.looked_in_vain();
-                Step::Wait(Wait::Word)
-            }
-            Err(Refusal::Nak(Nak::Dropped)) => self.dropped(qp),
-            Err(Refusal::Nak(Nak::Fatal(status)) | Refusal::Local(status)) => Step::Failed(status),
-        }
-    }
-
-    /// Sends the datagram at hand: to the one that it names, or to some of the members of a group.
-    /// The receivers' work is the sender's.
-    fn send_datagram(&mut self, qp: &QpCommon, node: Option<Node>, budget: &mut Spending) -> Step {
-        let (RequestTarget::Datagram(datagram), Some(active)) =
-            (self.request.target, self.active.as_mut())
-        else {
-            return Step::Failed(WC_STATUS_LOC_QP_OP_ERR);
-        };
-        let length = active.transfer.length;
-        // IBTA C10-93.1.1: one that is longer is not sent, and that is no error.
-        let Some(length) = u16::try_from(length)
-            .ok()
-            .filter(|_| length <= MAX_DATAGRAM_BYTES)
-        else {
-            return self.dropped(qp);
-        };
-        let packet = Packet {
-            from: qp,
-            own_qkey: self.attr.qkey.get(),
-            datagram,
-            request: &self.request,
-            parts: &self.parts,
-            length,
-        };
-        match datagram.address.to {
-            Recipients::Port(destination) => {
-                budget.take_whole(length.into());
-                let number = datagram.number;
-                let Some(peer) = self.fabric.find(QpName {
-                    destination,
-                    number,
-                }) else {
-                    return self.dropped(qp);
-                };
-                let Some(mut receiver) = packet.receiver(&peer) else {
-                    return self.dropped(qp);
-                };
-                match packet.deliver(&peer.common, &mut receiver) {
-                    Ok(()) => {
-                        let arrival = packet.arrival();
-                        self.tell_transferred(node);
-                        // The sender is told first, as of a connection.
-                        self.complete(qp, length.into(), length.into());
-                        receiver.complete_receive(&peer.common, &arrival);
-                        Step::Done
-                    }
-                    Err(Undelivered::Dropped) => {
-                        drop(receiver);
-                        self.dropped(qp)
-                    }
-                    Err(Undelivered::Local(status)) => Step::Failed(status),
-                }
-            }
-            Recipients::Group(group) => {
-                let is_to_group = datagram.number.get() == MULTICAST_QPN;
-                let groups = &self.fabric.groups;
-                let copies = active.copies.get_or_insert_with(|| Copies {
-                    walk: groups.walk(),
-                    is_first_paid: false,
-                });
-                let mut has_looked = false;
-                while is_to_group && let Some((member, walk)) = groups.next(group, copies.walk) {
-                    let is_over = match copies.is_first_paid {
-                        true => !budget.has_operation(),
-                        false => has_looked && budget.is_over(),
-                    };
-                    if is_over {
-                        return Step::More;
-                    }
-                    has_looked = true;
-                    copies.walk = walk;
-                    // Strangers in a group use up nothing of what the sender's operator lets it do.
-                    let Some(mut receiver) = packet.receiver(&member) else {
-                        budget.passed_over();
-                        continue;
-                    };
-                    if std::mem::replace(&mut copies.is_first_paid, true) {
-                        budget.begin();
-                    }
-                    budget.take_whole(length.into());
-                    match packet.deliver(&member.common, &mut receiver) {
-                        Ok(()) => {
-                            receiver.complete_receive(&member.common, &packet.arrival());
-                            active.transfer.done += u64::from(length);
-                        }
-                        Err(Undelivered::Dropped) => {
-                            counters::count(&qp.counters.dropped, 1);
-                        }
-                        Err(Undelivered::Local(status)) => return Step::Failed(status),
-                    }
-                }
-                let moved = active.transfer.done;
-                self.tell_transferred(node);
-                self.complete(qp, length.into(), moved);
-                Step::Done
-            }
-        }
-    }
-
-    /// Completes the peer's receive request, where the request at hand has consumed one.
-    fn complete_receive(
-        &self,
-        qp: &QpCommon,
-        peer: &QpCommon,
-        responder: &mut Responder,
-        length: u32,
-    ) {
-        let (request, opcode) = (&self.request, self.request.opcode);
-        if opcode.consumes_receive() {
-            let word = match opcode {
-                Opcode::SendInvalidate(key) => Word::Invalidated(key),
-                _ if opcode.has_immediate() => Word::Immediate(request.immediate),
-                _ => Word::None,
-            };
-            let arrival = Arrival {
-                from: qp.number,
-                length,
-                word,
-                by_write: opcode == Opcode::WriteImm,
-                solicited: request.solicited,
-                flags: 0,
-                route: 0,
-            };
-            responder.complete_receive(peer, &arrival);
-        }
-    }
-
-    /// Counts a wait. Returns when to look again, or the status to fail with.
-    fn wait(&mut self, wait: Wait, now: Instant) -> Result<Option<Instant>, u8> {
-        let until = self.wait_for(wait, now)?;
-        Ok(match wait {
-            Wait::Word => earlier(until, Some(now + WORD_DELAY)),
-            Wait::Answer | Wait::Receiver(_) => until,
-        })
-    }
-
-    /// The same but for when it is to look again.
-    fn wait_for(&mut self, wait: Wait, now: Instant) -> Result<Option<Instant>, u8> {
-        let Some(active) = self.active.as_mut() else {
-            return Ok(None);
-        };
-        // IBTA 9.7.5.2.8: no retry at all, not one after a while.
-        if matches!(wait, Wait::Receiver(_)) && active.rnr_retries_left == 0 {
-            return Err(WC_STATUS_RNR_RETRY_EXC_ERR);
-        }
-        let delay: Option<Duration> = match wait {
-            Wait::Answer | Wait::Word => ack_timeout(self.attr.timeout),
-            Wait::Receiver(_) if self.attr.rnr_retry == RNR_FOR_EVER => None,
-            Wait::Receiver(timer) => Some(rnr_delay(timer)),
-        };
-        let until = match active.waiting {
-            // The timer runs as it was set: a peer that changes it does not begin it again.
-            Some((same, until)) if discriminant(&same) == discriminant(&wait) => until,
-            _ => {
-                let until = delay.map(|d| now + d);
-                active.waiting = Some((wait, until));
-                return Ok(until);
-            }
-        };
-        let (Some(until), Some(delay)) = (until, delay) else {
-            return Ok(None);
-        };
-        if now < until {
-            return Ok(Some(until));
-        }
-        let (left, status) = match wait {
-            Wait::Answer | Wait::Word => (&mut active.retries_left, WC_STATUS_RETRY_EXC_ERR),
-            Wait::Receiver(_) => (&mut active.rnr_retries_left, WC_STATUS_RNR_RETRY_EXC_ERR),
-        };
-        *left = left.checked_sub(1).ok_or(status)?;
-        if matches!(wait, Wait::Receiver(_)) && *left == 0 {
-            // The last retry has met no receive request either; an answer that is missing is missed
-            // when its timer has passed.
-            return Err(status);
-        }
-        let until = now + delay;
-        active.waiting = Some((wait, Some(until)));
-        Ok(Some(until))
+        self.send(qp, node, budget)
     }
 
     /// Tells of the memory of the request at hand, which a worker of `node` has carried out, where
     /// somebody wants to know.
     fn tell_transferred(&self, node: Option<Node>) {
-        let (Some(transfers), Some(worker)) = (&self.fabric.transfers, node) else {
+        let (Some(transfers), Some(worker)) = (&self.transfers, node) else {
             return;
         };
         for part in &self.parts {

@@ -1,6 +1,7 @@
 //! The responder's half of a queue pair: what a peer's requests meet.
 
 use super::attributes::State;
+use super::carrier::Sender;
 use super::common::{Life, QpCommon};
 use super::fabric::QpName;
 use super::waits::Place;
@@ -154,9 +155,25 @@ impl Responder {
         self.paused = paused;
     }
 
+    /// Whether it answers the message at hand of a requester: one that was reset since the last
+    /// message, or has succeeded another one, expects another sequence number. An unreliable one
+    /// takes any first packet, but does not go on with a message whose beginning it does not have.
+    pub fn answers(&self, qp: &QpCommon, from: &Sender<'_>) -> bool {
+        let expected = match from.started {
+            Some(life) if from.qp.transport.is_acknowledged() => self.life == life,
+            Some(life) => !from.is_under_way || self.life == life,
+            None if from.qp.transport.is_acknowledged() => self.attr.rq_psn.get() == from.psn,
+            None => true,
+        };
+        qp.transport == from.qp.transport.peer()
+            && qp.state().responds()
+            && self.is_connected_to(from.qp, from.life)
+            && expected
+    }
+
     /// Whether it is connected to that peer, and answers it: a reliable one in this life of its
     /// requester, an unreliable one whose message begins anew in any (IBTA 9.8.2.2).
-    pub fn is_connected_to(&self, peer: &QpCommon, life: Life) -> bool {
+    fn is_connected_to(&self, peer: &QpCommon, life: Life) -> bool {
         !self.paused
             && self.peer_name.is_some_and(|name| peer.is_named_by(name))
             && (!peer.transport.is_acknowledged() || self.heard.is_none_or(|heard| heard == life))
@@ -170,11 +187,6 @@ impl Responder {
     /// Whether it takes no message.
     pub fn is_paused(&self) -> bool {
         self.paused
-    }
-
-    /// Whether the first message of a peer that starts at `psn` is in sequence.
-    pub fn expects(&self, psn: u32) -> bool {
-        self.attr.rq_psn.get() == psn
     }
 
     /// Tells one life of it, from reset to reset, from another.

@@ -13,6 +13,7 @@ use farlane_abi::rdma::{
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+mod carriers;
 mod waiting;
 
 struct End {

@@ -1,10 +1,10 @@
-//! A message between two queue pairs: its bytes move from one's memory to the other's.
+//! A message that comes in: what the responder's half does with it, whatever has carried it.
 
+use super::carrier::{Failed, Payload, Sender};
 use super::common::QpCommon;
-use super::gather::{Failed, Source, move_message, read_message};
 use super::responder::{Nak, Responder};
 use crate::engine::Spending;
-use crate::memory::{Part, Use};
+use crate::memory::Use;
 use crate::request::{Opcode, SendWqe};
 use crate::xrc::XrcReceives;
 use farlane_abi::queue::{
@@ -19,6 +19,8 @@ pub const WORD_BYTES: u32 = 8;
 
 /// Why a step got no further.
 pub enum Refusal {
+    /// The responder does not answer.
+    Unanswered,
     /// The responder has answered with a NAK.
     Nak(Nak),
     /// The word of an atomic operation is in use for long. Nothing has changed.
@@ -69,37 +71,41 @@ impl Transfer {
     }
 }
 
-/// A request and its two ends.
-pub struct Message<'a> {
+/// A message, and who receives it.
+pub struct Incoming<'a, P> {
+    pub from: &'a Sender<'a>,
     pub request: &'a SendWqe,
-    /// Memory of the requester that the request names.
-    pub parts: &'a [Part],
-    pub peer: &'a QpCommon,
+    pub payload: P,
+    pub qp: &'a QpCommon,
     pub responder: &'a mut Responder,
 }
 
-impl<'a> Message<'a> {
+impl<P: Payload> Incoming<'_, P> {
     /// Moves bytes within a budget. Returns whether all have arrived.
     pub fn go_on(
         &mut self,
         transfer: &mut Transfer,
         budget: &mut Spending,
     ) -> Result<bool, Refusal> {
+        if !self.responder.answers(self.qp, self.from) {
+            return Err(Refusal::Unanswered);
+        }
+        self.responder.hears(self.qp, self.from.life);
         if transfer.done == 0 {
-            self.responder.address(self.peer, self.request.target)?;
+            self.responder.address(self.qp, self.request.target)?;
         }
         // Held while bytes move: whoever ends the queue waits for it.
         let named = self.responder.named();
         let held = named.as_deref().map(XrcReceives::hold);
         if matches!(held, Some(None)) {
-            return Err(self.responder.refuse_queue(self.peer).into());
+            return Err(self.responder.refuse_queue(self.qp).into());
         }
         match self.request.opcode {
             Opcode::Send | Opcode::SendImm => self.send(transfer, budget),
             Opcode::SendInvalidate(key) => {
                 let arrived = self.send(transfer, budget)?;
                 if arrived {
-                    self.responder.invalidate(self.peer, key)?;
+                    self.responder.invalidate(self.qp, key)?;
                 }
                 Ok(arrived)
             }
@@ -116,32 +122,22 @@ impl<'a> Message<'a> {
         }
     }
 
-    fn source(&self) -> Source<'a> {
-        let inline = self.request.inline();
-        inline.map_or(Source::Parts(self.parts), Source::Inline)
-    }
-
     fn send(&mut self, transfer: &mut Transfer, budget: &mut Spending) -> Result<bool, Refusal> {
         if transfer.done == 0 {
-            self.responder.ready_receive(self.peer)?;
+            self.responder.ready_receive(self.qp)?;
             self.responder
-                .open_receive(self.peer, transfer.length.into())?;
+                .open_receive(self.qp, transfer.length.into())?;
         }
         let n = transfer.share(budget);
-        let counters = &self.peer.counters;
         let parts = self.responder.parts();
-        match move_message(counters, parts, self.source(), transfer.done, n) {
+        match self.payload.write(parts, 0, transfer.done, n) {
             Ok(()) => Ok(transfer.advance(n)),
-            Err(Failed::Source(e)) => {
-                log::debug!("Send: local memory: {e}");
-                Err(Refusal::Local(WC_STATUS_LOC_PROT_ERR))
-            }
-            Err(Failed::Destination(e)) => {
-                log::debug!("Send: peer's receive memory: {e}");
-                self.responder
-                    .fail_receive(self.peer, WC_STATUS_LOC_PROT_ERR);
+            Err(Failed::Requester(e)) => Err(requesters_memory(&e)),
+            Err(Failed::Responder(e)) => {
+                log::debug!("Send: receive memory: {e}");
+                self.responder.fail_receive(self.qp, WC_STATUS_LOC_PROT_ERR);
                 let (status, event) = (WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL);
-                Err(self.responder.break_down(self.peer, status, event).into())
+                Err(self.responder.break_down(self.qp, status, event).into())
             }
         }
     }
@@ -149,7 +145,7 @@ impl<'a> Message<'a> {
     fn rdma(&mut self, transfer: &mut Transfer, budget: &mut Spending) -> Result<bool, Refusal> {
         let read = self.request.opcode == Opcode::Read;
         if transfer.done == 0 && self.request.opcode.consumes_receive() {
-            self.responder.ready_receive(self.peer)?;
+            self.responder.ready_receive(self.qp)?;
         }
         // Without bytes the key is not looked at (IBTA 9.7.4.1.1).
         if transfer.length == 0 {
@@ -162,35 +158,25 @@ impl<'a> Message<'a> {
         };
         // The whole of it is checked before its first byte moves, and again each turn, since the
         // key may be gone by then.
-        let remote = self.responder.open_remote(
-            self.peer,
+        let named = self.responder.open_remote(
+            self.qp,
             self.request.rkey,
             self.request.remote_address,
             transfer.length.into(),
             wanted,
         )?;
-        let remote = std::slice::from_ref(&remote);
-        let counters = &self.peer.counters;
+        let named = std::slice::from_ref(&named);
         let moved = match read {
-            true => move_message(
-                counters,
-                self.parts,
-                Source::Parts(remote),
-                transfer.done,
-                n,
-            ),
-            false => move_message(counters, remote, self.source(), transfer.done, n),
+            true => self.payload.read(named, transfer.done, n),
+            false => self.payload.write(named, 0, transfer.done, n),
         };
-        match (moved, read) {
-            (Ok(()), _) => Ok(transfer.advance(n)),
-            (Err(Failed::Source(e)), true) | (Err(Failed::Destination(e)), false) => {
-                log::debug!("RDMA: peer's memory: {e}");
+        match moved {
+            Ok(()) => Ok(transfer.advance(n)),
+            Err(Failed::Requester(e)) => Err(requesters_memory(&e)),
+            Err(Failed::Responder(e)) => {
+                log::debug!("RDMA: memory that the peer names: {e}");
                 let (status, event) = (WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR);
-                Err(self.responder.refuse(self.peer, status, event).into())
-            }
-            (Err(Failed::Source(e) | Failed::Destination(e)), _) => {
-                log::debug!("RDMA: local memory: {e}");
-                Err(Refusal::Local(WC_STATUS_LOC_PROT_ERR))
+                Err(self.responder.refuse(self.qp, status, event).into())
             }
         }
     }
@@ -204,45 +190,36 @@ impl<'a> Message<'a> {
         budget: &mut Spending,
         operation: AtomicOp,
     ) -> Result<bool, Refusal> {
-        let old = self.operate(Use::RemoteAtomic, operation)?.to_ne_bytes();
-        let (counters, length) = (&self.peer.counters, WORD_BYTES.into());
-        let moved = move_message(counters, self.parts, Source::Inline(&old), 0, length);
-        moved.map_err(|(Failed::Source(e) | Failed::Destination(e))| {
-            log::debug!("Atomic operation: local memory: {e}");
-            Refusal::Local(WC_STATUS_LOC_PROT_ERR)
-        })?;
+        let old = self.operate(Use::RemoteAtomic, operation)?;
+        let answered = self.payload.answer(old);
+        answered.map_err(|e| requesters_memory(&e))?;
         transfer.finish(budget);
         Ok(true)
     }
 
     /// A write of a word at once.
     fn store(&mut self, transfer: &mut Transfer, budget: &mut Spending) -> Result<bool, Refusal> {
-        let mut word = u64::default().to_ne_bytes();
-        read_message(self.source(), &mut word).map_err(|e| {
-            log::debug!("Atomic write: local memory: {e}");
-            Refusal::Local(WC_STATUS_LOC_PROT_ERR)
-        })?;
-        let operation = AtomicOp::Store(u64::from_ne_bytes(word));
-        self.operate(Use::RemoteWrite, operation)?;
+        let word = self.payload.operand().map_err(|e| requesters_memory(&e))?;
+        self.operate(Use::RemoteWrite, AtomicOp::Store(word))?;
         transfer.finish(budget);
         Ok(true)
     }
 
-    /// Carries out an operation on a word of the peer's memory, and returns what was there.
+    /// Carries out an operation on a word that the peer names, and returns what was there.
     fn operate(&mut self, wanted: Use, operation: AtomicOp) -> Result<u64, Refusal> {
         let address = self.request.remote_address;
-        let remote = self.responder.open_remote(
-            self.peer,
+        let named = self.responder.open_remote(
+            self.qp,
             self.request.rkey,
             address,
             WORD_BYTES.into(),
             wanted,
         )?;
-        // By its address at the peer (IBTA 9.4.5), and by that of the memory, which may be another.
+        // By its address here (IBTA 9.4.5), and by that of the memory, which may be another.
         let outcome = match address.is_multiple_of(WORD_BYTES.into()) {
             true => {
-                let locks = self.peer.memory.word_locks();
-                remote.region.atomic(remote.offset, operation, locks)
+                let locks = self.qp.memory.word_locks();
+                named.region.atomic(named.offset, operation, locks)
             }
             false => Err(RegionError::Misaligned { address }),
         };
@@ -252,7 +229,13 @@ impl<'a> Message<'a> {
             Err(RegionError::Misaligned { .. }) => (WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR),
             Err(_) => (WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR),
         };
-        log::debug!("Atomic operation: peer's memory: {outcome:?}");
-        Err(self.responder.refuse(self.peer, status, event).into())
+        log::debug!("Atomic operation: memory that the peer names: {outcome:?}");
+        Err(self.responder.refuse(self.qp, status, event).into())
     }
+}
+
+/// The requester's own memory could not be accessed.
+fn requesters_memory(e: &RegionError) -> Refusal {
+    log::debug!("A message: memory of its requester: {e}");
+    Refusal::Local(WC_STATUS_LOC_PROT_ERR)
 }
