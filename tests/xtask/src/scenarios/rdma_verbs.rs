@@ -116,6 +116,9 @@ const QPERF: [&[&str]; 3] = [
     ],
 ];
 
+/// How long a test of qperf runs that has done nothing in a second beside others.
+const ALONE_SECONDS: u32 = 10;
+
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     packages::ensure(PACKAGES)?;
     let farlane = run.context.farlane()?;
@@ -178,30 +181,40 @@ fn extended(ends: Ends<'_>, report: &mut Report) -> Result<()> {
 
 fn qperf(ends: Ends<'_>, report: &mut Report) -> Result<()> {
     let said = thread::scope(|scope| {
-        let groups = QPERF.map(|tests| scope.spawn(move || qperf_tests(ends, tests)));
+        let groups = QPERF.map(|tests| scope.spawn(move || qperf_tests(ends, tests, 1)));
         groups.map(|group| group.join())
     });
     for (tests, said) in zip(QPERF, said) {
         let said = said.ok().context("A thread has panicked")??;
         for test in tests {
-            let figure = figure(&said, test);
-            let figure =
-                figure.with_context(|| format!("qperf said nothing of {test}:\n{said}"))?;
+            let figure = match figure(&said, test) {
+                Some(figure) => figure,
+                // In a second beside others nothing has come to its end, on a busy machine.
+                None => {
+                    let again = qperf_tests(ends, &[test], ALONE_SECONDS)?;
+                    let figure = figure(&again, test);
+                    figure.with_context(|| {
+                        format!("qperf said nothing of {test}:\n{said}\nnor when alone:\n{again}")
+                    })?
+                }
+            };
             report.tell(ends.name, format!("qperf {test}"), figure);
         }
     }
     Ok(())
 }
 
-/// What qperf says of some of its tests.
-fn qperf_tests(ends: Ends<'_>, tests: &[&str]) -> Result<String> {
+/// What qperf says of some of its tests, each of which takes so many seconds.
+fn qperf_tests(ends: Ends<'_>, tests: &[&str], seconds: u32) -> Result<String> {
     let tests = tests.join(" ");
     let program = Program {
         name: "qperf",
         serve: &|port| Over::Farlane.command(&format!("qperf -lp {port}")),
         // The last word ends the server.
         ask: &|address, port| {
-            Over::Farlane.command(&format!("qperf -lp {port} -t 1 {address} {tests} quit"))
+            Over::Farlane.command(&format!(
+                "qperf -lp {port} -t {seconds} {address} {tests} quit"
+            ))
         },
     };
     Ok(program.run(ends.server, ends.client)?.asked)
