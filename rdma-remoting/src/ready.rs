@@ -66,12 +66,17 @@ impl Inbox {
     }
 
     fn post(&self, slot: u32) {
-        let worker = {
+        {
             let mut posted = lock(&self.posted);
             posted.slots.push(slot);
             self.any.store(true, Ordering::Release);
-            posted.worker.clone()
-        };
+        }
+        self.wake();
+    }
+
+    /// Has the worker, where one serves the context, look at it.
+    pub fn wake(&self) {
+        let worker = lock(&self.posted).worker.clone();
         if let Some(worker) = worker {
             worker.wake();
         }

@@ -21,12 +21,18 @@ pub(crate) const TURN: Duration = Duration::from_micros(100);
 const IDLE_OF_TENANT: usize = 128;
 /// Who had something to do is busy for so long.
 pub(crate) const BUSY: Duration = Duration::from_millis(10);
+/// A tenant that had something to do is not delayed by what may take long of others for so long.
+/// Not measured: who sends twenty messages a second is not to notice what others register.
+pub(crate) const LATELY: Duration = Duration::from_millis(100);
 
 /// How many have a turn in one of their worker's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pace {
     /// As many as there is time for: others wait.
     Bounded,
+    /// The same, and other tenants have had something to do lately: what may take long is done
+    /// elsewhere.
+    Shared,
     /// All have a turn, however long it takes.
     Whole,
 }
@@ -54,7 +60,7 @@ impl Look {
 
     /// Says when the time of the tenant is over, or one that begins now.
     pub fn clock(&self) -> impl Fn() -> bool + use<> {
-        let end = || (self.pace == Pace::Bounded).then(|| Instant::now() + TURN);
+        let end = || (self.pace != Pace::Whole).then(|| Instant::now() + TURN);
         let end = self.turn.budget.end().or_else(end);
         move || end.is_some_and(|end| Instant::now() >= end)
     }
@@ -71,7 +77,7 @@ impl Look {
 
     fn idle_of_tenant(&self) -> usize {
         match self.pace {
-            Pace::Bounded => IDLE_OF_TENANT,
+            Pace::Bounded | Pace::Shared => IDLE_OF_TENANT,
             Pace::Whole => usize::MAX,
         }
     }
@@ -250,6 +256,15 @@ struct Tenant<T> {
     deficit: Deficit,
     arrears: Arrears,
     throughput: Arc<Throughput>,
+    /// When it had something to do.
+    worked: Option<Instant>,
+}
+
+impl<T> Tenant<T> {
+    fn has_worked_lately(&self, now: Instant) -> bool {
+        let is_lately = |then| now.saturating_duration_since(then) < LATELY;
+        self.worked.is_some_and(is_lately)
+    }
 }
 
 /// What a worker serves, by tenant: each has a round in a turn, however many there are of its own.
@@ -291,6 +306,7 @@ impl<T: Clone> Tenants<T> {
                 deficit: Deficit::default(),
                 arrears: Arrears::default(),
                 throughput: throughput(&list[0]),
+                worked: None,
             };
             let mut tenant = at.map_or_else(none, |at| before.swap_remove(at));
             tenant.rota.set(list.into_iter(), &key);
@@ -330,6 +346,8 @@ impl<T: Clone> Tenants<T> {
         let mut progress = Progress::default();
         let has_others = self.0.len() > 1;
         let mut began = look.turn.now;
+        let lately = |tenant: &Tenant<T>| usize::from(tenant.has_worked_lately(look.turn.now));
+        let mut all_lately: usize = self.0.iter().map(lately).sum();
         for tenant in &mut self.0 {
             if tenant.arrears.forgo() {
                 // It has not been looked at, and its worker does not sleep before it was.
@@ -337,6 +355,7 @@ impl<T: Clone> Tenants<T> {
                 progress.cut = true;
                 continue;
             }
+            let was_lately = lately(tenant);
             let mut idle = look.idle_of_tenant();
             let (budget, until) = match tenant.throughput.allowance(look.turn.now) {
                 Ok(budget) => (budget, None),
@@ -345,9 +364,12 @@ impl<T: Clone> Tenants<T> {
             };
             let is_timed = has_others && time.is_some() && look.pace == Pace::Bounded;
             let budget = budget.until(is_timed.then(|| began + TURN));
-            let look = look.with(tenant.deficit.turn(&budget));
-            let clock = || clock(&look);
-            let mut came = tenant.rota.turn(&look, &mut idle, clock, &mut turn);
+            let mut its = look.with(tenant.deficit.turn(&budget));
+            if look.pace == Pace::Bounded && all_lately > was_lately {
+                its.pace = Pace::Shared;
+            }
+            let clock = || clock(&its);
+            let mut came = tenant.rota.turn(&its, &mut idle, clock, &mut turn);
             tenant.deficit.settle(came.used, came.more);
             tenant.throughput.carried(came.used, came.more);
             if let Some(time) = &time
@@ -360,6 +382,10 @@ impl<T: Clone> Tenants<T> {
                 began = now;
             }
             came.deadline = earlier(came.deadline, until);
+            if came.worked {
+                tenant.worked = Some(look.turn.now);
+                all_lately += 1 - was_lately;
+            }
             progress = progress.and(came);
         }
         progress

@@ -84,24 +84,35 @@ impl Header {
         self.0.word(at).unwrap().load(Ordering::Acquire)
     }
 
+    /// Calls that were made.
+    pub fn submitted(&self) -> u32 {
+        self.word(OFF_CALL_SUBMITTED)
+    }
+
     /// Calls that were answered.
     pub fn completed(&self) -> u32 {
         self.word(OFF_CALL_COMPLETED)
     }
 
+    /// Makes a call.
+    pub fn call(&self, number: u32, args: &[u8]) {
+        let at = self.word(OFF_CALL_SUBMITTED);
+        let slot = OFF_CALL_RING + usize::try_from(at % CALL_SLOTS).unwrap() * CALL_SLOT_BYTES;
+        let head = CallHeader {
+            number: number.into(),
+            length: u32::try_from(args.len()).unwrap().into(),
+            ..Default::default()
+        };
+        self.0.write(slot, &head).unwrap();
+        let payload = slot + size_of::<CallHeader>();
+        self.0.write_bytes(payload, args).unwrap();
+        let submitted = self.0.word(OFF_CALL_SUBMITTED).unwrap();
+        submitted.store(at.wrapping_add(1), Ordering::Release);
+    }
+
     /// Asks for the device's attributes, so often.
     pub fn query_device(&self, times: u32) {
-        for _ in 0..times {
-            let at = self.word(OFF_CALL_SUBMITTED);
-            let slot = usize::try_from(at % CALL_SLOTS).unwrap() * CALL_SLOT_BYTES;
-            let head = CallHeader {
-                number: QUERY_DEVICE.into(),
-                ..Default::default()
-            };
-            self.0.write(OFF_CALL_RING + slot, &head).unwrap();
-            let submitted = self.0.word(OFF_CALL_SUBMITTED).unwrap();
-            submitted.store(at.wrapping_add(1), Ordering::Release);
-        }
+        (0..times).for_each(|_| self.call(QUERY_DEVICE, &[]));
     }
 }
 

@@ -1,16 +1,18 @@
 //! A context's turn: its calls, and the turns of its queue pairs and shared receive queues.
 
-use crate::context::Context;
+use crate::call_ring::{CallRingError, Served};
+use crate::context::{Context, Header};
 use crate::counters;
 use crate::engine::{Budget, OPERATION_COST, Progress, Turn};
 use crate::round::{Look, Pace};
-use crate::verbs::CallHost;
+use crate::verbs::{CallHost, may_take_long};
 use farlane_abi::control::EVENT_WAKE;
 use farlane_abi::rdma::Verbs as _;
 use farlane_sys::sync::lock;
 use farlane_zero_copy::SharedMemory;
 use std::cell::OnceCell;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
 /// The turn in which calls come.
@@ -40,6 +42,22 @@ impl Context {
         let Some(header) = self.served_header() else {
             return progress;
         };
+        if !header.call_is_away.load(Ordering::Acquire) {
+            progress = self.answer(header, look);
+        }
+        let events = header.asyncs.pass_on();
+        if events > 0 {
+            progress.worked = true;
+            progress.used.cost += OPERATION_COST * u64::from(events);
+        }
+        let rest = look.rest(&progress);
+        progress.and(self.turn_of_ready(&header.memory, &rest, || rest.clock()))
+    }
+
+    /// Answers its calls, up to one that may take long where others wait for the worker: that is
+    /// the control thread's.
+    fn answer(self: &Arc<Self>, header: &Header, look: &Look) -> Progress {
+        let mut progress = Progress::default();
         let mut calls = lock(&header.calls);
         if calls.is_ready() {
             progress.worked = true;
@@ -52,27 +70,60 @@ impl Context {
             };
             let mut host = CallHost::in_turn(self, CallTurn::new(look, &is_over));
             let dispatch = |number, args: &[u8], out: &mut [u8]| host.dispatch(number, args, out);
-            match calls.serve(begin, dispatch) {
-                Ok(served) => {
-                    let calls = u64::from(served.calls);
-                    counters::count(&self.counters.calls, calls);
-                    progress.used.cost += OPERATION_COST * calls;
-                    if served.wake {
-                        self.events.raise(EVENT_WAKE);
-                    }
-                }
-                Err(e) => self.cut_off(&e),
-            }
+            let is_here = |number| look.pace != Pace::Shared || !may_take_long(number);
+            let served = calls.serve_those(begin, is_here, dispatch);
             progress = progress.and(host.carried_out());
+            drop(calls);
+            let served = self.answered(served);
+            progress.used.cost += OPERATION_COST * u64::from(served.calls);
+            if served.next_is_other {
+                self.control.hand_over(self);
+            }
         }
-        drop(calls);
-        let events = header.asyncs.pass_on();
-        if events > 0 {
-            progress.worked = true;
-            progress.used.cost += OPERATION_COST * u64::from(events);
+        progress
+    }
+
+    /// Counts calls that were answered, and wakes who waits for that.
+    fn answered(&self, served: Result<Served, CallRingError>) -> Served {
+        match served {
+            Ok(served) => {
+                counters::count(&self.counters.calls, u64::from(served.calls));
+                if served.wake {
+                    self.events.raise(EVENT_WAKE);
+                }
+                served
+            }
+            Err(e) => {
+                self.cut_off(&e);
+                Served::default()
+            }
         }
-        let rest = look.rest(&progress);
-        progress.and(self.turn_of_ready(&header.memory, &rest, || rest.clock()))
+    }
+
+    /// The control thread: answers the call that is away, and gives the ring back to the worker.
+    pub(crate) fn answer_away(self: &Arc<Self>) {
+        if let Some(header) = self.served_header() {
+            let mut host = CallHost::new(self);
+            let dispatch = |number, args: &[u8], out: &mut [u8]| host.dispatch(number, args, out);
+            let mut calls = lock(&header.calls);
+            let served = calls.serve_next(dispatch);
+            drop(calls);
+            self.answered(served);
+        }
+        self.set_call_is_away(false);
+        // Who has made another call meanwhile has woken a worker that did not look at it. Either
+        // this sees the call, or whoever makes it sees that the worker sleeps, and rings.
+        fence(Ordering::SeqCst);
+        if self.header().is_some_and(Header::has_calls) {
+            self.inbox().wake();
+        }
+    }
+
+    /// Whether the next call is the control thread's.
+    pub(crate) fn set_call_is_away(&self, is_away: bool) {
+        if let Some(header) = self.header() {
+            header.call_is_away.store(is_away, Ordering::Release);
+        }
     }
 
     /// Gives queue pairs turns that may have something to do, until the time of a `clock` is over.
@@ -82,7 +133,12 @@ impl Context {
         look: &Look,
         clock: impl Fn() -> C,
     ) -> Progress {
-        let mut ready = self.ready();
+        let Some(mut ready) = self.ready_for_turns() else {
+            return Progress {
+                cut: true,
+                ..Progress::default()
+            };
+        };
         let now = look.turn.now;
         ready.call_scheduled(self.inbox(), now);
         ready.call_rung(header, now);

@@ -1,0 +1,145 @@
+//! The control thread: carries out calls that may take long, registrations and the creation and end
+//! of objects, in the place of workers that have others to serve.
+//!
+//! It has one call at a time in hand, of each tenant in turn, however many contexts and calls a
+//! tenant has. Of a context one call at most is here; meanwhile nobody else serves the context's
+//! ring, so that its calls are answered in order. Its queue pairs have their turns as ever.
+
+use crate::context::Context;
+use farlane_sys::sync::{held, lock};
+use std::collections::{HashSet, VecDeque};
+use std::io;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+
+/// Contexts whose next calls wait, by tenant: whose turn it is comes first.
+#[derive(Default)]
+struct Waiting(VecDeque<VecDeque<Arc<Context>>>);
+
+impl Waiting {
+    fn push(&mut self, context: &Arc<Context>) {
+        let is_of = |of: &&mut VecDeque<Arc<Context>>| {
+            let mut all = of.iter();
+            all.next().is_some_and(|one| one.is_beside(context))
+        };
+        let one = Arc::clone(context);
+        match self.0.iter_mut().find(is_of) {
+            Some(of) => of.push_back(one),
+            None => self.0.push_back([one].into()),
+        }
+    }
+
+    fn pop(&mut self) -> Option<Arc<Context>> {
+        let mut of = self.0.pop_front()?;
+        let context = of.pop_front();
+        if !of.is_empty() {
+            self.0.push_back(of);
+        }
+        context
+    }
+
+    /// Takes those out, and says so to them.
+    fn withdraw(&mut self, contexts: &HashSet<*const Context>) {
+        for of in &mut self.0 {
+            of.retain(|context| {
+                let stays = !contexts.contains(&Arc::as_ptr(context));
+                if !stays {
+                    context.set_call_is_away(false);
+                }
+                stays
+            });
+        }
+        self.0.retain(|of| !of.is_empty());
+    }
+}
+
+#[derive(Default)]
+struct State {
+    is_running: bool,
+    waiting: Waiting,
+    /// Address of the context whose call is carried out; zero for none.
+    in_hand: usize,
+}
+
+/// The control thread of a server, and how it is directed.
+#[derive(Default)]
+pub(crate) struct Control {
+    state: Mutex<State>,
+    /// Something waits, or the end.
+    more: Condvar,
+    /// What was in hand is there no more.
+    put_down: Condvar,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Control {
+    /// Starts the thread.
+    pub fn start(self: &Arc<Self>) -> io::Result<()> {
+        lock(&self.state).is_running = true;
+        let control = Arc::clone(self);
+        let builder = std::thread::Builder::new().name("control".to_owned());
+        let thread = builder.spawn(move || control.run())?;
+        *lock(&self.thread) = Some(thread);
+        Ok(())
+    }
+
+    /// Ends it, after the call in hand.
+    pub fn stop(&self) {
+        lock(&self.state).is_running = false;
+        self.more.notify_all();
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            log::error!("The control thread has panicked");
+        }
+    }
+
+    /// Has it carry out the next call of a context, whose ring the caller does not serve until
+    /// then.
+    /// Where the thread does not run the call stays where it is.
+    pub fn hand_over(&self, context: &Arc<Context>) {
+        let mut state = lock(&self.state);
+        if state.is_running {
+            context.set_call_is_away(true);
+            state.waiting.push(context);
+            self.more.notify_one();
+        }
+    }
+
+    /// Takes contexts from it that nobody hands over any more. When it returns, it carries out none
+    /// of their calls: where it has one of them in hand, after that.
+    pub fn withdraw(&self, contexts: &HashSet<*const Context>) {
+        let mut state = lock(&self.state);
+        state.waiting.withdraw(contexts);
+        let is_one = |held| contexts.iter().any(|context| context.addr() == held);
+        while is_one(state.in_hand) {
+            state = held(self.put_down.wait(state));
+        }
+    }
+
+    fn run(&self) {
+        while let Some(context) = self.take() {
+            context.answer_away();
+            drop(context);
+            lock(&self.state).in_hand = 0;
+            self.put_down.notify_all();
+        }
+    }
+
+    /// Takes the next one into its hand; none at the end.
+    fn take(&self) -> Option<Arc<Context>> {
+        let mut state = lock(&self.state);
+        while state.is_running {
+            if let Some(context) = state.waiting.pop() {
+                state.in_hand = Arc::as_ptr(&context).addr();
+                return Some(context);
+            }
+            state = held(self.more.wait(state));
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;
