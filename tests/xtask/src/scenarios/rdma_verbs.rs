@@ -18,7 +18,7 @@ use farlane_kit::wire::Wire;
 
 use super::rdma_perftest::perftests;
 use super::rdma_pingpong::ping_pongs;
-use crate::conditions::no_complaint;
+use crate::conditions::{PATIENCE, no_complaint};
 use crate::place::{Host, Over};
 use crate::run::Run;
 use crate::tools::{Ends, Program, between};
@@ -207,13 +207,15 @@ fn qperf(ends: Ends<'_>, report: &mut Report) -> Result<()> {
 /// What qperf says of some of its tests, each of which takes so many seconds.
 fn qperf_tests(ends: Ends<'_>, tests: &[&str], seconds: u32) -> Result<String> {
     let tests = tests.join(" ");
+    // How long one side waits for the other: of its own accord 5 s.
+    let patience = PATIENCE.as_secs();
     let program = Program {
         name: "qperf",
         serve: &|port| Over::Farlane.command(&format!("qperf -lp {port}")),
         // The last word ends the server.
         ask: &|address, port| {
             Over::Farlane.command(&format!(
-                "qperf -lp {port} -t {seconds} {address} {tests} quit"
+                "qperf -lp {port} -to {patience} -t {seconds} {address} {tests} quit"
             ))
         },
     };
