@@ -118,6 +118,8 @@ scenarios! {
     test "rdma-tenants" = rdma_tenants::run,
         "a VM beside processes that attack it (large flows, 2,000 queue pairs, tiny and unaligned \
          writes, errors, storms of calls): right bytes, its share; a limit is kept";
+    test "rdma-tenants-workers" = |run, to| rdma_workers::whole(rdma_tenants::run, run, to),
+        "rdma-tenants with two worker threads";
     test "rdma-buffers-workers" = |run, to| rdma_workers::whole(rdma_buffers::run, run, to),
         "rdma-buffers with two worker threads";
     test "lend-soft" = lend_soft::run,

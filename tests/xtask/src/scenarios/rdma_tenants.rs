@@ -42,7 +42,8 @@ const LIMIT_TIME: Duration = Duration::from_secs(3);
 /// How long something may take of which there are thousands, on a machine that does much else.
 const LONG: Duration = Duration::from_secs(240);
 
-/// Of two who are busy one has a half; so much of that at least.
+/// Of two who are busy one has a half of its worker, and the victim has one; so much of that at
+/// least.
 const OF_FAIR_SHARE: f64 = 0.8;
 
 /// A tenant that runs, and what it says.
@@ -173,8 +174,9 @@ fn shares(run: &Run<'_>, beside: &str, report: &mut Report) -> Result<()> {
     let [ours, theirs] = bytes;
     #[allow(clippy::cast_precision_loss)] // Far below 2^53.
     let share = ours as f64 / ((ours + theirs) as f64 / 2.0);
+    let workers = f64::from(u32::try_from(run.workers())?);
     ensure!(
-        share >= OF_FAIR_SHARE,
+        share >= OF_FAIR_SHARE / workers,
         "The victim has moved {ours} bytes and the attackers {theirs}: {share:.2} of a half"
     );
     let figure = format!(
