@@ -32,6 +32,9 @@ mod draws;
 mod drr;
 pub mod engine;
 mod hand;
+#[cfg(test)]
+mod hand_tests;
+mod inbox;
 mod keys;
 pub mod ledger;
 pub mod local;
@@ -48,6 +51,9 @@ mod schedule;
 mod segment;
 pub mod server;
 pub mod shared_receive_queue;
+#[cfg(test)]
+mod shared_receive_queue_tests;
+mod sync;
 pub mod table;
 #[cfg(test)]
 mod testing;

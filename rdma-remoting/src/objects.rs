@@ -3,8 +3,9 @@
 use crate::async_ring::ObjectEvents;
 use crate::completion_queue::SharedCompletionQueue;
 use crate::engine::{EngineQp, Progress, Turn};
+use crate::inbox::Scheduled;
 use crate::ledger::{Account, Resource, Share};
-use crate::ready::{Scheduled, Served};
+use crate::ready::Served;
 use crate::request::{MemoryKey, SrqNumber};
 use crate::segment::Part;
 use crate::shared_receive_queue::SharedReceives;

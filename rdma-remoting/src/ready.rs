@@ -2,22 +2,20 @@
 //! to do.
 //!
 //! A queue pair comes to have turns when its process [rings](farlane_abi::arena), when whoever has
-//! changed what it waits for [schedules](Schedule) it, and when its timer is over. It goes on to
-//! have them while it has something to do, and for a while after that, in which the process need
-//! not ring. One that rests costs nothing, however many of them there are.
+//! changed what it waits for [schedules](crate::engine::Schedule) it, and when its timer is over.
+//! It goes on to have them while it has something to do, and for a while after that, in which the
+//! process need not ring. One that rests costs nothing, however many of them there are.
 
 use crate::drr::{Deficit, Had, charged, round};
-use crate::engine::{Budget, Progress, Schedule, Turn};
+use crate::engine::{Budget, Progress, Turn};
+use crate::inbox::Inbox;
 use crate::round::{BUSY, Look};
 use farlane_abi::arena::{OFF_RUNG, OFF_RUNG_SUMMARY, RUNG_WORDS};
 use farlane_abi::width::to_usize;
-use farlane_sys::sync::lock;
-use farlane_worker::wake::Sleep;
 use farlane_zero_copy::SharedMemory;
 use std::collections::{BTreeSet, VecDeque};
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Words of the summary of what was rung.
@@ -41,92 +39,6 @@ pub(crate) trait Served {
     fn watch(&self);
     /// It is looked at no more: who posts something rings, unless it is found in a look after this.
     fn rest(&self);
-}
-
-/// What was scheduled of a context, and whom it is told.
-#[derive(Default)]
-pub(crate) struct Inbox {
-    /// There is something.
-    any: AtomicBool,
-    posted: Mutex<Posted>,
-}
-
-#[derive(Default)]
-struct Posted {
-    slots: Vec<u32>,
-    /// Wakes the worker that serves the context, where one does.
-    worker: Option<Arc<Sleep<OwnedFd>>>,
-}
-
-impl Inbox {
-    /// Has the worker woken that serves the context from now on. It must look at the context once
-    /// after this.
-    pub fn tell(&self, worker: Option<Arc<Sleep<OwnedFd>>>) {
-        lock(&self.posted).worker = worker;
-    }
-
-    fn post(&self, slot: u32) {
-        {
-            let mut posted = lock(&self.posted);
-            posted.slots.push(slot);
-            self.any.store(true, Ordering::Release);
-        }
-        self.wake();
-    }
-
-    /// Has the worker, where one serves the context, look at it.
-    pub fn wake(&self) {
-        let worker = lock(&self.posted).worker.clone();
-        if let Some(worker) = worker {
-            worker.wake();
-        }
-    }
-
-    /// Takes what there is.
-    fn take(&self) -> Vec<u32> {
-        if !self.any.load(Ordering::Acquire) {
-            return Vec::new();
-        }
-        let mut posted = lock(&self.posted);
-        self.any.store(false, Ordering::Release);
-        std::mem::take(&mut posted.slots)
-    }
-}
-
-/// How a queue pair is scheduled: from any thread.
-pub(crate) struct Scheduled {
-    inbox: Arc<Inbox>,
-    slot: u32,
-    /// It is in the inbox, or on its way from there to its turn: it is there once.
-    posted: AtomicBool,
-}
-
-impl Scheduled {
-    pub fn new(inbox: &Arc<Inbox>, slot: u32) -> Arc<Self> {
-        Arc::new(Self {
-            inbox: Arc::clone(inbox),
-            slot,
-            posted: AtomicBool::new(false),
-        })
-    }
-
-    /// Of the queue pair.
-    pub fn slot(&self) -> u32 {
-        self.slot
-    }
-
-    /// It has left the inbox; the turn that follows sees all that it was scheduled for before.
-    pub fn called(&self) {
-        self.posted.swap(false, Ordering::AcqRel);
-    }
-}
-
-impl Schedule for Scheduled {
-    fn schedule(&self) {
-        if !self.posted.swap(true, Ordering::AcqRel) {
-            self.inbox.post(self.slot);
-        }
-    }
 }
 
 struct Member<T: ?Sized> {

@@ -7,14 +7,14 @@
 use crate::memory::PdHandle;
 use crate::request::RecvWqe;
 use crate::schedule::Schedule;
+use crate::sync::{Mutex, lock};
 use crate::work_queue::{QueueError, SharedSource};
 use farlane_abi::rdma::{EVENT_SRQ_ERR, EVENT_SRQ_LIMIT_REACHED};
 use farlane_abi::width::to_usize;
-use farlane_sys::sync::lock;
 use std::collections::VecDeque;
 use std::fmt;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 /// Those that are told of new requests in a turn.
 const TOLD_IN_A_TURN: usize = 64;
@@ -236,6 +236,3 @@ impl SharedReceives {
         queue.want_rings(!queue.waiting.is_empty());
     }
 }
-
-#[cfg(test)]
-mod tests;

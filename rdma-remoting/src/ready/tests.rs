@@ -1,12 +1,17 @@
 use super::*;
+use crate::engine::Schedule as _;
+use crate::inbox::Scheduled;
 use crate::round::Pace;
 use farlane_abi::arena::HEADER_SEGMENT_BYTES;
+use farlane_sys::sync::lock;
+use farlane_worker::wake::Sleep;
 use farlane_zero_copy::Mapping;
 use proptest::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::os::fd::AsFd as _;
-use std::sync::atomic::{AtomicU32, AtomicUsize};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 use std::time::Duration;
 
 /// One that has so much to do.
@@ -266,12 +271,12 @@ fn who_is_scheduled_has_a_turn_that_begins_after_that() {
     let scheduled = rig.scheduled(1);
     scheduled.schedule();
     scheduled.schedule();
-    assert_eq!(lock(&rig.inbox.posted).slots, [1]);
+    assert_eq!(rig.inbox.slots(), [1]);
     rig.turn();
     assert_eq!(rig.turns(), [0, 1]);
     // Since it was called: it has another one.
     scheduled.schedule();
-    assert_eq!(lock(&rig.inbox.posted).slots, [1]);
+    assert_eq!(rig.inbox.slots(), [1]);
     rig.turn();
     // A worker that sleeps is woken.
     let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
@@ -295,7 +300,7 @@ fn who_is_scheduled_again_and_again_is_in_the_inbox_once() {
     for _ in 0..100 {
         all.iter().for_each(|scheduled| scheduled.schedule());
         rig.turn();
-        let waiting = lock(&rig.inbox.posted).slots.len() + rig.ready.scheduled.len();
+        let waiting = rig.inbox.slots().len() + rig.ready.scheduled.len();
         assert!(waiting <= all.len(), "{waiting}");
     }
 }

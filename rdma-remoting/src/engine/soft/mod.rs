@@ -19,6 +19,8 @@ mod target;
 mod transfer;
 mod transport;
 mod waits;
+#[cfg(test)]
+mod waits_tests;
 
 use super::{Engine, EngineQp, QpSpec};
 use crate::nodes::TransferObserver;

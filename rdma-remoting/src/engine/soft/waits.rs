@@ -5,10 +5,9 @@
 
 use crate::engine::Schedule;
 use crate::shared_receive_queue::SharedReceives;
-use farlane_sys::sync::lock;
-use farlane_worker::wake;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex, Weak};
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use crate::sync::{Mutex, lock, wake};
+use std::sync::{Arc, Weak};
 
 /// How a queue pair is scheduled, and whether its requester waits for an answer: of the one queue
 /// pair that it is connected to, which alone can come to answer.
@@ -128,48 +127,5 @@ impl Schedule for Place {
         // Who waits after this is in the list again; who did before is told now.
         self.listed.swap(false, Ordering::AcqRel);
         self.receiver.pass_on();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::AtomicUsize;
-
-    fn counting() -> (Arc<AtomicUsize>, Requesting) {
-        let count = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&count);
-        let schedule = move || {
-            counted.fetch_add(1, Ordering::SeqCst);
-        };
-        (count, Requesting::new(Arc::new(schedule)))
-    }
-
-    #[test]
-    fn who_waits_for_an_answer_is_told_once() {
-        let (told, requesting) = counting();
-        requesting.peer_changed();
-        assert_eq!(told.load(Ordering::SeqCst), 0);
-        requesting.wait();
-        requesting.peer_changed();
-        requesting.peer_changed();
-        assert_eq!(told.load(Ordering::SeqCst), 1);
-    }
-
-    #[test]
-    fn who_waits_for_a_receive_request_is_told_once() {
-        let receiver = Receiver::default();
-        let (told, requesting) = counting();
-        receiver.pass_on();
-        receiver.wait(&requesting);
-        assert!(receiver.is_awaited());
-        receiver.pass_on();
-        receiver.changed();
-        assert_eq!(told.load(Ordering::SeqCst), 1);
-        // A requester that is no more is not told.
-        receiver.wait(&requesting);
-        drop(requesting);
-        receiver.pass_on();
-        assert_eq!(told.load(Ordering::SeqCst), 1);
     }
 }
