@@ -9,13 +9,15 @@ use farlane_abi::arena::{
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::queue::{QP_OFF_ENTRIES, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_PRODUCED};
 use farlane_abi::rdma::{
-    ModifyQp, Mr, QP_STATE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RTR, QPS_RTS, Qp,
-    QpAttr, ReregMr,
+    ModifyQp, QP_STATE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RTR, QPS_RTS, Qp, QpAttr,
+    ReregMr,
 };
+use farlane_abi::zerocopy::little_endian::U32;
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_rdma_remoting::{Context, Port, Server};
 use farlane_zero_copy::{AddressSpace, Pool, Region};
-use std::cell::LazyCell;
+use std::cell::{LazyCell, RefCell};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,8 +33,12 @@ const POOL_BYTES: u64 = 16 * PAGE;
 
 /// Call numbers whose arguments or results hold numbers that an input cannot know.
 const REG_MR: u32 = 7;
+const DEREG_MR: u32 = 8;
 const CREATE_QP: u32 = 11;
 const MODIFY_QP: u32 = 12;
+const CREATE_QP_EX: u32 = 19;
+const ALLOC_MW: u32 = 30;
+const DEALLOC_MW: u32 = 31;
 const REREG_MR: u32 = 33;
 
 /// What stays from input to input.
@@ -42,6 +48,7 @@ struct Machine {
 }
 
 thread_local! {
+    static CARRIED_OUT: RefCell<BTreeSet<u32>> = const { RefCell::new(BTreeSet::new()) };
     static MACHINE: LazyCell<Machine> = const { LazyCell::new(|| {
         format_all_logs();
         let ram = Ram::new(PAGES);
@@ -49,6 +56,12 @@ thread_local! {
         space.replace_ram(&ram.whole()).expect("memory with a file");
         Machine { ram, space }
     }) };
+}
+
+/// Numbers of the calls that inputs of this thread have made, and that were carried out.
+#[must_use]
+pub fn carried_out() -> BTreeSet<u32> {
+    CARRIED_OUT.with_borrow(Clone::clone)
 }
 
 /// A process and its VM.
@@ -66,7 +79,7 @@ struct Scene<'a> {
     guests: [Guest<'a>; 2],
     /// Numbers of all queue pairs that were made.
     numbers: Vec<(u32, usize)>,
-    /// Handles of all registrations that were made, which nobody can guess.
+    /// Handles of all registrations and windows that were made, which nobody can guess.
     registrations: Vec<u32>,
     now: Instant,
 }
@@ -219,13 +232,21 @@ impl Scene<'_> {
             head.status == 0 || head.length == 0,
             "an error has no result"
         );
-        if number == CREATE_QP && head.status == 0 && head.number == number {
-            let (qp, _) = Qp::read_from_prefix(&result).expect("a slot");
-            self.numbers.push((qp.qp_num.get(), who));
+        if head.status != 0 || head.number != number {
+            return;
         }
-        if number == REG_MR && head.status == 0 && head.number == number {
-            let (mr, _) = Mr::read_from_prefix(&result).expect("a slot");
-            self.registrations.push(mr.handle.get());
+        CARRIED_OUT.with_borrow_mut(|calls| calls.insert(number));
+        match number {
+            CREATE_QP | CREATE_QP_EX => {
+                let (qp, _) = Qp::read_from_prefix(&result).expect("a slot");
+                self.numbers.push((qp.qp_num.get(), who));
+            }
+            REG_MR | ALLOC_MW => {
+                // Both begin with it.
+                let (handle, _) = U32::read_from_prefix(&result).expect("a slot");
+                self.registrations.push(handle.get());
+            }
+            _ => {}
         }
     }
 
@@ -256,6 +277,11 @@ impl Scene<'_> {
         {
             args.mr = self.registration(args.mr.get()).into();
             self.call(who, number, args.as_bytes());
+        } else if matches!(number, DEREG_MR | DEALLOC_MW)
+            && let Ok(handle) = U32::read_from_bytes(args)
+        {
+            let handle = U32::from(self.registration(handle.get()));
+            self.call(who, number, handle.as_bytes());
         } else {
             self.call(who, number, args);
         }

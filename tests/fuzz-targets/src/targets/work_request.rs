@@ -3,18 +3,19 @@
 
 use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_abi::queue::{
-    CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_PRODUCED, CqLayout, MAX_INLINE_BYTES, MAX_SGE,
-    OP_BIND_WINDOW, OP_FLUSH, OP_LOCAL_INVALIDATE, OP_SEND_INVALIDATE, QP_OFF_ENTRIES,
-    QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED,
-    QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SEND_TAIL, SendEntry, SendTail, Sge,
+    CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_ENTRIES, CQ_OFF_PRODUCED, Completion, CqLayout,
+    MAX_INLINE_BYTES, MAX_SGE, OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FLUSH,
+    OP_LOCAL_INVALIDATE, OP_SEND_INVALIDATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED,
+    QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry,
+    SEND_TAIL, SendEntry, SendTail, Sge, SrqLayout, WC_STATUS_SUCCESS,
 };
 use farlane_abi::rdma::{
     ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
     ACCESS_REMOTE_WRITE, MULTICAST_QPN, QP_STATE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT,
-    QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QPT_UC, QPT_UD, QpAttr, UC_TO_RTR, UC_TO_RTS, UD_TO_INIT,
-    UD_TO_RTR, UD_TO_RTS, VerbsVersion,
+    QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, QpAttr,
+    UC_TO_RTR, UC_TO_RTS, UD_TO_INIT, UD_TO_RTR, UD_TO_RTS, VerbsVersion, XRC_TARGET_TO_RTS,
 };
-use farlane_abi::zerocopy::IntoBytes as _;
+use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_rdma_remoting::address::{AddressVector, Destination, GroupGid, QpNumber, Recipients};
 use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
@@ -23,11 +24,15 @@ use farlane_rdma_remoting::engine::{
 };
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle, WindowKind};
 use farlane_rdma_remoting::request::{
-    Addressing, MemoryKey, RecvWqe, ResolveAddress, SendFormat, SendWqe, WorkRequest as _,
+    Addressing, MemoryKey, RecvWqe, ResolveAddress, SendFormat, SendWqe, SrqNumber,
+    WorkRequest as _,
 };
-use farlane_rdma_remoting::work_queue::addressed_queues;
+use farlane_rdma_remoting::shared_receive_queue::SharedReceives;
+use farlane_rdma_remoting::work_queue::{addressed_queues, shared_receive_queue};
+use farlane_rdma_remoting::xrc::XrcDomain;
 use farlane_zero_copy::{AddressSpace, Region, SharedMemory};
-use std::cell::LazyCell;
+use std::cell::{LazyCell, RefCell};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -35,6 +40,10 @@ use std::time::{Duration, Instant};
 const END_PAGES: u64 = 16;
 const QP_PAGES: u64 = 4;
 const CQ_PAGE: u64 = 4;
+/// Of the queue pair's pages the one that holds a shared receive queue, where it has one.
+const SRQ_PAGE: u64 = 3;
+/// Entries of that, and elements of each.
+const SRQ: (u32, u32) = (4, 2);
 /// Memory regions: (first page, pages, rights, protection domain). Pages in between are in none.
 const REGIONS: [(u64, u64, u32, u32); 4] = [
     (6, 2, EVERYTHING, 1),
@@ -60,17 +69,18 @@ const UNTOUCHED: [u64; 8] = [5, 8, 10, 11, 12, 13, 14, 15];
 const MARGIN: usize = 24;
 /// Address of the byte of a region's first page, in work requests.
 const IOVA: u64 = 0x1_0000;
-/// Of the port of both ends.
-const LID: u16 = 1;
+/// Of the ports of both ends.
+const LIDS: [u16; 2] = [1, 2];
 
 /// What stays from input to input.
 struct Machine {
     ram: Ram,
     space: Arc<AddressSpace>,
-    segments: [[SharedMemory; 2]; 2],
+    segments: [[SharedMemory; 3]; 2],
 }
 
 thread_local! {
+    static COMPLETED: RefCell<BTreeSet<Completed>> = const { RefCell::new(BTreeSet::new()) };
     static MACHINE: LazyCell<Machine> = const { LazyCell::new(|| {
         format_all_logs();
         let ram = Ram::new(2 * END_PAGES);
@@ -80,10 +90,32 @@ thread_local! {
             let region = Region::from_guest(&space, &[(page * PAGE, pages * PAGE)], true);
             region.and_then(|region| region.stitch()).expect("whole pages")
         };
-        let of = |base| [segment(base, QP_PAGES), segment(base + CQ_PAGE, 1)];
+        let of = |base| {
+            let queues = segment(base, QP_PAGES);
+            [queues, segment(base + CQ_PAGE, 1), segment(base + SRQ_PAGE, 1)]
+        };
         let segments = [0, END_PAGES].map(of);
         Machine { ram, space, segments }
     }) };
+}
+
+/// A request that was carried out: transport service type of its queue pair, operation and flags of
+/// its completion.
+pub type Completed = (u32, u8, u16);
+
+/// What requests of inputs of this thread were carried out.
+#[must_use]
+pub fn completed() -> BTreeSet<Completed> {
+    COMPLETED.with_borrow(Clone::clone)
+}
+
+/// Where both ends take receive requests from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Queues {
+    Own,
+    Shared,
+    /// The second one: of a domain.
+    Extended,
 }
 
 /// What the first handles name: each end's port in both ways, and a group that both are in.
@@ -94,7 +126,8 @@ impl ResolveAddress for Handles {
         let to = match handle {
             1 => Recipients::Port(Destination::Gid([0; 16])),
             2 => Recipients::Port(Destination::Gid([1; 16])),
-            3 => Recipients::Port(Destination::Lid(LID)),
+            3 => Recipients::Port(Destination::Lid(LIDS[1])),
+            5 => Recipients::Port(Destination::Lid(LIDS[0])),
             4 => Recipients::Group(group()),
             _ => return None,
         };
@@ -126,6 +159,23 @@ struct End<'a> {
     keys: Vec<(MemoryKey, Region)>,
     /// Keys that lead to its windows.
     windows: Vec<MemoryKey>,
+    /// Its shared receive queue.
+    shared: Option<Arc<SharedReceives>>,
+    /// The domain that it is in, and the number there.
+    domain: Option<(Arc<XrcDomain>, SrqNumber)>,
+    /// Of its completion queue.
+    cqes: u32,
+}
+
+/// A shared receive queue of one end.
+fn shared(machine: &Machine, index: u8) -> Arc<SharedReceives> {
+    let [.., memory] = &machine.segments[usize::from(index)];
+    let queue = shared_receive_queue(memory, &srq_layout()).expect("a page");
+    SharedReceives::new(Box::new(queue), PdHandle(1), Box::new(|_| ()))
+}
+
+fn srq_layout() -> SrqLayout {
+    SrqLayout::new(SRQ.0, SRQ.1).expect("a small queue")
 }
 
 impl<'a> End<'a> {
@@ -134,7 +184,7 @@ impl<'a> End<'a> {
         engine: &SoftEngine,
         index: u8,
         kind: u32,
-        layout: QpLayout,
+        (layout, receives_from): (QpLayout, Queues),
         cqes: u32,
         signal_all: bool,
     ) -> Self {
@@ -162,9 +212,10 @@ impl<'a> End<'a> {
         let keys = keys.collect();
         let windows = WINDOWS.map(|(kind, pd)| table.insert_window(PdHandle(pd), kind));
         let windows = windows.map(|window| window.expect("room")).into();
-        let [queues, completions] = &machine.segments[usize::from(index)];
+        let [queues, completions, _] = &machine.segments[usize::from(index)];
         let addressing = match kind {
             QPT_UD => Addressing::Handles(Arc::new(Handles)),
+            QPT_XRC_SEND => Addressing::Domain,
             _ => Addressing::Connected,
         };
         let both = addressed_queues(queues, &layout, addressing);
@@ -174,16 +225,29 @@ impl<'a> End<'a> {
         let cq =
             SharedCompletionQueue::new(completions.clone(), &cq_layout, Some(nothing()), nothing());
         let cq = Arc::new(cq.expect("a segment that is long enough"));
+        let is_shared = receives_from == Queues::Shared || kind == QPT_XRC_RECV;
+        let shared = is_shared.then(|| shared(machine, index));
+        let domain = (kind == QPT_XRC_RECV).then(|| {
+            let domain = Arc::<XrcDomain>::default();
+            let receives = shared.as_ref().expect("one of the domain");
+            let number = domain.add(receives, Arc::clone(&cq) as _);
+            (domain, number)
+        });
+        let receives = match (&domain, &shared) {
+            (Some((domain, _)), _) => Receives::Domain(Arc::clone(domain)),
+            (None, Some(shared)) => Receives::Shared(Arc::clone(shared)),
+            (None, None) => Receives::Own(Box::new(recvs)),
+        };
         let qp = engine.create_qp(QpSpec {
             kind,
             pd: PdHandle(1),
             address: PortAddress {
                 gid: [index; 16],
-                lid: LID,
+                lid: LIDS[usize::from(index)],
             },
             memory: Arc::clone(&table),
             sends: Box::new(sends),
-            recvs: Receives::Own(Box::new(recvs)),
+            recvs: receives,
             send_cq: Arc::clone(&cq) as _,
             recv_cq: cq,
             signal_all,
@@ -206,6 +270,22 @@ impl<'a> End<'a> {
             table,
             keys,
             windows,
+            shared,
+            domain,
+            cqes: cq_layout.entries,
+        }
+    }
+
+    /// Takes note of what its completion queue says.
+    fn note(&self) {
+        for at in 0..u64::from(self.cqes) {
+            let entry = self.cq_word(CQ_OFF_ENTRIES) + at * size_of::<Completion>() as u64;
+            let bytes = self.ram.peek::<{ size_of::<Completion>() }>(entry);
+            let completion = Completion::read_from_bytes(&bytes).expect("any bytes");
+            if completion.wr_id != 0 && completion.status == WC_STATUS_SUCCESS {
+                let what = (self.kind, completion.opcode, completion.flags.get());
+                COMPLETED.with_borrow_mut(|all| all.insert(what));
+            }
         }
     }
 
@@ -232,9 +312,17 @@ impl<'a> End<'a> {
     /// Takes it from any state to one in which it talks to `to`, as far as that is possible.
     fn connect(&self, to: u32, input: &mut Input<'_>) {
         let (bits, timers) = (input.u8(), input.u8());
+        let own = usize::from(self.base != 0);
+        let port = if to == self.qp.number().get() {
+            own
+        } else {
+            1 - own
+        };
         let (to_init, to_rtr, to_rts) = match self.kind {
             QPT_UC => (QP_TO_INIT, UC_TO_RTR, UC_TO_RTS),
             QPT_UD => (UD_TO_INIT, UD_TO_RTR, UD_TO_RTS),
+            QPT_XRC_SEND => (QP_TO_INIT, UC_TO_RTR, QP_TO_RTS),
+            QPT_XRC_RECV => (QP_TO_INIT, QP_TO_RTR, XRC_TARGET_TO_RTS),
             _ => (QP_TO_INIT, QP_TO_RTR, QP_TO_RTS),
         };
         self.modify(QPS_RESET, 0, QpAttr::default());
@@ -247,7 +335,7 @@ impl<'a> End<'a> {
         let attr = QpAttr {
             path_mtu: 3,
             dest_qp_num: to.into(),
-            dlid: LID.into(),
+            dlid: LIDS[port].into(),
             max_dest_rd_atomic: !bits >> 3 & 1,
             min_rnr_timer: timers & 31,
             rq_psn: u32::from(bits >> 7).into(),
@@ -332,6 +420,7 @@ impl<'a> End<'a> {
             VerbsVersion::V2 => OP_FLUSH + 1,
         };
         let (opcode, flags, sges) = (input.u8() % opcodes, input.u8() % 32, input.u8() % 18);
+        let is_fetch = matches!(opcode, OP_COMPARE_SWAP | OP_FETCH_ADD);
         // Which side's keys the operation names.
         let (own, named) = match opcode {
             OP_BIND_WINDOW => (self, self),
@@ -350,7 +439,11 @@ impl<'a> End<'a> {
             imm: imm.into(),
             remote_addr: Self::address(input).into(),
             rkey: Self::any_key(named, input).into(),
-            inline_bytes: u32::from(input.u8()).into(),
+            inline_bytes: match &peer.domain {
+                // Their operands leave no other place for the number.
+                Some((_, number)) if is_fetch => (number.get() ^ u32::from(input.u8() >> 7)).into(),
+                _ => u32::from(input.u8()).into(),
+            },
         };
         let mut bytes = head.as_bytes().to_vec();
         if self.layout.version == VerbsVersion::V2 && flags & SEND_TAIL != 0 {
@@ -360,6 +453,13 @@ impl<'a> End<'a> {
                     let numbers = [numbers[0], numbers[1], MULTICAST_QPN, 0];
                     let (handle, qkey) = (input.u8() % 6, input.u8() % 2);
                     SendTail::datagram(handle.into(), *input.pick(&numbers), qkey.into())
+                }
+                QPT_XRC_SEND if opcode != OP_BIND_WINDOW && !is_fetch => {
+                    let number = peer.domain.as_ref().map_or(0, |(_, number)| number.get());
+                    SendTail {
+                        a: u64::from(number ^ u32::from(input.u8() >> 7)).into(),
+                        b: 0.into(),
+                    }
                 }
                 _ => {
                     let access = u64::from(input.u8() & 63) << 32;
@@ -392,6 +492,13 @@ impl<'a> End<'a> {
         let mut bytes = head.as_bytes().to_vec();
         bytes.extend(self.elements(sges, input));
         let layout = self.layout;
+        if self.shared.is_some() {
+            let page = usize::try_from(SRQ_PAGE * PAGE).expect("a few pages");
+            let srq = srq_layout();
+            let (produced, first) = (page + QP_OFF_RECV_PRODUCED, page + QP_OFF_ENTRIES);
+            self.post(produced, first, srq.entries, srq.stride, &bytes);
+            return;
+        }
         self.post(
             QP_OFF_RECV_PRODUCED,
             layout.recv_offset(),
@@ -432,7 +539,10 @@ struct Scene<'a> {
 impl Scene<'_> {
     fn turn(&self) -> bool {
         let [a, b] = &self.ends;
-        a.qp.progress(self.now.into()).worked | b.qp.progress(self.now.into()).worked
+        let worked = a.qp.progress(self.now.into()).worked | b.qp.progress(self.now.into()).worked;
+        let shared = self.ends.iter().filter_map(|end| end.shared.as_ref());
+        let told = shared.filter(|shared| shared.pass_on()).count();
+        worked | (told > 0)
     }
 
     /// Gives turns until neither has anything to do any more, and so a worker would sleep. An entry
@@ -521,7 +631,10 @@ impl Scene<'_> {
                 let attr = end.qp.query();
                 let _ = end.qp.modify(0, &attr);
             }
-            14 => end.qp.destroy(),
+            14 => match &end.domain {
+                Some((domain, number)) if input.u8().is_multiple_of(2) => domain.remove(*number),
+                _ => end.qp.destroy(),
+            },
             _ => {
                 self.turn();
                 self.now += Duration::from_nanos(input.magnitude() % (1 << 40));
@@ -584,14 +697,22 @@ pub fn run(data: &[u8]) {
         );
         let layout = layout.expect("a small layout");
         let engine = SoftEngine::new();
+        let receives_from = match flags >> 5 {
+            1 => Queues::Shared,
+            2 if flags & 24 == 8 => Queues::Extended,
+            _ => Queues::Own,
+        };
         let end = |index| {
             let is_unreliable = flags >> index & 2 != 0;
             let kind = match is_unreliable {
                 _ if flags & 24 == 24 => QPT_UD,
+                _ if receives_from == Queues::Extended && index == 0 => QPT_XRC_SEND,
+                _ if receives_from == Queues::Extended => QPT_XRC_RECV,
                 true => QPT_UC,
                 false => QPT_RC,
             };
-            End::new(machine, &engine, index, kind, layout, cqes, index == 1)
+            let queues = (layout, receives_from);
+            End::new(machine, &engine, index, kind, queues, cqes, index == 1)
         };
         let mut scene = Scene {
             ends: [end(0), end(1)],
@@ -606,6 +727,7 @@ pub fn run(data: &[u8]) {
             scene.step(&mut input);
         }
         scene.rest();
+        scene.ends.iter().for_each(End::note);
         // Whatever is retried a limited number of times ends.
         for _ in 0..20 {
             scene.now += Duration::from_secs(10_000);
@@ -614,6 +736,9 @@ pub fn run(data: &[u8]) {
         for end in &scene.ends {
             end.check();
             end.qp.destroy();
+            if let Some(shared) = &end.shared {
+                shared.close();
+            }
             for (_, region) in &end.keys {
                 region.revoke();
             }
