@@ -5,10 +5,9 @@ use crate::async_ring::{AsyncRing, EventSink};
 use crate::call_ring::{CallRing, CallRingError};
 use crate::control::Control;
 use crate::counters::{self, Counters};
-use crate::engine::{Admission, Destination, Engine, PortAddress, RawGid};
+use crate::engine::{ContextSpec, Destination, Engine, EngineContext, PortAddress, RawGid};
 use crate::inbox::Inbox;
 use crate::ledger::{Account, Resource, Share};
-use crate::memory::MemoryTable;
 use crate::objects::{BufferObject, MAX_MRS, Member, Objects};
 use crate::peers::Reach;
 use crate::ready::Ready;
@@ -96,7 +95,8 @@ pub struct Context {
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) counters: Arc<Counters>,
-    pub(crate) memory: Arc<MemoryTable>,
+    /// Its objects there.
+    pub(crate) engine_context: Arc<dyn EngineContext>,
     /// Whom its datagrams may name.
     pub(crate) addresses: Arc<AddressHandles>,
     /// What it takes of what all share.
@@ -159,7 +159,7 @@ impl Context {
         owner: Owner,
         events: Arc<dyn EventSink>,
         pool: Option<Arc<Pool>>,
-    ) -> Arc<Self> {
+    ) -> Result<Arc<Self>, Errno> {
         let Owner {
             label,
             address,
@@ -172,9 +172,18 @@ impl Context {
             limit,
             control,
         } = owner;
+        let engine_context = engine.open(ContextSpec {
+            address,
+            regions: MAX_MRS,
+            locks: Arc::clone(account.word_locks()),
+            admission: reach.admission(),
+            account: Some(Arc::clone(&account)),
+            counters: Arc::clone(&counters),
+            limit: Arc::clone(&limit),
+        })?;
         counters::count(&counters.contexts, 1);
         let objects = Objects::new(&account);
-        Arc::new(Self {
+        Ok(Arc::new(Self {
             id,
             label,
             address,
@@ -184,10 +193,7 @@ impl Context {
             events,
             pool,
             counters,
-            memory: Arc::new(MemoryTable::with_locks(
-                MAX_MRS,
-                Arc::clone(account.word_locks()),
-            )),
+            engine_context,
             addresses: Arc::default(),
             account,
             throughput,
@@ -200,7 +206,7 @@ impl Context {
             ready_wanted: AtomicBool::new(false),
             inbox: Arc::default(),
             failed: AtomicBool::new(false),
-        })
+        }))
     }
 
     /// GID of the port.
@@ -217,11 +223,6 @@ impl Context {
     /// Whether the operator lets it have to do with the port that this names.
     pub(crate) fn may_reach(&self, destination: Destination) -> bool {
         self.reach.includes(destination)
-    }
-
-    /// Whom the operator lets it have to do with; all where there is none.
-    pub(crate) fn admission(&self) -> Option<Arc<dyn Admission>> {
-        self.reach.admission()
     }
 
     fn regions(&self) -> MutexGuard<'_, HashMap<RegionId, Attached>> {
@@ -539,14 +540,14 @@ impl Context {
         self.addresses.clear();
         let count = to_u64(srqs.len());
         counters::uncount(&self.counters.shared_receive_queues, count);
-        let regions = self.memory.drain();
-        counters::uncount(&self.counters.memory_regions, regions.len() as u64);
+        let regions = self.engine_context.close();
+        counters::uncount(&self.counters.memory_regions, regions);
         for attached in std::mem::take(&mut *self.regions()).into_values() {
             if let Attached::Pin { memory, .. } = attached {
                 memory.revoke();
             }
         }
-        drop((regions, srqs, cqs, buffers, mapped));
+        drop((srqs, cqs, buffers, mapped));
         self.objects().keys = Share::of_nothing(&self.account, Resource::MemoryKeys);
         counters::uncount(&self.counters.contexts, 1);
     }

@@ -135,6 +135,11 @@ pub enum KeyError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PdHandle(pub u32);
 
+impl PdHandle {
+    /// That of no protection domain.
+    pub const NONE: Self = Self(0);
+}
+
 /// A memory region.
 #[derive(Debug)]
 pub struct MemoryRegion {

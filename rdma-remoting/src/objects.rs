@@ -5,6 +5,7 @@ use crate::completion_queue::SharedCompletionQueue;
 use crate::engine::{EngineQp, Progress, Turn};
 use crate::inbox::Scheduled;
 use crate::ledger::{Account, Resource, Share};
+use crate::memory::PdHandle;
 use crate::ready::Served;
 use crate::request::{MemoryKey, SrqNumber};
 use crate::segment::Part;
@@ -33,7 +34,10 @@ pub const MAX_BUFFERS: u32 = 1024;
 
 /// A protection domain. What is in it holds it.
 #[derive(Debug)]
-pub(crate) struct Pd;
+pub(crate) struct Pd {
+    /// The engine's.
+    pub engine: PdHandle,
+}
 
 /// A domain of extended reliable connections. What is in it holds it.
 pub(crate) struct XrcdObject {

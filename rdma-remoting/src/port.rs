@@ -103,7 +103,7 @@ impl Port {
     /// `pool`.
     ///
     /// # Errors
-    /// `EEXIST` for an id in use.
+    /// `EEXIST` for an id in use; those of the engine, which opens a context, too.
     pub fn open(
         self: &Arc<Self>,
         id: ContextId,
@@ -126,7 +126,7 @@ impl Port {
             limit: Arc::clone(&self.limit),
             control: Arc::clone(&self.adapter.control),
         };
-        let context = Context::new(id, owner, events, pool);
+        let context = Context::new(id, owner, events, pool)?;
         self.adapter.enlist(&context);
         contexts.insert(id, Arc::clone(&context));
         Ok(context)

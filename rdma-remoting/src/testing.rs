@@ -2,7 +2,9 @@
 
 use crate::context::Context;
 use crate::engine::soft::SoftEngine;
-use crate::engine::{Engine, EngineQp, QpSpec};
+use crate::engine::{ContextSpec, Engine, EngineContext, EngineQp, QpSpec};
+use crate::memory::{MemoryRegion, MemoryTable, PdHandle, WindowKind};
+use crate::request::MemoryKey;
 use crate::{EventSink, Port, Server};
 use farlane_abi::Errno;
 use farlane_abi::arena::{
@@ -13,6 +15,7 @@ use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr};
 use farlane_zero_copy::{Mapping, Region, SharedMemory};
 use rustix::fs::{MemfdFlags, SealFlags};
+use std::any::Any;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -136,7 +139,63 @@ impl<F: Fn() + Send + Sync> Engine for Hooked<F> {
         self.engine.port()
     }
 
+    fn open(&self, spec: ContextSpec) -> Result<Arc<dyn EngineContext>, Errno> {
+        self.engine.open(spec)
+    }
+}
+
+/// A context of the software engine, whose queue pairs somebody else makes.
+pub struct Making<F> {
+    pub context: Arc<dyn EngineContext>,
+    pub make: F,
+}
+
+impl<F: Fn(QpSpec) -> Arc<dyn EngineQp> + Send + Sync> EngineContext for Making<F> {
+    fn alloc_pd(&self) -> Result<PdHandle, Errno> {
+        self.context.alloc_pd()
+    }
+
+    fn dealloc_pd(&self, pd: PdHandle) {
+        self.context.dealloc_pd(pd);
+    }
+
+    fn reg_mr(&self, memory: MemoryRegion) -> Result<MemoryKey, Errno> {
+        self.context.reg_mr(memory)
+    }
+
+    fn rereg_mr(&self, key: MemoryKey, memory: MemoryRegion) -> Result<(), Errno> {
+        self.context.rereg_mr(key, memory)
+    }
+
+    fn dereg_mr(&self, key: MemoryKey) -> Result<(), Errno> {
+        self.context.dereg_mr(key)
+    }
+
+    fn mr_owner(&self, key: MemoryKey) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.context.mr_owner(key)
+    }
+
+    fn alloc_mw(&self, pd: PdHandle, kind: WindowKind) -> Result<MemoryKey, Errno> {
+        self.context.alloc_mw(pd, kind)
+    }
+
+    fn dealloc_mw(&self, key: MemoryKey) -> Result<(), Errno> {
+        self.context.dealloc_mw(key)
+    }
+
+    fn keys(&self) -> u64 {
+        self.context.keys()
+    }
+
     fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno> {
-        self.engine.create_qp(spec)
+        Ok((self.make)(spec))
+    }
+
+    fn close(&self) -> u64 {
+        self.context.close()
+    }
+
+    fn memory(&self) -> &MemoryTable {
+        self.context.memory()
     }
 }

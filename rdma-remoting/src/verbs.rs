@@ -196,7 +196,13 @@ impl Verbs for CallHost<'_> {
     }
 
     fn alloc_pd(&mut self, (): ()) -> Result<Handle, Errno> {
-        self.context.objects().pds.insert(Pd).map(Into::into)
+        let engine = &self.context.engine_context;
+        let mut objects = self.context.objects();
+        let inserted = objects.pds.insert_with(|_| {
+            let engine = engine.alloc_pd()?;
+            Ok(Pd { engine })
+        });
+        inserted.map(|(handle, _)| handle.into())
     }
 
     fn dealloc_pd(&mut self, pd: Handle) -> Result<(), Errno> {
@@ -205,7 +211,9 @@ impl Verbs for CallHost<'_> {
         if Arc::strong_count(objects.pds.get(pd.get()).ok_or(Errno::EBADF)?) > 1 {
             return Err(Errno::EBUSY);
         }
-        objects.pds.remove(pd.get());
+        if let Some(pd) = objects.pds.remove(pd.get()) {
+            self.context.engine_context.dealloc_pd(pd.engine);
+        }
         Ok(())
     }
 

@@ -4,7 +4,9 @@
 
 use farlane_abi::rdma::{self, *};
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine, PortAddress, QpExtras, QpSpec, Receives};
+use farlane_rdma_remoting::engine::{
+    ContextSpec, EngineContext as _, PortAddress, QpSpec, Receives,
+};
 use farlane_rdma_remoting::local::LocalCompletionQueue;
 use farlane_rdma_remoting::memory::{MemoryTable, PdHandle};
 use farlane_rdma_remoting::work_queue::{QueueError, WorkSource};
@@ -52,15 +54,19 @@ impl<W> WorkSource<W> for Nonsense {
 /// Both queues of a queue pair of this tenant are given up, in one state or the other.
 fn give_up(engine: &SoftEngine, tenant: &Arc<LogLimit>, state: u8) {
     let cq = LocalCompletionQueue::new(4);
-    let qp = engine
+    let context = ContextSpec {
+        address: PortAddress {
+            gid: [1; 16],
+            lid: 1,
+        },
+        limit: Arc::clone(tenant),
+        ..ContextSpec::default()
+    };
+    let context = engine.open_over(context, Arc::new(MemoryTable::new(1)));
+    let qp = context
         .create_qp(QpSpec {
             kind: QPT_RC,
             pd: PdHandle(1),
-            address: PortAddress {
-                gid: [1; 16],
-                lid: 1,
-            },
-            memory: Arc::new(MemoryTable::new(1)),
             sends: Box::new(Nonsense),
             recvs: Receives::Own(Box::new(Nonsense)),
             send_cq: cq.clone(),
@@ -68,9 +74,6 @@ fn give_up(engine: &SoftEngine, tenant: &Arc<LogLimit>, state: u8) {
             signal_all: false,
             schedule: Arc::new(|| ()),
             events: Box::new(|_| ()),
-            counters: Arc::default(),
-            limit: Arc::clone(tenant),
-            extras: QpExtras::default(),
         })
         .unwrap();
     let attr = |qp_state| QpAttr {

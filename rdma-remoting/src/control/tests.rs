@@ -1,11 +1,13 @@
 use super::*;
 use crate::address::GroupGid;
 use crate::engine::soft::SoftEngine;
-use crate::engine::{Engine, EngineQp, Progress, QpNumber, QpSpec, Schedule, Turn};
+use crate::engine::{
+    ContextSpec, Engine, EngineContext, EngineQp, Progress, QpNumber, QpSpec, Schedule, Turn,
+};
 use crate::ledger::Ledger;
 use crate::round::{Look, Pace};
 use crate::server::ServerConfig;
-use crate::testing::{Header, memory, open, port, region};
+use crate::testing::{Header, Making, memory, open, port, region};
 use crate::verbs::CallHost;
 use crate::{Port, Server};
 use farlane_abi::rdma::{
@@ -26,8 +28,8 @@ const CREATE_QP: u32 = 11;
 /// is, and waits until it may go on.
 struct SlowEngine {
     engine: SoftEngine,
-    ends: Mutex<(Sender<u8>, Receiver<()>)>,
-    made: Mutex<Vec<Arc<CountingQp>>>,
+    ends: Arc<Mutex<(Sender<u8>, Receiver<()>)>>,
+    made: Arc<Mutex<Vec<Arc<CountingQp>>>>,
 }
 
 impl Engine for SlowEngine {
@@ -43,20 +45,26 @@ impl Engine for SlowEngine {
         self.engine.port()
     }
 
-    fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno> {
-        if std::thread::current().name() == Some("control") {
-            let (begins, may) = &*lock(&self.ends);
-            // The test is over where nobody is there.
-            if begins.send(spec.address.gid[0]).is_ok() {
-                let _ = may.recv();
+    fn open(&self, spec: ContextSpec) -> Result<Arc<dyn EngineContext>, Errno> {
+        let gid = spec.address.gid[0];
+        let (ends, all) = (Arc::clone(&self.ends), Arc::clone(&self.made));
+        let make = move |spec: QpSpec| -> Arc<dyn EngineQp> {
+            if std::thread::current().name() == Some("control") {
+                let (begins, may) = &*lock(&ends);
+                // The test is over where nobody is there.
+                if begins.send(gid).is_ok() {
+                    let _ = may.recv();
+                }
             }
-        }
-        let qp = Arc::new(CountingQp {
-            schedule: spec.schedule,
-            turns: AtomicU32::new(0),
-        });
-        lock(&self.made).push(Arc::clone(&qp));
-        Ok(qp)
+            let qp = Arc::new(CountingQp {
+                schedule: spec.schedule,
+                turns: AtomicU32::new(0),
+            });
+            lock(&all).push(Arc::clone(&qp));
+            qp
+        };
+        let context = self.engine.open(spec)?;
+        Ok(Arc::new(Making { context, make }))
     }
 }
 
@@ -119,8 +127,8 @@ impl Slow {
         let (go_on, may) = channel();
         let engine = Arc::new(SlowEngine {
             engine: SoftEngine::new(),
-            ends: Mutex::new((begins, may)),
-            made: Mutex::default(),
+            ends: Arc::new(Mutex::new((begins, may))),
+            made: Arc::default(),
         });
         let ledger = Ledger::new(|_| 200);
         let server = Server::of(Arc::clone(&engine) as _, Arc::default(), Vec::new(), ledger);

@@ -1,9 +1,9 @@
 //! What carries out work: engines behind one trait.
 //!
 //! The remoting above knows queues in shared memory, handles and calls; an engine knows queue
-//! pairs, memory keys and the transport. They meet in [`QpSpec`]: where requests come from, which
-//! memory they may name, and where completions go. The same engine can therefore be driven without
-//! any remoting.
+//! pairs, memory keys and the transport. They meet in [`EngineContext`], where protection domains,
+//! memory keys and queue pairs are made, and in [`QpSpec`]: where requests come from, and where
+//! completions go. The same engine can therefore be driven without any remoting.
 
 mod budget;
 pub mod soft;
@@ -15,8 +15,8 @@ pub use budget::{Budget, FLUSH_COST, LOOK_COST, OPERATION_COST, QUANTUM, Spendin
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
 use crate::ledger::Account;
-use crate::memory::{MemoryTable, PdHandle};
-use crate::request::{RecvWqe, SendWqe};
+use crate::memory::{MemoryRegion, PdHandle, WindowKind};
+use crate::request::{MemoryKey, RecvWqe, SendWqe};
 pub use crate::schedule::Schedule;
 use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::WorkSource;
@@ -24,7 +24,9 @@ use crate::xrc::XrcDomain;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr, QpAttr};
 use farlane_sys::log_limit::LogLimit;
+use farlane_zero_copy::WordLocks;
 use farlane_zero_copy::topology::Node;
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -38,16 +40,33 @@ pub enum Receives {
     Domain(Arc<XrcDomain>),
 }
 
+/// What an engine needs to open a context.
+#[derive(Clone, Default)]
+pub struct ContextSpec {
+    /// Of the port that it belongs to.
+    pub address: PortAddress,
+    /// Memory regions that it may have, and as many windows.
+    pub regions: u32,
+    /// Locks of the words of its memory, of which other contexts may have some, too: atomic
+    /// operations exclude each other by them.
+    pub locks: Arc<WordLocks>,
+    /// Whom its port takes datagrams of, and sends those of multicast groups to; all where there
+    /// is none.
+    pub admission: Option<Arc<dyn Admission>>,
+    /// Who pays for the multicast groups that its queue pairs are in; nobody where there is none.
+    pub account: Option<Arc<Account>>,
+    /// Counters of the server.
+    pub counters: Arc<Counters>,
+    /// Of what its owner can have logged.
+    pub limit: Arc<LogLimit>,
+}
+
 /// What an engine needs to make a queue pair.
 pub struct QpSpec {
     /// Transport service type, of `enum ibv_qp_type`.
     pub kind: u32,
-    /// Protection domain of its work requests; one that is none where it takes those of a domain.
+    /// Protection domain of its work requests; [`PdHandle::NONE`] where it takes those of a domain.
     pub pd: PdHandle,
-    /// Of the port that it belongs to.
-    pub address: PortAddress,
-    /// Memory that its requests and its peer's may name.
-    pub memory: Arc<MemoryTable>,
     /// Where send requests come from.
     pub sends: Box<dyn WorkSource<SendWqe>>,
     /// Where receive requests come from.
@@ -63,28 +82,12 @@ pub struct QpSpec {
     pub schedule: Arc<dyn Schedule>,
     /// Told of asynchronous events, `EVENT_*` of [`farlane_abi::rdma`].
     pub events: Box<dyn Fn(u32) + Send + Sync>,
-    /// Counters of the server.
-    pub counters: Arc<Counters>,
-    /// Of what its owner can have logged.
-    pub limit: Arc<LogLimit>,
-    /// What not every queue pair has.
-    pub extras: QpExtras,
 }
 
 /// Whom the port of a queue pair may have to do with.
 pub trait Admission: Send + Sync {
     /// Whether the port with this GID is one of them.
     fn admits(&self, gid: &RawGid) -> bool;
-}
-
-/// What not every queue pair has: nothing of it by default.
-#[derive(Clone, Default)]
-pub struct QpExtras {
-    /// Whom its port takes datagrams of, and sends those of multicast groups to; all where there
-    /// is none.
-    pub admission: Option<Arc<dyn Admission>>,
-    /// Who pays for the multicast groups that it is in; nobody where there is none.
-    pub account: Option<Arc<Account>>,
 }
 
 /// A turn of a queue pair.
@@ -148,7 +151,7 @@ pub(crate) fn earlier<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
     }
 }
 
-/// An RDMA engine: makes queue pairs, and carries out their work.
+/// An RDMA engine: carries out the work of its contexts.
 pub trait Engine: Send + Sync {
     /// Attributes of the device. The GUID is the port's and filled in above.
     fn device(&self) -> DeviceAttr;
@@ -157,11 +160,69 @@ pub trait Engine: Send + Sync {
     fn limits(&self) -> DeviceLimits;
     /// Attributes of its port.
     fn port(&self) -> PortAttr;
+    /// Opens a context, in which nothing is.
+    ///
+    /// # Errors
+    /// `ENOMEM` when there are too many.
+    fn open(&self, spec: ContextSpec) -> Result<Arc<dyn EngineContext>, Errno>;
+}
+
+/// A program's use of an engine: the objects that it has there. Names and keys are the engine's
+/// choice. Whoever ends an object has seen to it that no other one uses it, but where it says
+/// otherwise.
+pub trait EngineContext: Send + Sync {
+    /// Makes a protection domain, never [`PdHandle::NONE`].
+    ///
+    /// # Errors
+    /// `ENOMEM` when there are too many.
+    fn alloc_pd(&self) -> Result<PdHandle, Errno>;
+    /// Ends a protection domain.
+    fn dealloc_pd(&self, pd: PdHandle);
+    /// Registers memory. Returns its key, local and remote.
+    ///
+    /// # Errors
+    /// `ENOMEM` when there are too many.
+    fn reg_mr(&self, memory: MemoryRegion) -> Result<MemoryKey, Errno>;
+    /// Registers other memory under a key. When this returns, nothing touches the memory before by
+    /// the key.
+    ///
+    /// # Errors
+    /// Those of [`dereg_mr`](Self::dereg_mr).
+    fn rereg_mr(&self, key: MemoryKey, memory: MemoryRegion) -> Result<(), Errno>;
+    /// Ends a registration. When this returns, no request touches the memory, also none that is in
+    /// progress (IBTA, 10.6.6.2.6).
+    ///
+    /// # Errors
+    /// `EBADF` for a key that is no region's; `EBUSY` while a window is bound to it (IBTA
+    /// 10.6.7.1).
+    fn dereg_mr(&self, key: MemoryKey) -> Result<(), Errno>;
+    /// [Owner](MemoryRegion::owner) of what is registered under a key, if there is one.
+    fn mr_owner(&self, key: MemoryKey) -> Option<Arc<dyn Any + Send + Sync>>;
+    /// Makes a memory window that is not bound. Returns the key by which it is bound for the first
+    /// time.
+    ///
+    /// # Errors
+    /// `ENOMEM` when there are too many.
+    fn alloc_mw(&self, pd: PdHandle, kind: WindowKind) -> Result<MemoryKey, Errno>;
+    /// Ends a memory window, bound or not, by any key that it has had. When this returns, nothing
+    /// touches memory by its key.
+    ///
+    /// # Errors
+    /// `EBADF` where there is none.
+    fn dealloc_mw(&self, key: MemoryKey) -> Result<(), Errno>;
+    /// How many regions and windows there are.
+    fn keys(&self) -> u64;
     /// Makes a queue pair in the reset state.
     ///
     /// # Errors
     /// `EOPNOTSUPP` for a kind that the engine does not have, `ENOMEM` when there are too many.
     fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno>;
+    /// Ends all but queue pairs, of which there is none any more. Returns how many regions there
+    /// were. When this returns, nothing touches their memory.
+    fn close(&self) -> u64;
+    /// The keys of the software engine, for tests of what they open.
+    #[cfg(test)]
+    fn memory(&self) -> &crate::memory::MemoryTable;
 }
 
 /// A queue pair of an engine.

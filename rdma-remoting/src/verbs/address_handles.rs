@@ -3,7 +3,6 @@
 use super::CallHost;
 use crate::address::{AddressVector, Destination, GroupGid, Recipients};
 use crate::ledger::Resource;
-use crate::memory::PdHandle;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{CreateAh, Handle};
 use std::sync::Arc;
@@ -54,10 +53,7 @@ impl CallHost<'_> {
         let objects = self.context.objects();
         let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
         let owner = (Arc::clone(pd), self.take(Resource::AddressHandles, 1)?);
-        let handle = self
-            .context
-            .addresses
-            .add(PdHandle(args.pd.get()), address, owner)?;
+        let handle = self.context.addresses.add(pd.engine, address, owner)?;
         Ok(handle.into())
     }
 

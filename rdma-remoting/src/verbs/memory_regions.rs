@@ -3,7 +3,7 @@
 use super::{CallHost, region_id};
 use crate::counters;
 use crate::ledger::{Resource, Share};
-use crate::memory::{Access, MemoryRegion, PdHandle};
+use crate::memory::{Access, MemoryRegion};
 use crate::objects::{BufferObject, Objects, Pd};
 use crate::request::MemoryKey;
 use farlane_abi::Errno;
@@ -62,7 +62,7 @@ impl CallHost<'_> {
             }))
         })?;
         self.make_room_for_a_key(&mut objects)?;
-        let key = self.context.memory.insert(memory)?;
+        let key = self.context.engine_context.reg_mr(memory)?;
         counters::count(&self.context.counters.memory_regions, 1);
         Ok(Mr {
             handle: key.into(),
@@ -88,13 +88,14 @@ impl CallHost<'_> {
             }
             _ => return Err(Errno::EINVAL),
         };
+        let engine_pd = pd.engine;
         let uses = MemoryRegionUses {
             _pd: pd,
             _buffer: buffer,
             shares: shares()?,
         };
         let memory = MemoryRegion {
-            pd: PdHandle(args.pd.get()),
+            pd: engine_pd,
             iova: args.iova.get(),
             offset: args.offset.get(),
             length: wanted.length(),
@@ -114,7 +115,11 @@ impl CallHost<'_> {
 
     pub(super) fn reregister(&self, args: &ReregMr) -> Result<(), Errno> {
         let key = MemoryKey(args.mr.get());
-        let owner = self.context.memory.owner(key).ok_or(Errno::EBADF)?;
+        let owner = self
+            .context
+            .engine_context
+            .mr_owner(key)
+            .ok_or(Errno::EBADF)?;
         let uses = owner.downcast_ref::<MemoryRegionUses>();
         let shares = Arc::clone(&uses.ok_or(Errno::EBADF)?.shares);
         drop(owner);
@@ -125,26 +130,27 @@ impl CallHost<'_> {
         let had = bytes.amount();
         let more = wanted.length().saturating_sub(had);
         bytes.grow(more).ok_or(Errno::ENOMEM)?;
-        let replaced = self.context.memory.replace(key, memory);
+        let replaced = self.context.engine_context.rereg_mr(key, memory);
         bytes.shrink(if replaced.is_ok() {
             wanted.length()
         } else {
             had
         });
-        replaced.map(drop)
+        replaced
     }
 
     /// Takes the room of another memory key. A table of keys keeps the room that it has had: so
     /// does its share.
     pub(super) fn make_room_for_a_key(&self, objects: &mut Objects) -> Result<(), Errno> {
-        if self.context.memory.len() >= objects.keys.amount() {
+        if self.context.engine_context.keys() >= objects.keys.amount() {
             objects.keys.grow(1).ok_or(Errno::ENOMEM)?;
         }
         Ok(())
     }
 
     pub(super) fn deregister(&self, mr: Handle) -> Result<(), Errno> {
-        self.context.memory.deregister(MemoryKey(mr.get()))?;
+        let key = MemoryKey(mr.get());
+        self.context.engine_context.dereg_mr(key)?;
         counters::uncount(&self.context.counters.memory_regions, 1);
         Ok(())
     }

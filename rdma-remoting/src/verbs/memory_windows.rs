@@ -1,7 +1,7 @@
 //! Memory windows.
 
 use super::CallHost;
-use crate::memory::{PdHandle, WindowKind};
+use crate::memory::WindowKind;
 use crate::objects::WindowObject;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{AllocMw, Handle, MW_TYPE_1, MW_TYPE_2, Mw};
@@ -17,9 +17,9 @@ impl CallHost<'_> {
         let mut objects = self.context.objects();
         let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
         self.make_room_for_a_key(&mut objects)?;
-        let memory = &self.context.memory;
+        let engine = &self.context.engine_context;
         let (handle, window) = objects.windows.insert_with(|_| {
-            let key = memory.insert_window(PdHandle(args.pd.get()), kind)?;
+            let key = engine.alloc_mw(pd.engine, kind)?;
             Ok(WindowObject { key, _pd: pd })
         })?;
         Ok(Mw {
@@ -31,6 +31,6 @@ impl CallHost<'_> {
     pub(super) fn remove_window(&self, window: Handle) -> Result<(), Errno> {
         let removed = self.context.objects().windows.remove(window.get());
         let window = removed.ok_or(Errno::EBADF)?;
-        self.context.memory.remove_window(window.key)
+        self.context.engine_context.dealloc_mw(window.key)
     }
 }

@@ -5,7 +5,7 @@ use crate::address::GroupGid;
 use crate::address_handles::HandlesOfDomain;
 use crate::async_ring::ObjectEvents;
 use crate::completion_queue::{CompletionSink, NoCompletions};
-use crate::engine::{Destination, QpExtras, QpSpec, Receives};
+use crate::engine::{Destination, QpSpec, Receives};
 use crate::inbox::Scheduled;
 use crate::ledger::Resource;
 use crate::memory::PdHandle;
@@ -99,30 +99,33 @@ impl CallHost<'_> {
         .ok_or(Errno::EINVAL)?;
         let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
         let part = self.part(base.region, base.offset, layout.segment_bytes())?;
+        let mut objects = self.context.objects();
+        let uses = Uses::of(&objects, args)?;
+        let pd = uses.pd.as_ref().map_or(PdHandle::NONE, |pd| pd.engine);
         let addressing = match kind {
             QPT_UD => Addressing::Handles(Arc::new(HandlesOfDomain {
                 handles: Arc::clone(&self.context.addresses),
-                pd: PdHandle(base.pd.get()),
+                pd,
             })),
             QPT_XRC_SEND => Addressing::Domain,
             _ => Addressing::Connected,
         };
         let queues = addressed_queues(&part.memory, &layout, addressing);
         let (sends, recvs) = queues.map_err(|_| Errno::EINVAL)?;
-        let mut objects = self.context.objects();
-        let uses = Uses::of(&objects, args)?;
         let share = self.take(Resource::QueuePairs, 1)?;
         let (handle, object) = objects.qps.insert_with(|handle| {
             let slot = slot_of(handle).ok_or(Errno::ENOMEM)?;
             let scheduled = Scheduled::new(self.context.inbox(), slot);
             let events = ObjectEvents::new(&asyncs, handle);
-            let Uses { pd, cqs, srq, xrcd } = uses;
-            let engine = self.context.engine.create_qp(QpSpec {
+            let Uses {
+                pd: object,
+                cqs,
+                srq,
+                xrcd,
+            } = uses;
+            let engine = self.context.engine_context.create_qp(QpSpec {
                 kind,
-                // No handle is zero.
-                pd: PdHandle(pd.as_ref().map_or(0, |_| base.pd.get())),
-                address: self.context.address(),
-                memory: Arc::clone(&self.context.memory),
+                pd,
                 sends: Box::new(sends),
                 recvs: match (&srq, &xrcd) {
                     (_, Some(xrcd)) => Receives::Domain(Arc::clone(&xrcd.domain)),
@@ -134,18 +137,12 @@ impl CallHost<'_> {
                 signal_all: base.signal_all.get() != 0,
                 schedule: Arc::clone(&scheduled) as _,
                 events: Box::new(events.teller()),
-                counters: Arc::clone(&self.context.counters),
-                limit: Arc::clone(&self.context.limit),
-                extras: QpExtras {
-                    admission: self.context.admission(),
-                    account: Some(Arc::clone(&self.context.account)),
-                },
             })?;
             Ok(QpObject {
                 engine,
                 scheduled,
                 part,
-                _pd: pd,
+                _pd: object,
                 _cqs: cqs,
                 _srq: srq,
                 _xrcd: xrcd,

@@ -4,7 +4,6 @@ use super::CallHost;
 use crate::async_ring::ObjectEvents;
 use crate::counters;
 use crate::ledger::Resource;
-use crate::memory::PdHandle;
 use crate::objects::{InDomain, Member, SrqObject};
 use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::shared_receive_queue;
@@ -44,7 +43,7 @@ impl CallHost<'_> {
             let slot = slot_of(handle).and_then(|slot| slot.checked_add(MAX_QPS));
             let events = ObjectEvents::new(&asyncs, handle);
             let teller = Box::new(events.teller());
-            let receives = SharedReceives::new(Box::new(queue), PdHandle(args.pd.get()), teller);
+            let receives = SharedReceives::new(Box::new(queue), pd.engine, teller);
             let slot = slot.ok_or(Errno::ENOMEM)?;
             let xrc = xrc.map(|(xrcd, cq)| InDomain {
                 number: xrcd.domain.add(&receives, Arc::clone(&cq.queue) as _),

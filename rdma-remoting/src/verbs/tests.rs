@@ -4,6 +4,7 @@ use super::*;
 use crate::engine::soft::SoftEngine;
 use crate::engine::{Budget, Turn};
 use crate::ledger::Ledger;
+use crate::memory::PdHandle;
 use crate::round::{Look, Pace, TURN};
 use crate::testing::{Header, Hooked, Nobody, mapped, memory, open, port, region, shared};
 use crate::{Port, Server};
@@ -19,6 +20,11 @@ mod limits;
 mod shared_receive_queues;
 mod versions;
 mod windows;
+
+/// The engine's name of a protection domain.
+fn domain(context: &Context, pd: Handle) -> PdHandle {
+    context.objects().pds.get(pd.get()).unwrap().engine
+}
 
 /// A server whose ports share so much of everything but bytes of memory regions.
 fn sharing(total: u64) -> Arc<Server> {

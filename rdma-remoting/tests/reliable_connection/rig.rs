@@ -3,7 +3,9 @@
 use farlane_abi::queue::WC_STATUS_RETRY_EXC_ERR;
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpExtras, QpSpec, Receives};
+use farlane_rdma_remoting::engine::{
+    ContextSpec, EngineContext as _, EngineQp, PortAddress, QpSpec, Receives,
+};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
 use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, RecvWqe, SendWqe};
@@ -141,15 +143,18 @@ pub fn end_over(
     let sends = LocalQueue::default();
     let events = Arc::new(Mutex::new(Vec::new()));
     let scheduled = Arc::<AtomicUsize>::default();
-    let qp = engine
+    let context = ContextSpec {
+        address: PortAddress {
+            gid: [gid; 16],
+            lid: lid(gid),
+        },
+        ..ContextSpec::default()
+    };
+    let context = engine.open_over(context, Arc::clone(&table));
+    let qp = context
         .create_qp(QpSpec {
             kind: setup.kind,
             pd: PdHandle(1),
-            address: PortAddress {
-                gid: [gid; 16],
-                lid: lid(gid),
-            },
-            memory: Arc::clone(&table),
             sends: Box::new(LocalQueue::clone(&sends)),
             recvs: receives,
             send_cq: cq.clone(),
@@ -165,9 +170,6 @@ pub fn end_over(
                 let events = Arc::clone(&events);
                 Box::new(move |kind| events.lock().unwrap().push(kind))
             },
-            counters: Arc::default(),
-            limit: Arc::default(),
-            extras: QpExtras::default(),
         })
         .unwrap();
     End {

@@ -4,7 +4,9 @@ use crate::rig::{BUFFER, DEPTH};
 use anyhow::{Context as _, Result, bail};
 use farlane_abi::rdma::{self, QpAttr};
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpExtras, QpSpec, Receives};
+use farlane_rdma_remoting::engine::{
+    ContextSpec, EngineContext as _, EngineQp, PortAddress, QpSpec, Receives,
+};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
 use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, SendWqe};
@@ -50,14 +52,17 @@ impl End {
             })
             .context("no key")?;
         let (sends, cq) = (LocalQueue::default(), LocalCompletionQueue::new(4 * DEPTH));
-        let qp = engine.create_qp(QpSpec {
-            kind: rdma::QPT_RC,
-            pd: PdHandle(1),
+        let context = ContextSpec {
             address: PortAddress {
                 gid: [gid; 16],
                 lid: lid(gid),
             },
-            memory,
+            ..ContextSpec::default()
+        };
+        let context = engine.open_over(context, memory);
+        let qp = context.create_qp(QpSpec {
+            kind: rdma::QPT_RC,
+            pd: PdHandle(1),
             sends: Box::new(LocalQueue::clone(&sends)),
             recvs: Receives::Own(Box::new(LocalQueue::default())),
             send_cq: Arc::clone(&cq) as _,
@@ -65,9 +70,6 @@ impl End {
             signal_all: true,
             schedule: Arc::new(|| ()),
             events: Box::new(|_| ()),
-            counters: Arc::default(),
-            limit: Arc::default(),
-            extras: QpExtras::default(),
         })?;
         Ok(Self { qp, sends, cq, key })
     }

@@ -6,7 +6,8 @@ use super::transport::Transport;
 use super::waits::{Receiver, Requesting};
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
-use crate::engine::{PortAddress, QpExtras, QpNumber, RawGid};
+use crate::engine::{Admission, PortAddress, QpNumber, RawGid};
+use crate::ledger::Account;
 use crate::memory::{Binder, MemoryTable, PdHandle};
 use farlane_sys::log_limit::LogLimit;
 use std::sync::Arc;
@@ -46,7 +47,10 @@ pub struct QpCommon {
     pub events: Box<dyn Fn(u32) + Send + Sync>,
     pub counters: Arc<Counters>,
     pub limit: Arc<LogLimit>,
-    pub extras: QpExtras,
+    /// Whom its port has to do with; all where there is none.
+    pub admission: Option<Arc<dyn Admission>>,
+    /// Who pays for its groups.
+    pub account: Option<Arc<Account>>,
     pub state: SharedState,
 }
 
@@ -99,7 +103,7 @@ impl QpCommon {
 
     /// Whether its port takes datagrams of the port with this GID, and may send it some.
     pub fn admits(&self, gid: &RawGid) -> bool {
-        let admission = self.extras.admission.as_ref();
+        let admission = self.admission.as_ref();
         admission.is_none_or(|admission| admission.admits(gid))
     }
 

@@ -99,7 +99,7 @@ impl Groups {
         {
             return Err(Errno::ENOMEM);
         }
-        let account = member.common.extras.account.as_ref();
+        let account = member.common.account.as_ref();
         let share = account.map(|account| account.take(Resource::GroupMemberships, 1));
         let share = share.map(|share| share.ok_or(Errno::ENOMEM)).transpose()?;
         own.push(group);

@@ -6,6 +6,7 @@
 mod attributes;
 mod carrier;
 mod common;
+mod context;
 mod datagram;
 mod fabric;
 mod gather;
@@ -22,9 +23,11 @@ mod waits;
 #[cfg(test)]
 mod waits_tests;
 
-use super::{Engine, EngineQp, QpSpec};
+use super::{ContextSpec, Engine, EngineContext};
+use crate::memory::MemoryTable;
 use crate::nodes::TransferObserver;
 use attributes::MAX_READS;
+pub use context::SoftContext;
 use fabric::Fabric;
 use farlane_abi::Errno;
 use farlane_abi::queue::{
@@ -35,9 +38,7 @@ use farlane_abi::rdma::{
     DeviceAttr, DeviceLimits, PortAttr,
 };
 use groups::{MEMBERS_OF_A_PORT, MEMBERSHIPS_OF_A_PORT};
-use qp::SoftQp;
 use std::sync::Arc;
-use transport::Transport;
 
 /// What it can do of what not every device can.
 const DEVICE_CAPS: u64 =
@@ -66,6 +67,12 @@ impl SoftEngine {
     pub fn observed_by(transfers: Arc<dyn TransferObserver>) -> Self {
         let fabric = Arc::new(Fabric::observed_by(transfers));
         Self { fabric }
+    }
+
+    /// Opens a context of these keys, for whoever drives the engine without remoting.
+    #[must_use]
+    pub fn open_over(&self, spec: ContextSpec, keys: Arc<MemoryTable>) -> SoftContext {
+        SoftContext::new(&self.fabric, spec, keys)
     }
 }
 
@@ -122,12 +129,9 @@ impl Engine for SoftEngine {
         }
     }
 
-    fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno> {
-        let transport = Transport::from_wire(spec.kind).filter(|kind| kind.is_carried());
-        let transport = transport.ok_or(Errno::EOPNOTSUPP)?;
-        let qp = SoftQp::new(spec, transport, &self.fabric, MAX_QUEUE_PAIRS);
-        let qp = qp.ok_or(Errno::ENOMEM)?;
-        Ok(Arc::new(qp))
+    fn open(&self, spec: ContextSpec) -> Result<Arc<dyn EngineContext>, Errno> {
+        let keys = MemoryTable::with_locks(spec.regions, Arc::clone(&spec.locks));
+        Ok(Arc::new(self.open_over(spec, Arc::new(keys))))
     }
 }
 

@@ -3,6 +3,7 @@
 use super::attributes::{self, State};
 use super::carrier::Carrier;
 use super::common::{QpCommon, SharedState};
+use super::context::Owner;
 use super::fabric::{Fabric, QpName};
 use super::groups::Groups;
 use super::local_copy::LocalCopy;
@@ -38,13 +39,14 @@ pub struct SoftQp<C: Carrier = LocalCopy> {
 impl SoftQp {
     /// A queue pair in the reset state; none where there are `limit`.
     pub fn new(
+        owner: &Owner,
         spec: QpSpec,
         transport: Transport,
         fabric: &Arc<Fabric>,
         limit: u32,
     ) -> Option<Self> {
         let carrier = LocalCopy(Arc::clone(fabric));
-        Self::over(carrier, spec, transport, fabric, limit)
+        Self::over(carrier, owner, spec, transport, fabric, limit)
     }
 }
 
@@ -52,19 +54,21 @@ impl<C: Carrier> SoftQp<C> {
     /// The same, whose messages go by this carrier.
     pub fn over(
         carrier: C,
+        owner: &Owner,
         spec: QpSpec,
         transport: Transport,
         fabric: &Arc<Fabric>,
         limit: u32,
     ) -> Option<Self> {
         let (sends, recvs) = (spec.sends, spec.recvs);
-        let target = fabric.add(spec.address, limit, |number| {
+        let of = &owner.spec;
+        let target = fabric.add(of.address, limit, |number| {
             let common = QpCommon {
                 number,
                 transport,
-                address: spec.address,
+                address: of.address,
                 pd: spec.pd,
-                memory: spec.memory,
+                memory: Arc::clone(&owner.memory),
                 binder: Binder::new_one(),
                 receiver: Arc::default(),
                 requesting: Requesting::new(spec.schedule),
@@ -72,9 +76,10 @@ impl<C: Carrier> SoftQp<C> {
                 send_cq: spec.send_cq,
                 recv_cq: spec.recv_cq,
                 events: spec.events,
-                counters: spec.counters,
-                limit: spec.limit,
-                extras: spec.extras,
+                counters: Arc::clone(&of.counters),
+                limit: Arc::clone(&of.limit),
+                admission: of.admission.clone(),
+                account: of.account.clone(),
                 state: SharedState::default(),
             };
             Target::new(common, recvs)

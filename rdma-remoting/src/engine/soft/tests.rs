@@ -1,8 +1,13 @@
 //! Queue pairs whose numbers come again.
 
+use super::context::Owner;
 use super::fabric::QpName;
+use super::qp::SoftQp;
+use super::transport::Transport;
 use super::*;
-use crate::engine::{Destination, PortAddress, QpExtras, QpNumber, RawGid, Receives};
+use crate::engine::{
+    ContextSpec, Destination, EngineQp as _, PortAddress, QpNumber, QpSpec, RawGid, Receives,
+};
 use crate::local::{LocalCompletionQueue, LocalQueue};
 use crate::memory::{MemoryTable, PdHandle};
 use crate::request::{Opcode, RecvWqe, SendWqe};
@@ -33,11 +38,16 @@ fn end(fabric: &Arc<Fabric>, number: Option<QpNumber>) -> End {
 fn end_at(fabric: &Arc<Fabric>, address: PortAddress, number: Option<QpNumber>) -> End {
     let (sends, recvs) = (LocalQueue::default(), LocalQueue::default());
     let cq = LocalCompletionQueue::new(8);
+    let owner = Owner {
+        spec: ContextSpec {
+            address,
+            ..ContextSpec::default()
+        },
+        memory: Arc::new(MemoryTable::new(1)),
+    };
     let spec = QpSpec {
         kind: QPT_RC,
         pd: PdHandle(1),
-        address,
-        memory: Arc::new(MemoryTable::new(1)),
         sends: Box::new(LocalQueue::clone(&sends)),
         recvs: Receives::Own(Box::new(LocalQueue::clone(&recvs))),
         send_cq: cq.clone(),
@@ -45,14 +55,11 @@ fn end_at(fabric: &Arc<Fabric>, address: PortAddress, number: Option<QpNumber>) 
         signal_all: true,
         schedule: Arc::new(|| ()),
         events: Box::new(|_| ()),
-        counters: Arc::default(),
-        limit: Arc::default(),
-        extras: QpExtras::default(),
     };
     if let Some(number) = number {
         fabric.give_again(number);
     }
-    let qp = SoftQp::new(spec, Transport::Reliable, fabric, MAX_QUEUE_PAIRS).unwrap();
+    let qp = SoftQp::new(&owner, spec, Transport::Reliable, fabric, MAX_QUEUE_PAIRS).unwrap();
     End {
         qp,
         address,

@@ -1,7 +1,7 @@
 //! Registrations in the place of others, and completion queues that get other entries.
 
 use super::*;
-use crate::memory::{PdHandle, Use};
+use crate::memory::Use;
 use crate::request::MemoryKey;
 use crate::{Limits, PortConfig};
 use farlane_abi::rdma::{
@@ -31,8 +31,11 @@ fn change(context: &Arc<Context>, mr: Handle, registration: RegMr) -> Result<(),
 
 /// Whether a key opens so many bytes of a domain.
 fn opens(context: &Arc<Context>, pd: Handle, key: Handle, bytes: u64) -> bool {
-    let (pd, key) = (PdHandle(pd.get()), MemoryKey(key.get()));
-    let opened = context.memory.open(pd, key, 0, bytes, Use::LocalWrite);
+    let (pd, key) = (domain(context, pd), MemoryKey(key.get()));
+    let opened = context
+        .engine_context
+        .memory()
+        .open(pd, key, 0, bytes, Use::LocalWrite);
     opened.is_ok()
 }
 
@@ -48,9 +51,10 @@ fn a_key_that_is_registered_anew_holds_nothing_of_what_it_was() {
     }
     let mr = register(&context, pd, 7).unwrap().handle;
     let old = context
-        .memory
+        .engine_context
+        .memory()
         .open(
-            PdHandle(pd.get()),
+            domain(&context, pd),
             MemoryKey(mr.get()),
             0,
             1,

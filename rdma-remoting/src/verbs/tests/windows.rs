@@ -1,7 +1,7 @@
 //! Memory windows as calls make them.
 
 use super::*;
-use crate::memory::{Binder, PdHandle};
+use crate::memory::Binder;
 use crate::request::{Binding, MemoryKey};
 use farlane_abi::rdma::{ACCESS_MW_BIND, ACCESS_REMOTE_WRITE, MW_TYPE_1, MW_TYPE_2};
 use std::sync::atomic::Ordering;
@@ -40,8 +40,12 @@ fn bind(context: &Context, pd: Handle, window: &Mw, region: &Mr) {
         length: PAGE_BYTES,
         access: ACCESS_REMOTE_WRITE,
     };
-    let binder = (PdHandle(pd.get()), Binder::new_one());
-    context.memory.bind(binder, &binding).unwrap();
+    let binder = (domain(context, pd), Binder::new_one());
+    context
+        .engine_context
+        .memory()
+        .bind(binder, &binding)
+        .unwrap();
 }
 
 #[test]
@@ -95,9 +99,9 @@ fn a_context_that_closes_takes_its_windows_with_it() {
     }
     let counters = Arc::clone(&context.counters);
     let regions = || counters.memory_regions.load(Ordering::Relaxed);
-    assert_eq!((regions(), context.memory.len()), (1, 4));
+    assert_eq!((regions(), context.engine_context.memory().len()), (1, 4));
     port.close_all();
-    assert_eq!((regions(), context.memory.len()), (0, 0));
+    assert_eq!((regions(), context.engine_context.memory().len()), (0, 0));
     drop(context);
     assert_eq!(mapped("behind windows"), 0);
 }

@@ -20,7 +20,7 @@ use farlane_rdma_remoting::address::{AddressVector, Destination, GroupGid, QpNum
 use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{
-    Engine as _, EngineQp, PortAddress, QpExtras, QpSpec, Receives,
+    EngineQp, ContextSpec, EngineContext as _, PortAddress, QpSpec, Receives,
 };
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle, WindowKind};
 use farlane_rdma_remoting::request::{
@@ -238,14 +238,17 @@ impl<'a> End<'a> {
             (None, Some(shared)) => Receives::Shared(Arc::clone(shared)),
             (None, None) => Receives::Own(Box::new(recvs)),
         };
-        let qp = engine.create_qp(QpSpec {
-            kind,
-            pd: PdHandle(1),
+        let context = ContextSpec {
             address: PortAddress {
                 gid: [index; 16],
                 lid: LIDS[usize::from(index)],
             },
-            memory: Arc::clone(&table),
+            ..ContextSpec::default()
+        };
+        let context = engine.open_over(context, Arc::clone(&table));
+        let qp = context.create_qp(QpSpec {
+            kind,
+            pd: PdHandle(1),
             sends: Box::new(sends),
             recvs: receives,
             send_cq: Arc::clone(&cq) as _,
@@ -253,9 +256,6 @@ impl<'a> End<'a> {
             signal_all,
             schedule: Arc::new(|| ()),
             events: Box::new(|_| ()),
-            counters: Arc::default(),
-            limit: Arc::default(),
-            extras: QpExtras::default(),
         });
         let qp = qp.expect("a queue pair");
         if kind == QPT_UD {

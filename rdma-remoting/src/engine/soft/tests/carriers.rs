@@ -282,11 +282,13 @@ impl<C: Made> Side<C> {
         });
         let (sends, recvs) = (LocalQueue::default(), LocalQueue::default());
         let cq = LocalCompletionQueue::new(64);
+        let owner = Owner {
+            spec: ContextSpec::default(),
+            memory,
+        };
         let spec = QpSpec {
             kind,
             pd: PdHandle(1),
-            address: PortAddress::default(),
-            memory,
             sends: Box::new(LocalQueue::clone(&sends)),
             recvs: Receives::Own(Box::new(LocalQueue::clone(&recvs))),
             send_cq: cq.clone(),
@@ -294,14 +296,11 @@ impl<C: Made> Side<C> {
             signal_all: true,
             schedule: Arc::new(|| ()),
             events: Box::new(|_| ()),
-            counters: Arc::default(),
-            limit: Arc::default(),
-            extras: QpExtras::default(),
         };
         let transport = Transport::from_wire(kind).unwrap();
         let carrier = C::made(fabric, losses);
         Self {
-            qp: SoftQp::over(carrier, spec, transport, fabric, MAX_QUEUE_PAIRS).unwrap(),
+            qp: SoftQp::over(carrier, &owner, spec, transport, fabric, MAX_QUEUE_PAIRS).unwrap(),
             sends,
             recvs,
             cq,

@@ -23,11 +23,13 @@ struct Rig {
 fn rig() -> Rig {
     let (fabric, domain) = (Arc::<Fabric>::default(), Arc::<XrcDomain>::default());
     let cq = LocalCompletionQueue::new(1);
+    let owner = Owner {
+        spec: ContextSpec::default(),
+        memory: Arc::new(MemoryTable::new(1)),
+    };
     let spec = QpSpec {
         kind: QPT_XRC_RECV,
-        pd: PdHandle(0),
-        address: PortAddress::default(),
-        memory: Arc::new(MemoryTable::new(1)),
+        pd: PdHandle::NONE,
         sends: Box::new(LocalQueue::<SendWqe>::default()),
         recvs: Receives::Domain(Arc::clone(&domain)),
         send_cq: cq.clone(),
@@ -35,11 +37,8 @@ fn rig() -> Rig {
         signal_all: true,
         schedule: Arc::new(|| ()),
         events: Box::new(|_| ()),
-        counters: Arc::default(),
-        limit: Arc::default(),
-        extras: QpExtras::default(),
     };
-    let qp = SoftQp::new(spec, Transport::XrcTarget, &fabric, 1).unwrap();
+    let qp = SoftQp::new(&owner, spec, Transport::XrcTarget, &fabric, 1).unwrap();
     let target = fabric.find(QpName {
         destination: Destination::Gid(RawGid::default()),
         number: qp.number(),

@@ -1,7 +1,7 @@
 //! Extended reliable connections of a program.
 
 use super::*;
-use crate::memory::{Binder, PdHandle};
+use crate::memory::Binder;
 use crate::request::{Binding, MemoryKey};
 use farlane_abi::queue::{OP_LOCAL_INVALIDATE, SEND_TAIL, SendTail};
 
@@ -86,8 +86,12 @@ fn an_initiator_invalidates_a_key_of_its_own() {
         length: PAGE_BYTES,
         access: ACCESS_REMOTE_WRITE,
     };
-    let binder = (PdHandle(p.pd.get()), Binder::new_one());
-    p.context.memory.bind(binder, &binding).unwrap();
+    let binder = (domain(&p.context, p.pd), Binder::new_one());
+    p.context
+        .engine_context
+        .memory()
+        .bind(binder, &binding)
+        .unwrap();
     assert_eq!(p.host().dereg_mr(behind.handle), Err(Errno::EBUSY));
     let entry = SendEntry {
         wr_id: 7.into(),
