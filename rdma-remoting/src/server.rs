@@ -92,11 +92,15 @@ impl Server {
             return Err(ServerError::Workers(count));
         }
         let counters = Arc::<Counters>::default();
+        let sources = engine.sources();
         let workers = nodes
             .iter()
             .flat_map(|node| std::iter::repeat_n(node, config.workers))
             .enumerate()
-            .map(|(index, node)| Worker::start(index, node.clone(), Arc::clone(&counters)))
+            .map(|(index, node)| {
+                let its = sources.iter().skip(index).step_by(count).cloned();
+                Worker::start(index, node.clone(), its.collect(), Arc::clone(&counters))
+            })
             .collect::<io::Result<_>>()?;
         let ledger = Ledger::of_this_process(engine.device().max_qp.get().into());
         let server = Self::of(engine, counters, workers, ledger);

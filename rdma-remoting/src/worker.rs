@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::counters::{self, Counters};
-use crate::engine::{Budget, Progress, Turn, earlier};
+use crate::engine::{Budget, EventSource, Progress, Turn, earlier};
 use crate::hand::Hand;
 use crate::nodes::WorkerNode;
 use crate::round::{Look, Pace, Tenants};
@@ -36,6 +36,8 @@ struct WorkerState {
     epoll: OwnedFd,
     /// Whether the thread sleeps, for those who need no doorbell.
     sleep: Arc<Sleep<OwnedFd>>,
+    /// What its engine has it look at, and watch while it sleeps.
+    sources: Vec<Arc<dyn EventSource>>,
     stop: AtomicBool,
     counters: Arc<Counters>,
 }
@@ -52,6 +54,7 @@ impl Worker {
     pub fn start(
         index: usize,
         on: Option<WorkerNode>,
+        sources: Vec<Arc<dyn EventSource>>,
         counters: Arc<Counters>,
     ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -63,10 +66,14 @@ impl Worker {
             seen_changed: Condvar::new(),
             epoll,
             sleep: Arc::new(Sleep::new(wake)),
+            sources,
             stop: AtomicBool::new(false),
             counters,
         });
         state.watch(state.sleep.event.as_fd())?;
+        for source in &state.sources {
+            state.watch(source.fd())?;
+        }
         let node = on.as_ref().map(|on| on.node);
         let thread = std::thread::Builder::new()
             .name(format!("worker{index}"))
@@ -227,7 +234,10 @@ impl WorkerState {
                 self.awake();
                 rest = None;
             }
-            let progress = self.turn(&mut tenants, generation, sweep, node);
+            let mut progress = self.turn(&mut tenants, generation, sweep, node);
+            for source in &self.sources {
+                progress.worked |= source.take();
+            }
             if progress.worked {
                 idle.worked();
                 if rest.take().is_some() {
@@ -249,6 +259,7 @@ impl WorkerState {
                         // found in a sweep.
                         self.sleep.announce();
                         wake::announce(words(&self.list()));
+                        self.sources.iter().for_each(|source| source.arm());
                         sweep = SWEEPS.fetch_add(1, Ordering::Relaxed);
                         rest = Some(Rest {
                             looked: false,
@@ -352,3 +363,6 @@ impl Rest {
 fn words(contexts: &[Arc<Context>]) -> impl Iterator<Item = &AtomicU32> {
     contexts.iter().filter_map(|context| context.state_word())
 }
+
+#[cfg(test)]
+mod tests;

@@ -27,6 +27,7 @@ use farlane_sys::log_limit::LogLimit;
 use farlane_zero_copy::WordLocks;
 use farlane_zero_copy::topology::Node;
 use std::any::Any;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -165,6 +166,25 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// `ENOMEM` when there are too many.
     fn open(&self, spec: ContextSpec) -> Result<Arc<dyn EngineContext>, Errno>;
+    /// What it waits for besides, each for one worker. Asked for once, before any context is open.
+    /// There is none where whoever does something for a queue pair schedules it.
+    fn sources(&self) -> Vec<Arc<dyn EventSource>> {
+        Vec::new()
+    }
+}
+
+/// Where an engine learns of what others have done for it: an adapter's completions, a socket, a
+/// doorbell of another host. One worker, always the same, looks there in each of its rounds, and
+/// waits there when it sleeps.
+pub trait EventSource: Send + Sync {
+    /// Takes note of what there is, of so much at most as a turn may take: completions go to their
+    /// queues, whoever waits is scheduled. Returns whether there was something.
+    fn take(&self) -> bool;
+    /// The worker is about to sleep, and looks once more after this: has the descriptor become
+    /// readable when there is something from now on.
+    fn arm(&self);
+    /// The descriptor. It is watched for edges, and nobody but the source reads it.
+    fn fd(&self) -> BorrowedFd<'_>;
 }
 
 /// A program's use of an engine: the objects that it has there. Names and keys are the engine's
