@@ -20,6 +20,7 @@ mod pins;
 mod raw;
 mod rings;
 mod session;
+mod shared;
 mod stranger;
 mod table;
 mod windows;
@@ -75,5 +76,6 @@ fn attack(witness: &Path) -> Result<bool, Failure> {
     datagrams::attack(&device, &witness, &mut table)?;
     atomics::attack(&device, &witness, &mut table)?;
     windows::attack(&device, &witness, &mut table)?;
+    shared::attack(&device, &witness, &mut table)?;
     Ok(table.close())
 }

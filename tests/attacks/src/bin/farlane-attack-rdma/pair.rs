@@ -8,7 +8,8 @@ use farlane_abi::queue::{
     SEND_SIGNALED, SEND_TAIL, SendEntry, SendTail, Sge,
 };
 use farlane_abi::rdma::{
-    self, CreateQp, CreateQpEx, ModifyQp, Mr, QPT_RC, QPT_UD, QpAttr, VerbsStubs, VerbsVersion,
+    self, CreateQp, CreateQpEx, ModifyQp, Mr, QPT_RC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, QpAttr,
+    VerbsStubs, VerbsVersion,
 };
 use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::IntoBytes as _;
@@ -38,6 +39,7 @@ pub struct Qp {
     pub number: u32,
     /// Its memory.
     pub map: Arc<Map>,
+    kind: u32,
     region: u32,
     /// Where its parts lie.
     pub layout: QpLayout,
@@ -106,13 +108,13 @@ pub fn holds(map: &Map, byte: u8) -> bool {
 impl Qp {
     fn create(session: &Session, pd: u32, cq: u32) -> Result<Self, Failure> {
         let layout = QpLayout::of(session.version(), ENTRIES, 4, 0, ENTRIES, 4);
-        Self::laid_out(session, pd, cq, layout.ok_or("Too much")?, QPT_RC)
+        Self::laid_out(session, (pd, cq), layout.ok_or("Too much")?, (QPT_RC, 0, 0))
     }
 
     /// One for datagrams, ready to send and to receive, of a session that has settled version 2.
     pub fn datagrams(session: &Session, pd: u32, cq: u32, qkey: u32) -> Result<Self, Failure> {
         let layout = QpLayout::with_tail(ENTRIES, 4, 0, ENTRIES, 4).ok_or("Too much")?;
-        let qp = Self::laid_out(session, pd, cq, layout, QPT_UD)?;
+        let qp = Self::laid_out(session, (pd, cq), layout, (QPT_UD, 0, 0))?;
         for (qp_state, mask) in [
             (rdma::QPS_INIT, rdma::UD_TO_INIT),
             (rdma::QPS_RTR, rdma::UD_TO_RTR),
@@ -129,12 +131,21 @@ impl Qp {
         Ok(qp)
     }
 
+    /// One of version 2 and of any kind, that takes from a shared receive queue or is of a domain.
+    pub fn of_kind(
+        session: &Session,
+        (pd, cq): (u32, u32),
+        kind: (u32, u32, u32),
+    ) -> Result<Self, Failure> {
+        let layout = QpLayout::with_tail(ENTRIES, 4, 0, ENTRIES, 4).ok_or("Too much")?;
+        Self::laid_out(session, (pd, cq), layout, kind)
+    }
+
     fn laid_out(
         session: &Session,
-        pd: u32,
-        cq: u32,
+        (pd, cq): (u32, u32),
         layout: QpLayout,
-        qp_type: u32,
+        (qp_type, srq, xrcd): (u32, u32, u32),
     ) -> Result<Self, Failure> {
         let (region, map) = session.segment(layout.segment_bytes())?;
         let verbs = VerbsStubs(session);
@@ -154,13 +165,15 @@ impl Qp {
             VerbsVersion::V1 => verbs.create_qp(&base),
             VerbsVersion::V2 => verbs.create_qp_ex(&CreateQpEx {
                 base,
-                ..CreateQpEx::default()
+                srq: srq.into(),
+                xrcd: xrcd.into(),
             }),
         }?;
         Ok(Self {
             handle: qp.handle.get(),
             number: qp.qp_num.get(),
             map,
+            kind: qp_type,
             region,
             layout,
             produced: Cell::new(0),
@@ -212,7 +225,12 @@ impl Qp {
             dgid: gid,
             ..state(rdma::QPS_RTR)
         };
-        self.modify(session, rdma::QP_TO_RTR, receive)?;
+        let (to_rtr, to_rts) = match self.kind {
+            QPT_XRC_SEND => (rdma::UC_TO_RTR, rdma::QP_TO_RTS),
+            QPT_XRC_RECV => (rdma::QP_TO_RTR, rdma::XRC_TARGET_TO_RTS),
+            _ => (rdma::QP_TO_RTR, rdma::QP_TO_RTS),
+        };
+        self.modify(session, to_rtr, receive)?;
         let send = QpAttr {
             timeout: 8,
             retry_cnt: 1,
@@ -220,7 +238,7 @@ impl Qp {
             max_rd_atomic: 1,
             ..state(rdma::QPS_RTS)
         };
-        self.modify(session, rdma::QP_TO_RTS, send)
+        self.modify(session, to_rts, send)
     }
 
     /// Puts a request into the send queue, without looking whether there is room.
