@@ -7,8 +7,9 @@
 //! as it takes, a *sweep*, in which those who are busy have theirs as ever.
 
 use crate::drr::{Arrears, BETWEEN_CLOCKS, Clock, Deficit, Had, charged, round};
-use crate::engine::{Budget, Progress, Turn, earlier};
+use crate::engine::{Budget, LOOK_COST, Progress, Turn, earlier};
 use crate::throughput::Throughput;
+use farlane_abi::width::to_usize;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +20,8 @@ pub(crate) const TURN: Duration = Duration::from_micros(100);
 /// Idle contexts of a tenant, and idle queue pairs of those, that are looked at in a turn: about
 /// 10 us.
 const IDLE_OF_TENANT: usize = 128;
+/// So many looks in vain at others are not a tenant's time: about 1 us.
+const LOOKS_OF_OTHERS: usize = 8;
 /// Who had something to do is busy for so long.
 pub(crate) const BUSY: Duration = Duration::from_millis(10);
 /// A tenant that had something to do is not delayed by what may take long of others for so long.
@@ -345,7 +348,8 @@ impl<T: Clone> Tenants<T> {
     ) -> Progress {
         let mut progress = Progress::default();
         let has_others = self.0.len() > 1;
-        let mut began = look.turn.now;
+        // When the clock was looked at, and looks in vain since then.
+        let (mut began, mut looks) = (look.turn.now, 0);
         let lately = |tenant: &Tenant<T>| usize::from(tenant.has_worked_lately(look.turn.now));
         let mut all_lately: usize = self.0.iter().map(lately).sum();
         for tenant in &mut self.0 {
@@ -356,6 +360,12 @@ impl<T: Clone> Tenants<T> {
                 continue;
             }
             let was_lately = lately(tenant);
+            if let Some(time) = &time
+                && was_lately > 0
+                && looks >= LOOKS_OF_OTHERS
+            {
+                (began, looks) = (time(), 0);
+            }
             let mut idle = look.idle_of_tenant();
             let (budget, until) = match tenant.throughput.allowance(look.turn.now) {
                 Ok(budget) => (budget, None),
@@ -372,14 +382,18 @@ impl<T: Clone> Tenants<T> {
             let mut came = tenant.rota.turn(&its, &mut idle, clock, &mut turn);
             tenant.deficit.settle(came.used, came.more);
             tenant.throughput.carried(came.used, came.more);
+            // One of a word that is in use takes as long as many.
+            let its_looks = came.idle.max(to_usize(came.used.cost / LOOK_COST)).max(1);
             if let Some(time) = &time
                 && has_others
-                && (came.worked || came.idle >= BETWEEN_CLOCKS)
+                && (came.worked || its_looks >= BETWEEN_CLOCKS)
             {
                 let now = time();
                 let took = now.saturating_duration_since(began);
                 tenant.arrears.took(took, came.used);
-                began = now;
+                (began, looks) = (now, 0);
+            } else {
+                looks += its_looks;
             }
             came.deadline = earlier(came.deadline, until);
             if came.worked {

@@ -311,6 +311,64 @@ fn tenants_have_the_same_time_whatever_their_requests_take() {
     assert_eq!(turns, [1700, 100]);
 }
 
+/// Turns of two that always have something to do, with so many others between them, of which a
+/// look takes so long and costs so much; and the time of all looks and of the two.
+fn turns_beside(others: usize, each: Duration, cost: u64) -> ([u32; 2], [Duration; 2]) {
+    let now = Cell::new(Instant::now());
+    let (turns, times) = (
+        [Cell::new(0), Cell::new(0)],
+        [Cell::default(), Cell::default()],
+    );
+    let last = others + 1;
+    let mut tenants = Tenants::default();
+    let all: Vec<usize> = (0..=last).collect();
+    tenants.set(&all, |a, b| a == b, |one| *one, |_| Arc::default());
+    let turn = |one: &usize, look: &Look| {
+        let is_busy = [0, last].contains(one);
+        let (came, took) = match is_busy {
+            true => {
+                let turns = &turns[usize::from(*one == last)];
+                turns.set(turns.get() + 1);
+                let came = Endless::new(8).send(look.turn.budget.until(None));
+                let operations = u32::try_from(came.used.operations).unwrap();
+                (came, operations * Duration::from_nanos(200))
+            }
+            false => {
+                let used = Usage {
+                    cost,
+                    ..Usage::default()
+                };
+                let came = Progress {
+                    idle: 1,
+                    used,
+                    ..Progress::default()
+                };
+                (came, each)
+            }
+        };
+        times[usize::from(is_busy)].set(times[usize::from(is_busy)].get() + took);
+        now.set(now.get() + took);
+        came
+    };
+    for _ in 0..2000 {
+        let look = look(now.get(), Budget::UNBOUNDED);
+        tenants.turn(&look, || now.get(), turn);
+    }
+    (turns.map(Cell::into_inner), times.map(Cell::into_inner))
+}
+
+/// Time that others have taken is not that of who comes behind them, whether they are many or have
+/// taken long for nothing.
+#[test]
+fn nobody_owes_the_time_of_those_before_it() {
+    let ([one, other], _) = turns_beside(200, Duration::from_nanos(100), LOOK_COST);
+    assert!(one.abs_diff(other) < one / 20, "{one}, {other}");
+    let look = Duration::from_micros(100);
+    let ([one, other], [looks, busy]) = turns_beside(1, look, 64 * OPERATION_COST);
+    assert!(one.abs_diff(other) < one / 20, "{one}, {other}");
+    assert!(looks < busy * 11 / 20, "{looks:?}, {busy:?}");
+}
+
 #[test]
 fn who_waits_for_its_turn_saves_nothing() {
     let mut deficit = Deficit::default();
