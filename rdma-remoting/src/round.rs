@@ -7,7 +7,7 @@
 //! as it takes, a *sweep*, in which those who are busy have theirs as ever.
 
 use crate::drr::{Arrears, BETWEEN_CLOCKS, Clock, Deficit, Had, charged, round};
-use crate::engine::{Budget, LOOK_COST, Progress, Turn, earlier};
+use crate::engine::{Budget, LOOK_COST, Progress, Turn, Usage, earlier};
 use crate::throughput::Throughput;
 use farlane_abi::width::to_usize;
 use std::collections::{HashMap, VecDeque};
@@ -314,6 +314,10 @@ impl<T: Clone> Tenants<T> {
             let mut tenant = at.map_or_else(none, |at| before.swap_remove(at));
             tenant.rota.set(list.into_iter(), &key);
             self.0.push(tenant);
+        }
+        // Nothing of theirs waits for this worker any more.
+        for gone in before {
+            gone.throughput.carried(Usage::default(), false);
         }
     }
 

@@ -154,11 +154,16 @@ impl Throughput {
             true => WAITING_DEPTH,
             false => DEPTH,
         };
+        let waited = std::mem::take(&mut buckets.waits);
         let Buckets {
             bytes, operations, ..
         } = &mut *buckets;
         for (bucket, left) in [bytes, operations].into_iter().zip(&mut left) {
             if let Some(bucket) = bucket {
+                // While it waited for tokens of one kind it had a rest from the other.
+                if let Some((_, until)) = waited {
+                    bucket.fill(until, DEPTH);
+                }
                 let tokens = bucket.fill(now, depth);
                 if let Ok(tokens) = u64::try_from(tokens.max(0)) {
                     *left = tokens;
@@ -166,7 +171,7 @@ impl Throughput {
                 wait = wait.max(bucket.wait());
             }
         }
-        if let Some((since, until)) = std::mem::take(&mut buckets.waits) {
+        if let Some((since, until)) = waited {
             let waited = until.saturating_duration_since(since);
             let us = waited.as_secs().saturating_mul(1_000_000);
             count(&self.throttled_us, us + u64::from(waited.subsec_micros()));
@@ -380,6 +385,26 @@ mod tests {
         let later = now + Duration::from_secs(5);
         let second = Budget::UNBOUNDED.within(u64::MAX, 100_000);
         assert_eq!(tenant.allowance(later), Ok(second));
+    }
+
+    /// Who waits because of one limit has a rest from the other.
+    #[test]
+    fn who_waits_for_one_kind_of_tokens_does_not_save_the_other() {
+        for (rates, message) in [((100_000_000, 10_000), 8), ((20_000_000, 100_000), 100_000)] {
+            let begin = Instant::now();
+            let tenant = limited(rates.0, rates.1, begin);
+            let (_, time) = run(&tenant, begin, &[10; 50_000], message);
+            let mut now = begin + time;
+            let budget = loop {
+                match tenant.allowance(now) {
+                    Ok(budget) => break budget,
+                    Err(until) => now = until,
+                }
+            };
+            // What comes in some more than 20 ms.
+            let within = budget.within(rates.0 / 40, rates.1 / 40);
+            assert_eq!(budget, within, "{message}");
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 use super::*;
+use crate::throughput::Rates;
 use std::cell::{Cell, RefCell};
+use std::num::NonZeroU64;
 
 /// Turns that are written down.
 struct Rig {
@@ -194,6 +196,36 @@ fn what_takes_long_is_done_elsewhere_while_other_tenants_have_something_to_do() 
     // Where all have a turn, however long it takes, there is nobody else to do it.
     look.pace = Pace::Whole;
     assert_eq!(turn(&look, &[2]), [(2, Pace::Whole)]);
+}
+
+/// Also where they have gone, or were paused, in the middle of their work.
+#[test]
+fn a_tenant_that_nobody_serves_has_a_rest() {
+    let mut tenants = Tenants::default();
+    let mut look = Rig::new(0).look;
+    let rates = Rates {
+        operations: NonZeroU64::new(1000),
+        ..Rates::default()
+    };
+    let throughput = Arc::new(Throughput::new(rates, look.turn.now));
+    let set = |tenants: &mut Tenants<usize>, all: &[usize]| {
+        tenants.set(all, |_, _| true, |one| *one, |_| Arc::clone(&throughput));
+    };
+    let waits = |_: &usize, _: &Look| Progress {
+        more: true,
+        ..Progress::default()
+    };
+    for stays in [true, false] {
+        set(&mut tenants, &[1]);
+        tenants.turn(&look, || look.turn.now, waits);
+        if !stays {
+            set(&mut tenants, &[]);
+        }
+        look.turn.now += Duration::from_secs(9);
+        let most = if stays { 1000 } else { 20 };
+        let budget = Budget::UNBOUNDED.within(u64::MAX, most);
+        assert_eq!(throughput.allowance(look.turn.now), Ok(budget));
+    }
 }
 
 /// Those whose queue pairs have nothing to do take time all the same.
