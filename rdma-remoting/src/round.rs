@@ -357,13 +357,16 @@ impl<T: Clone> Tenants<T> {
         let lately = |tenant: &Tenant<T>| usize::from(tenant.has_worked_lately(look.turn.now));
         let mut all_lately: usize = self.0.iter().map(lately).sum();
         for tenant in &mut self.0 {
-            if tenant.arrears.forgo() {
+            let was_lately = lately(tenant);
+            if all_lately <= was_lately {
+                // Nobody waits for it.
+                tenant.arrears = Arrears::default();
+            } else if tenant.arrears.forgo() {
                 // It has not been looked at, and its worker does not sleep before it was.
                 progress.worked = true;
                 progress.cut = true;
                 continue;
             }
-            let was_lately = lately(tenant);
             if let Some(time) = &time
                 && was_lately > 0
                 && looks >= LOOKS_OF_OTHERS

@@ -311,9 +311,15 @@ fn tenants_have_the_same_time_whatever_their_requests_take() {
     assert_eq!(turns, [1700, 100]);
 }
 
-/// Turns of two that always have something to do, with so many others between them, of which a
-/// look takes so long and costs so much; and the time of all looks and of the two.
-fn turns_beside(others: usize, each: Duration, cost: u64) -> ([u32; 2], [Duration; 2]) {
+/// Turns of two that always have something to do, or of the first of them where only that has, with
+/// so many others between them, of which a look takes so long and costs so much; and the time of
+/// all looks and of the two. There are 2000 rounds.
+fn turns_beside(
+    others: usize,
+    are_both_busy: bool,
+    each: Duration,
+    cost: u64,
+) -> ([u32; 2], [Duration; 2]) {
     let now = Cell::new(Instant::now());
     let (turns, times) = (
         [Cell::new(0), Cell::new(0)],
@@ -324,7 +330,7 @@ fn turns_beside(others: usize, each: Duration, cost: u64) -> ([u32; 2], [Duratio
     let all: Vec<usize> = (0..=last).collect();
     tenants.set(&all, |a, b| a == b, |one| *one, |_| Arc::default());
     let turn = |one: &usize, look: &Look| {
-        let is_busy = [0, last].contains(one);
+        let is_busy = *one == 0 || *one == last && are_both_busy;
         let (came, took) = match is_busy {
             true => {
                 let turns = &turns[usize::from(*one == last)];
@@ -361,12 +367,19 @@ fn turns_beside(others: usize, each: Duration, cost: u64) -> ([u32; 2], [Duratio
 /// taken long for nothing.
 #[test]
 fn nobody_owes_the_time_of_those_before_it() {
-    let ([one, other], _) = turns_beside(200, Duration::from_nanos(100), LOOK_COST);
+    let ([one, other], _) = turns_beside(200, true, Duration::from_nanos(100), LOOK_COST);
     assert!(one.abs_diff(other) < one / 20, "{one}, {other}");
     let look = Duration::from_micros(100);
-    let ([one, other], [looks, busy]) = turns_beside(1, look, 64 * OPERATION_COST);
+    let ([one, other], [looks, busy]) = turns_beside(1, true, look, 64 * OPERATION_COST);
     assert!(one.abs_diff(other) < one / 20, "{one}, {other}");
     assert!(looks < busy * 11 / 20, "{looks:?}, {busy:?}");
+}
+
+/// Nobody has the rounds that it would forgo.
+#[test]
+fn who_alone_has_something_to_do_forgoes_nothing() {
+    let (turns, _) = turns_beside(200, false, Duration::from_nanos(100), LOOK_COST);
+    assert_eq!(turns, [2000, 0]);
 }
 
 #[test]
