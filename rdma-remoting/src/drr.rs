@@ -6,9 +6,9 @@
 //! are cut where the quantum ends, so that after any time two who always had something to do differ
 //! by a quantum and two operations at most (Lemma 2 there).
 
-use crate::engine::{Budget, LOOK_COST, OPERATION_COST, Progress, QUANTUM, Usage};
+use crate::engine::{Budget, LOOK_COST, OPERATION_COST, Progress, QUANTUM, Usage, is_past};
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How many that had nothing to do have a turn before the clock is looked at, which takes as long
 /// as one of them.
@@ -71,7 +71,8 @@ impl Arrears {
 
     /// Its turn has taken so long.
     pub fn took(&mut self, time: Duration, used: Usage) {
-        let us = u64::try_from(time.as_nanos() / 1000).unwrap_or(u64::MAX);
+        let us = time.as_secs().saturating_mul(1_000_000);
+        let us = us.saturating_add(time.subsec_micros().into());
         let time = us.saturating_mul(MICROSECOND_COST);
         let owed = self.0.saturating_add(time.saturating_sub(used.cost));
         self.0 = owed.min(MOST_ROUNDS * QUANTUM);
@@ -96,6 +97,7 @@ pub(crate) struct Had {
 pub(crate) fn round<K: Copy>(
     list: &mut VecDeque<K>,
     budget: &Budget,
+    until: Option<Instant>,
     is_over: Option<impl Fn() -> bool>,
     mut turn: impl FnMut(K, &Budget, bool) -> Option<Had>,
 ) -> Progress {
@@ -106,7 +108,7 @@ pub(crate) fn round<K: Copy>(
     loop {
         if left == 0 {
             // Without a budget, or time, there is nothing more for anybody.
-            if !more || budget.is_spent() || budget.is_past() {
+            if !more || budget.is_spent() || is_past(until) {
                 break;
             }
             (left, again, more) = (list.len(), true, false);

@@ -200,15 +200,20 @@ impl<T: Served + ?Sized> Ready<T> {
 
     /// Gives turns in a [`round`] until the budget is used up or the time of a `clock` is over, but
     /// one at least. Progress is cut where not all have had one.
-    pub fn turn<C: Fn() -> bool>(&mut self, look: &Look, clock: impl Fn() -> C) -> Progress {
-        self.call_due(look.turn.now);
+    pub fn turn<C: Fn() -> bool>(
+        &mut self,
+        look: &Look,
+        budget: &Budget,
+        clock: impl Fn() -> C,
+    ) -> Progress {
+        self.call_due(look.now);
         if self.busy.is_empty() {
             return self.left_over(Progress::default());
         }
         let mut busy = std::mem::take(&mut self.busy);
         let is_over = (busy.len() > 1).then(clock);
-        let give = |slot, rest: &Budget, again| self.give(slot, &look.turn, rest, again);
-        let progress = round(&mut busy, &look.turn.budget, is_over, give);
+        let give = |slot, rest: &Budget, again| self.give(slot, look, rest, again);
+        let progress = round(&mut busy, budget, look.until, is_over, give);
         self.busy = busy;
         self.left_over(progress)
     }
@@ -223,17 +228,14 @@ impl<T: Served + ?Sized> Ready<T> {
     }
 
     /// Gives a turn to one that was first of those that have them.
-    fn give(&mut self, slot: u32, turn: &Turn, rest: &Budget, again: bool) -> Option<Had> {
+    fn give(&mut self, slot: u32, look: &Look, rest: &Budget, again: bool) -> Option<Had> {
         let place = self.members.get_mut(to_usize(slot.into()));
         let member = place.and_then(Option::as_mut)?;
         if again && !member.more {
             return None;
         }
-        let now = turn.now;
-        let mut came = member.one.turn(Turn {
-            budget: member.deficit.turn(rest),
-            ..*turn
-        });
+        let now = look.now;
+        let mut came = member.one.turn(look.turn(member.deficit.turn(rest)));
         came.used = charged(&came);
         came.idle = usize::from(!came.worked);
         member.deficit.settle(came.used, came.more);

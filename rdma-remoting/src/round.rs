@@ -10,6 +10,7 @@ use crate::drr::{Arrears, BETWEEN_CLOCKS, Clock, Deficit, Had, charged, round};
 use crate::engine::{Budget, LOOK_COST, Progress, Turn, Usage, earlier};
 use crate::throughput::Throughput;
 use farlane_abi::width::to_usize;
+use farlane_zero_copy::topology::Node;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,8 +44,12 @@ pub(crate) enum Pace {
 /// A turn of a worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
-    /// When it began, and where.
-    pub turn: Turn,
+    /// When it began.
+    pub now: Instant,
+    /// The node of the worker, where workers belong to nodes.
+    pub node: Option<Node>,
+    /// When the time of the tenant is over, where others wait.
+    pub until: Option<Instant>,
     /// Which sweep it is of.
     pub sweep: u64,
     /// How much of it there is.
@@ -52,30 +57,33 @@ pub(crate) struct Look {
 }
 
 impl Look {
-    /// The same with another budget.
-    pub fn with(&self, budget: Budget) -> Self {
-        let turn = Turn {
+    /// A bounded one of the first sweep.
+    #[cfg(test)]
+    pub fn at(now: Instant) -> Self {
+        Self {
+            now,
+            node: None,
+            until: None,
+            sweep: 1,
+            pace: Pace::Bounded,
+        }
+    }
+
+    /// The turn of a queue pair.
+    pub fn turn(&self, budget: Budget) -> Turn {
+        Turn {
+            now: self.now,
+            node: self.node,
             budget,
-            ..self.turn
-        };
-        Self { turn, ..*self }
+            until: self.until,
+        }
     }
 
     /// Says when the time of the tenant is over, or one that begins now.
     pub fn clock(&self) -> impl Fn() -> bool + use<> {
         let end = || (self.pace != Pace::Whole).then(|| Instant::now() + TURN);
-        let end = self.turn.budget.end().or_else(end);
+        let end = self.until.or_else(end);
         move || end.is_some_and(|end| Instant::now() >= end)
-    }
-
-    /// The same, with what is left of its budget.
-    pub fn rest(&self, came: &Progress) -> Self {
-        let budget = self.turn.budget.rest(came.used);
-        let turn = Turn {
-            budget,
-            ..self.turn
-        };
-        Self { turn, ..*self }
     }
 
     fn idle_of_tenant(&self) -> usize {
@@ -102,8 +110,8 @@ pub(crate) struct Rota<T> {
 #[derive(Debug)]
 struct Member<T> {
     one: T,
-    /// When it had something to do, as long as it is busy.
-    worked: Option<Instant>,
+    /// Until when it is busy, as long as it is.
+    busy: Option<Instant>,
     deficit: Deficit,
     /// It had more to do than its turn.
     more: bool,
@@ -126,18 +134,18 @@ impl<T> Rota<T> {
     /// Has `all`, of which each has a key of its own, have turns from now on. Those who stay go on
     /// as they are.
     pub fn set(&mut self, all: impl Iterator<Item = T>, key: impl Fn(&T) -> usize) {
-        let worked: HashMap<usize, Option<Instant>> = self
+        let busy: HashMap<usize, Option<Instant>> = self
             .busy
             .iter()
             .filter_map(|&at| self.all.get(at))
-            .map(|member| (key(&member.one), member.worked))
+            .map(|member| (key(&member.one), member.busy))
             .collect();
         let next = self.all.get(self.next).map(|member| key(&member.one));
         self.all = all
             .map(|one| Member {
                 // Mostly nobody is busy when one more comes.
-                worked: (!worked.is_empty())
-                    .then(|| worked.get(&key(&one)).copied().flatten())
+                busy: (!busy.is_empty())
+                    .then(|| busy.get(&key(&one)).copied().flatten())
                     .flatten(),
                 one,
                 deficit: Deficit::default(),
@@ -149,7 +157,7 @@ impl<T> Rota<T> {
         let is_next = |member: &Member<T>| Some(key(&member.one)) == next;
         self.next = all().find(|(_, m)| is_next(m)).map_or(0, |(at, _)| at);
         self.busy = all()
-            .filter(|(_, member)| member.worked.is_some())
+            .filter(|(_, member)| member.busy.is_some())
             .map(|(at, _)| at)
             .collect();
         self.sweep = 0;
@@ -170,9 +178,10 @@ impl<T> Rota<T> {
     pub fn turn<C: Fn() -> bool>(
         &mut self,
         look: &Look,
+        budget: &Budget,
         idle: &mut usize,
         clock: impl Fn() -> C,
-        mut turn: impl FnMut(&T, &Look) -> Progress,
+        mut turn: impl FnMut(&T, &Look, &Budget) -> Progress,
     ) -> Progress {
         if self.sweep != look.sweep {
             self.sweep = look.sweep;
@@ -180,23 +189,21 @@ impl<T> Rota<T> {
         }
         let mut busy = std::mem::take(&mut self.busy);
         let mut is_over = (busy.len() > 1).then(&clock);
-        let budget = look.turn.budget;
         let give = |at: usize, rest: &Budget, again: bool| {
             if again && !self.all[at].more {
                 return None;
             }
             let progress = self.give(at, look, rest, &mut turn);
             let member = &mut self.all[at];
-            let worked = &mut member.worked;
             // Who has had nothing to do for long is not busy any more.
-            *worked = worked.filter(|at| look.turn.now.saturating_duration_since(*at) < BUSY);
+            member.busy = member.busy.filter(|until| look.now < *until);
             Some(Had {
                 progress,
-                stays: worked.is_some(),
+                stays: member.busy.is_some(),
                 is_left: member.deficit.is_left(),
             })
         };
-        let mut progress = round(&mut busy, &budget, is_over.as_ref(), give);
+        let mut progress = round(&mut busy, budget, look.until, is_over.as_ref(), give);
         self.busy = busy;
         let (mut looks, mut asks) = (self.all.len(), Clock::default());
         while looks > 0 && *idle > 0 {
@@ -204,7 +211,7 @@ impl<T> Rota<T> {
             let at = if is_last { 0 } else { self.next };
             self.next = at + 1;
             looks -= 1;
-            if self.all[at].worked.is_some() {
+            if self.all[at].busy.is_some() {
                 // Its turn comes, or has come, with those who are busy.
                 continue;
             }
@@ -215,7 +222,7 @@ impl<T> Rota<T> {
             if member.more && member.deficit.is_left() {
                 // Its round has begun: those behind it have theirs after it.
                 self.busy.push_front(at);
-            } else if member.worked.is_some() {
+            } else if member.busy.is_some() {
                 self.busy.push_back(at);
             }
             *idle = idle.saturating_sub(came.idle.saturating_add(1));
@@ -233,16 +240,16 @@ impl<T> Rota<T> {
         at: usize,
         look: &Look,
         rest: &Budget,
-        turn: &mut impl FnMut(&T, &Look) -> Progress,
+        turn: &mut impl FnMut(&T, &Look, &Budget) -> Progress,
     ) -> Progress {
         let member = &mut self.all[at];
         let budget = member.deficit.turn(rest);
-        let mut came = turn(&member.one, &look.with(budget));
+        let mut came = turn(&member.one, look, &budget);
         came.used = charged(&came);
         member.deficit.settle(came.used, came.more);
         member.more = came.more;
         if came.worked || came.more {
-            member.worked = Some(look.turn.now);
+            member.busy = Some(look.now + BUSY);
         }
         if !came.cut && member.sweep != look.sweep {
             member.sweep = look.sweep;
@@ -259,24 +266,30 @@ struct Tenant<T> {
     deficit: Deficit,
     arrears: Arrears,
     throughput: Arc<Throughput>,
-    /// When it had something to do.
-    worked: Option<Instant>,
+    /// Until when it counts as one that had something to do lately.
+    lately: Option<Instant>,
 }
 
 impl<T> Tenant<T> {
     fn has_worked_lately(&self, now: Instant) -> bool {
-        let is_lately = |then| now.saturating_duration_since(then) < LATELY;
-        self.worked.is_some_and(is_lately)
+        self.lately.is_some_and(|until| now < until)
     }
 }
 
 /// What a worker serves, by tenant: each has a round in a turn, however many there are of its own.
 #[derive(Debug)]
-pub(crate) struct Tenants<T>(Vec<Tenant<T>>);
+pub(crate) struct Tenants<T> {
+    all: Vec<Tenant<T>>,
+    /// When the last turn was over, where the clock was looked at for that.
+    ended: Option<Instant>,
+}
 
 impl<T> Default for Tenants<T> {
     fn default() -> Self {
-        Self(Vec::new())
+        Self {
+            all: Vec::new(),
+            ended: None,
+        }
     }
 }
 
@@ -297,7 +310,7 @@ impl<T: Clone> Tenants<T> {
                 None => lists.push(vec![one.clone()]),
             }
         }
-        let mut before = std::mem::take(&mut self.0);
+        let mut before = std::mem::take(&mut self.all);
         for list in lists {
             let is_of = |tenant: &Tenant<T>| {
                 let mut all = tenant.rota.iter();
@@ -309,16 +322,21 @@ impl<T: Clone> Tenants<T> {
                 deficit: Deficit::default(),
                 arrears: Arrears::default(),
                 throughput: throughput(&list[0]),
-                worked: None,
+                lately: None,
             };
             let mut tenant = at.map_or_else(none, |at| before.swap_remove(at));
             tenant.rota.set(list.into_iter(), &key);
-            self.0.push(tenant);
+            self.all.push(tenant);
         }
         // Nothing of theirs waits for this worker any more.
         for gone in before {
             gone.throughput.carried(Usage::default(), false);
         }
+    }
+
+    /// When a turn begins that follows the last one at once.
+    pub fn begin(&mut self) -> Instant {
+        self.ended.take().unwrap_or_else(Instant::now)
     }
 
     /// A quantum for each tenant, within its limits and its time; `time` says what it is. What one
@@ -327,7 +345,7 @@ impl<T: Clone> Tenants<T> {
         &mut self,
         look: &Look,
         time: impl Fn() -> Instant,
-        turn: impl FnMut(&T, &Look) -> Progress,
+        turn: impl FnMut(&T, &Look, &Budget) -> Progress,
     ) -> Progress {
         self.turn_of(look, Look::clock, Some(time), turn)
     }
@@ -338,7 +356,7 @@ impl<T: Clone> Tenants<T> {
         &mut self,
         look: &Look,
         clock: impl Fn() -> C,
-        turn: impl FnMut(&T, &Look) -> Progress,
+        turn: impl FnMut(&T, &Look, &Budget) -> Progress,
     ) -> Progress {
         self.turn_of(look, |_| clock(), None::<fn() -> Instant>, turn)
     }
@@ -348,15 +366,20 @@ impl<T: Clone> Tenants<T> {
         look: &Look,
         clock: impl Fn(&Look) -> C,
         time: Option<impl Fn() -> Instant>,
-        mut turn: impl FnMut(&T, &Look) -> Progress,
+        mut turn: impl FnMut(&T, &Look, &Budget) -> Progress,
     ) -> Progress {
         let mut progress = Progress::default();
-        let has_others = self.0.len() > 1;
+        let has_others = self.all.len() > 1;
+        let is_timed = has_others && time.is_some() && look.pace == Pace::Bounded;
         // When the clock was looked at, and looks in vain since then.
-        let (mut began, mut looks) = (look.turn.now, 0);
-        let lately = |tenant: &Tenant<T>| usize::from(tenant.has_worked_lately(look.turn.now));
-        let mut all_lately: usize = self.0.iter().map(lately).sum();
-        for tenant in &mut self.0 {
+        let (mut began, mut looks) = (look.now, 0);
+        let mut its = Look {
+            until: is_timed.then(|| began + TURN),
+            ..*look
+        };
+        let lately = |tenant: &Tenant<T>| usize::from(tenant.has_worked_lately(look.now));
+        let mut all_lately: usize = self.all.iter().map(lately).sum();
+        for tenant in &mut self.all {
             let was_lately = lately(tenant);
             if all_lately <= was_lately {
                 // Nobody waits for it.
@@ -372,21 +395,22 @@ impl<T: Clone> Tenants<T> {
                 && looks >= LOOKS_OF_OTHERS
             {
                 (began, looks) = (time(), 0);
+                its.until = is_timed.then(|| began + TURN);
             }
             let mut idle = look.idle_of_tenant();
-            let (budget, until) = match tenant.throughput.allowance(look.turn.now) {
+            let (budget, until) = match tenant.throughput.allowance(look.now) {
                 Ok(budget) => (budget, None),
                 // What others have sent to it arrives meanwhile.
                 Err(until) => (Budget::NO_OPERATION, Some(until)),
             };
-            let is_timed = has_others && time.is_some() && look.pace == Pace::Bounded;
-            let budget = budget.until(is_timed.then(|| began + TURN));
-            let mut its = look.with(tenant.deficit.turn(&budget));
-            if look.pace == Pace::Bounded && all_lately > was_lately {
-                its.pace = Pace::Shared;
-            }
+            let budget = tenant.deficit.turn(&budget);
+            its.pace = match look.pace {
+                Pace::Bounded if all_lately > was_lately => Pace::Shared,
+                pace => pace,
+            };
             let clock = || clock(&its);
-            let mut came = tenant.rota.turn(&its, &mut idle, clock, &mut turn);
+            let rota = &mut tenant.rota;
+            let mut came = rota.turn(&its, &budget, &mut idle, clock, &mut turn);
             tenant.deficit.settle(came.used, came.more);
             tenant.throughput.carried(came.used, came.more);
             // One of a word that is in use takes as long as many.
@@ -399,12 +423,14 @@ impl<T: Clone> Tenants<T> {
                 let took = now.saturating_duration_since(began);
                 tenant.arrears.took(took, came.used);
                 (began, looks) = (now, 0);
+                self.ended = Some(now);
+                its.until = is_timed.then(|| began + TURN);
             } else {
                 looks += its_looks;
             }
             came.deadline = earlier(came.deadline, until);
             if came.worked {
-                tenant.worked = Some(look.turn.now);
+                tenant.lately = Some(look.now + LATELY);
                 all_lately += 1 - was_lately;
             }
             progress = progress.and(came);

@@ -3,7 +3,7 @@
 use crate::call_ring::{CallRingError, Served};
 use crate::context::{Context, Header};
 use crate::counters;
-use crate::engine::{Budget, OPERATION_COST, Progress, Turn};
+use crate::engine::{Budget, OPERATION_COST, Progress};
 use crate::round::{Look, Pace};
 use crate::verbs::{CallHost, may_take_long};
 use farlane_abi::control::EVENT_WAKE;
@@ -18,6 +18,7 @@ use std::time::Instant;
 /// The turn in which calls come.
 pub(crate) struct CallTurn<'a> {
     look: &'a Look,
+    budget: &'a Budget,
     /// Whether the time of all calls is over.
     is_over: &'a dyn Fn() -> bool,
     /// What of the context's work was carried out in calls.
@@ -25,9 +26,10 @@ pub(crate) struct CallTurn<'a> {
 }
 
 impl<'a> CallTurn<'a> {
-    fn new(look: &'a Look, is_over: &'a dyn Fn() -> bool) -> Self {
+    fn new(look: &'a Look, budget: &'a Budget, is_over: &'a dyn Fn() -> bool) -> Self {
         Self {
             look,
+            budget,
             is_over,
             carried_out: Progress::default(),
         }
@@ -37,26 +39,26 @@ impl<'a> CallTurn<'a> {
 impl Context {
     /// One turn: answers its calls, passes on events that wait, and gives queue pairs turns that
     /// may have something to do.
-    pub(crate) fn poll(self: &Arc<Self>, look: &Look) -> Progress {
+    pub(crate) fn poll(self: &Arc<Self>, look: &Look, budget: &Budget) -> Progress {
         let mut progress = Progress::default();
         let Some(header) = self.served_header() else {
             return progress;
         };
         if !header.call_is_away.load(Ordering::Acquire) {
-            progress = self.answer(header, look);
+            progress = self.answer(header, look, budget);
         }
         let events = header.asyncs.pass_on();
         if events > 0 {
             progress.worked = true;
             progress.used.cost += OPERATION_COST * u64::from(events);
         }
-        let rest = look.rest(&progress);
-        progress.and(self.turn_of_ready(&header.memory, &rest, || rest.clock()))
+        let rest = budget.rest(progress.used);
+        progress.and(self.turn_of_ready(&header.memory, look, &rest, || look.clock()))
     }
 
     /// Answers its calls, up to one that may take long where others wait for the worker: that is
     /// the control thread's.
-    fn answer(self: &Arc<Self>, header: &Header, look: &Look) -> Progress {
+    fn answer(self: &Arc<Self>, header: &Header, look: &Look, budget: &Budget) -> Progress {
         let mut progress = Progress::default();
         let mut calls = lock(&header.calls);
         if calls.is_ready() {
@@ -68,7 +70,7 @@ impl Context {
                 is_over();
                 &is_over
             };
-            let mut host = CallHost::in_turn(self, CallTurn::new(look, &is_over));
+            let mut host = CallHost::in_turn(self, CallTurn::new(look, budget, &is_over));
             let dispatch = |number, args: &[u8], out: &mut [u8]| host.dispatch(number, args, out);
             let is_here = |number| look.pace != Pace::Shared || !may_take_long(number);
             let served = calls.serve_those(begin, is_here, dispatch);
@@ -131,6 +133,7 @@ impl Context {
         &self,
         header: &SharedMemory,
         look: &Look,
+        budget: &Budget,
         clock: impl Fn() -> C,
     ) -> Progress {
         let Some(mut ready) = self.ready_for_turns() else {
@@ -139,24 +142,24 @@ impl Context {
                 ..Progress::default()
             };
         };
-        let now = look.turn.now;
+        let now = look.now;
         ready.call_scheduled(self.inbox(), now);
         ready.call_rung(header, now);
         if look.pace == Pace::Whole {
             ready.call_all(now);
         }
-        ready.turn(look, clock)
+        ready.turn(look, budget, clock)
     }
 
     /// Carries out what is posted, in a call, as far as the turn has budget and time left.
     pub(crate) fn carry_out_posted(&self, turn: &CallTurn<'_>) -> Progress {
-        let rest = turn.look.rest(&turn.carried_out);
-        if rest.turn.budget.is_spent() || (turn.is_over)() {
+        let rest = turn.budget.rest(turn.carried_out.used);
+        if rest.is_spent() || (turn.is_over)() {
             return Progress::default();
         }
         let header = self.served_header();
         header.map_or_else(Progress::default, |header| {
-            self.turn_of_ready(&header.memory, &rest, || turn.is_over)
+            self.turn_of_ready(&header.memory, turn.look, &rest, || turn.is_over)
         })
     }
 
@@ -176,11 +179,13 @@ impl Context {
     /// [`poll`](Self::poll), for a context of a server without workers.
     #[doc(hidden)]
     pub fn turn_now(self: &Arc<Self>, now: Instant) -> Progress {
-        let (sweep, pace) = (0, Pace::Whole);
-        let turn = Turn {
-            budget: Budget::UNBOUNDED,
-            ..now.into()
+        let look = Look {
+            now,
+            node: None,
+            until: None,
+            sweep: 0,
+            pace: Pace::Whole,
         };
-        self.poll(&Look { turn, sweep, pace })
+        self.poll(&look, &Budget::UNBOUNDED)
     }
 }

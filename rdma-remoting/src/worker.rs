@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::counters::{self, Counters};
-use crate::engine::{Budget, EventSource, Progress, Turn, earlier};
+use crate::engine::{Budget, EventSource, Progress, earlier};
 use crate::hand::Hand;
 use crate::nodes::WorkerNode;
 use crate::round::{Look, Pace, Tenants};
@@ -300,17 +300,15 @@ impl WorkerState {
         node: Option<Node>,
     ) -> Progress {
         let look = Look {
-            turn: Turn {
-                now: Instant::now(),
-                node,
-                budget: Budget::UNBOUNDED,
-            },
+            now: tenants.begin(),
+            node,
+            until: None,
             sweep,
             pace: Pace::Bounded,
         };
-        let poll = |context: &Arc<Context>, look: &Look| {
+        let poll = |context: &Arc<Context>, look: &Look, budget: &Budget| {
             if self.hand.take(Arc::as_ptr(context), generation) {
-                return context.poll(look);
+                return context.poll(look, budget);
             }
             Progress {
                 cut: true,

@@ -2,7 +2,8 @@ use super::*;
 use crate::address::GroupGid;
 use crate::engine::soft::SoftEngine;
 use crate::engine::{
-    ContextSpec, Engine, EngineContext, EngineQp, Progress, QpNumber, QpSpec, Schedule, Turn,
+    Budget, ContextSpec, Engine, EngineContext, EngineQp, Progress, QUANTUM, QpNumber, QpSpec,
+    Schedule, Turn,
 };
 use crate::ledger::Ledger;
 use crate::round::{Look, Pace};
@@ -194,11 +195,11 @@ impl Program {
 
     /// A turn of a worker that others have something to do for.
     fn poll(&self) -> Progress {
-        self.context.poll(&Look {
-            turn: Instant::now().into(),
-            sweep: 1,
+        let look = Look {
             pace: Pace::Shared,
-        })
+            ..Look::at(Instant::now())
+        };
+        self.context.poll(&look, &Budget::new(QUANTUM))
     }
 
     /// Waits until so many calls are answered, and the ring is the worker's again.

@@ -1,7 +1,7 @@
 use super::*;
-use crate::engine::Turn;
+use crate::engine::{Spending, Turn};
 use crate::ready::{Ready, Served};
-use crate::round::{Look, Pace, Rota, Tenants};
+use crate::round::{Look, Rota, Tenants};
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -29,8 +29,7 @@ impl Endless {
         self.cost.load(Ordering::Relaxed)
     }
 
-    fn send(&self, budget: Budget) -> Progress {
-        let mut budget = budget.spend();
+    fn send(&self, mut budget: Spending) -> Progress {
         let mut left = self.left.load(Ordering::Relaxed);
         while budget.has_operation() {
             if left == 0 {
@@ -53,7 +52,7 @@ impl Endless {
 
 impl Served for Endless {
     fn turn(&self, turn: Turn) -> Progress {
-        self.send(turn.budget)
+        self.send(turn.budget.spend_until(turn.until))
     }
     fn is_ready(&self) -> bool {
         true
@@ -70,18 +69,6 @@ fn are_even(costs: impl Iterator<Item = u64>) -> bool {
     let (most, least) = (costs.iter().max(), costs.iter().min());
     most.zip(least)
         .is_none_or(|(most, least)| most - least <= QUANTUM + 2 * OPERATION_COST)
-}
-
-fn look(now: Instant, budget: Budget) -> Look {
-    let turn = Turn {
-        budget,
-        ..now.into()
-    };
-    Look {
-        turn,
-        sweep: 1,
-        pace: Pace::Bounded,
-    }
 }
 
 fn sizes() -> impl Strategy<Value = Vec<u64>> {
@@ -111,7 +98,7 @@ fn a_turn_ends_in_which_nothing_may_be_carried_out() {
             Budget::new(QUANTUM).within(0, 9),
             Budget::new(0).within(0, 0).at_least_one(),
         ] {
-            let progress = ready.turn(&look(now, budget), || || false);
+            let progress = ready.turn(&Look::at(now), &budget, || || false);
             assert!(!progress.worked && progress.more, "{budget:?}");
         }
         assert!(all.iter().all(|one| one.cost() == 0));
@@ -123,9 +110,11 @@ fn a_limit_of_operations_is_shared_by_turns() {
     let now = Instant::now();
     let (all, mut ready) = endless(4, now);
     for _ in 0..40 {
-        ready.turn(&look(now, Budget::UNBOUNDED.within(u64::MAX, 1)), || {
-            || false
-        });
+        ready.turn(
+            &Look::at(now),
+            &Budget::UNBOUNDED.within(u64::MAX, 1),
+            || || false,
+        );
     }
     let costs: Vec<_> = all.iter().map(|one| one.cost()).collect();
     assert!(
@@ -150,13 +139,13 @@ proptest! {
         let now = Instant::now();
         ready.call_all(now);
         for budget in budgets {
-            ready.turn(&look(now, Budget::new(budget)), || || false);
+            ready.turn(&Look::at(now), &Budget::new(budget), || || false);
             prop_assert!(are_even(all.iter().map(|one| one.cost())));
         }
         // Time ends some of the rounds: nobody is left out.
         let before: Vec<_> = all.iter().map(|one| one.cost()).collect();
         for is_over in are_over {
-            ready.turn(&look(now, Budget::new(2 * QUANTUM)), || || is_over);
+            ready.turn(&Look::at(now), &Budget::new(2 * QUANTUM), || || is_over);
         }
         prop_assert!(all.iter().zip(before).all(|(one, before)| one.cost() > before));
     }
@@ -170,11 +159,11 @@ proptest! {
         let mut rota = Rota::default();
         rota.set(0..all.len(), |one| *one);
         let now = Instant::now();
-        let turn = |one: &usize, look: &Look| all[*one].send(look.turn.budget);
+        let turn = |one: &usize, _: &Look, budget: &Budget| all[*one].send(budget.spend());
         // All begin.
-        rota.turn(&look(now, Budget::new(QUANTUM)), &mut 100, || || false, turn);
+        rota.turn(&Look::at(now), &Budget::new(QUANTUM), &mut 100, || || false, turn);
         for budget in budgets {
-            rota.turn(&look(now, Budget::new(budget)), &mut 0, || || false, turn);
+            rota.turn(&Look::at(now), &Budget::new(budget), &mut 0, || || false, turn);
             prop_assert!(are_even(all.iter().map(Endless::cost)));
         }
     }
@@ -193,9 +182,9 @@ proptest! {
         let all: Vec<usize> = (0..contexts.len()).collect();
         list.set(&all, |a, b| contexts[*a].0 == contexts[*b].0, |one| *one, |_| Arc::default());
         let now = Instant::now();
-        let turn = |one: &usize, look: &Look| contexts[*one].1.send(look.turn.budget);
+        let turn = |one: &usize, _: &Look, budget: &Budget| contexts[*one].1.send(budget.spend());
         for _ in 0..turns {
-            list.turn_by(&look(now, Budget::UNBOUNDED), || || false, turn);
+            list.turn_by(&Look::at(now), || || false, turn);
             let cost = |tenant| {
                 let its = contexts.iter().filter(move |(its, _)| *its == tenant);
                 its.map(|(_, one)| one.cost()).sum::<u64>()
@@ -240,15 +229,15 @@ fn a_thousand_queue_pairs_gain_nothing_over_one() {
         .collect();
     let mut tenants = Tenants::default();
     tenants.set(&[0_usize, 1], |a, b| a == b, |one| *one, |_| Arc::default());
-    let turn = |one: &usize, look: &Look| {
+    let turn = |one: &usize, look: &Look, budget: &Budget| {
         let (ready, _) = &contexts[*one];
         let mut its = ready.take().unwrap();
-        let came = its.turn(look, || || false);
+        let came = its.turn(look, budget, || || false);
         ready.set(Some(its));
         came
     };
     for _ in 0..1100 {
-        tenants.turn_by(&look(now, Budget::UNBOUNDED), || || false, turn);
+        tenants.turn_by(&Look::at(now), || || false, turn);
         let sum = |(_, all): &(_, Vec<Arc<Endless>>)| all.iter().map(|one| one.cost()).sum();
         let sums: Vec<_> = contexts.iter().map(sum).collect();
         assert!(are_even(sums.iter().copied()), "{sums:?}");
@@ -262,8 +251,11 @@ fn a_turn_that_is_over_is_not_spent() {
     let now = Instant::now();
     for count in [1, 3] {
         let (all, mut ready) = endless(count, now);
-        let over = look(now, Budget::new(QUANTUM).until(Some(now)));
-        let progress = ready.turn(&over, || || false);
+        let over = Look {
+            until: Some(now),
+            ..Look::at(now)
+        };
+        let progress = ready.turn(&over, &Budget::new(QUANTUM), || || false);
         assert!(progress.worked && progress.more);
         let costs: Vec<_> = all.iter().map(|one| one.cost()).collect();
         // The second one of each has begun, and goes on in its next turn.
@@ -279,8 +271,8 @@ fn times(each: [Duration; 2], rounds: usize) -> ([Duration; 2], [u32; 2]) {
     let ends = [Endless::new(8), Endless::new(8)];
     let mut tenants = Tenants::default();
     tenants.set(&[0, 1], |a, b| a == b, |one| *one, |_| Arc::default());
-    let turn = |one: &usize, look: &Look| {
-        let came = ends[*one].send(look.turn.budget.until(None));
+    let turn = |one: &usize, _: &Look, budget: &Budget| {
+        let came = ends[*one].send(budget.spend());
         let took = each[*one] * u32::try_from(came.used.operations).unwrap();
         let (mut all, mut count): ([Duration; 2], [u32; 2]) = (times.get(), turns.get());
         all[*one] += took;
@@ -291,7 +283,7 @@ fn times(each: [Duration; 2], rounds: usize) -> ([Duration; 2], [u32; 2]) {
         came
     };
     for _ in 0..rounds {
-        let look = look(now.get(), Budget::UNBOUNDED);
+        let look = Look::at(now.get());
         tenants.turn(&look, || now.get(), turn);
     }
     (times.get(), turns.get())
@@ -329,13 +321,13 @@ fn turns_beside(
     let mut tenants = Tenants::default();
     let all: Vec<usize> = (0..=last).collect();
     tenants.set(&all, |a, b| a == b, |one| *one, |_| Arc::default());
-    let turn = |one: &usize, look: &Look| {
+    let turn = |one: &usize, _: &Look, budget: &Budget| {
         let is_busy = *one == 0 || *one == last && are_both_busy;
         let (came, took) = match is_busy {
             true => {
                 let turns = &turns[usize::from(*one == last)];
                 turns.set(turns.get() + 1);
-                let came = Endless::new(8).send(look.turn.budget.until(None));
+                let came = Endless::new(8).send(budget.spend());
                 let operations = u32::try_from(came.used.operations).unwrap();
                 (came, operations * Duration::from_nanos(200))
             }
@@ -357,7 +349,7 @@ fn turns_beside(
         came
     };
     for _ in 0..2000 {
-        let look = look(now.get(), Budget::UNBOUNDED);
+        let look = Look::at(now.get());
         tenants.turn(&look, || now.get(), turn);
     }
     (turns.map(Cell::into_inner), times.map(Cell::into_inner))

@@ -59,7 +59,6 @@ pub struct Budget {
     cost: u64,
     bytes: u64,
     operations: u64,
-    until: Option<Instant>,
 }
 
 impl Budget {
@@ -70,7 +69,6 @@ impl Budget {
         cost: u64::MAX,
         bytes: 0,
         operations: 0,
-        until: None,
     };
 
     /// What costs so much.
@@ -80,21 +78,7 @@ impl Budget {
             cost,
             bytes: u64::MAX,
             operations: u64::MAX,
-            until: None,
         }
-    }
-
-    /// The same, but what begins after that is one request at most, and a portion of the one at
-    /// hand.
-    #[must_use]
-    pub fn until(self, until: Option<Instant>) -> Self {
-        Self { until, ..self }
-    }
-
-    /// When it ends, where it does.
-    #[must_use]
-    pub(crate) fn end(&self) -> Option<Instant> {
-        self.until
     }
 
     /// The same, but no more bytes and operations than these.
@@ -116,12 +100,6 @@ impl Budget {
         }
     }
 
-    /// Its time is over.
-    #[must_use]
-    pub(crate) fn is_past(&self) -> bool {
-        self.until.is_some_and(|until| Instant::now() >= until)
-    }
-
     /// What is left when this was used of it.
     #[must_use]
     pub(crate) fn rest(&self, used: Usage) -> Self {
@@ -129,7 +107,6 @@ impl Budget {
             cost: self.cost.saturating_sub(used.cost),
             bytes: self.bytes.saturating_sub(used.bytes),
             operations: self.operations.saturating_sub(used.operations),
-            ..*self
         }
     }
 
@@ -157,8 +134,15 @@ impl Budget {
     /// Begins to spend it.
     #[must_use]
     pub fn spend(self) -> Spending {
+        self.spend_until(None)
+    }
+
+    /// Begins to spend it, in a turn that ends then.
+    #[must_use]
+    pub fn spend_until(self, until: Option<Instant>) -> Spending {
         Spending {
             left: self,
+            until,
             used: Usage::default(),
             watch: Watch::default(),
             portion: Portion::default(),
@@ -166,11 +150,18 @@ impl Budget {
     }
 }
 
+/// Whether the time of a turn is over, where it ends.
+#[must_use]
+pub(crate) fn is_past(until: Option<Instant>) -> bool {
+    until.is_some_and(|until| Instant::now() >= until)
+}
+
 /// What is left of a budget. Bytes are bounded exactly; the last operation may cost more than is
 /// left.
 #[derive(Clone, Copy, Debug)]
 pub struct Spending {
     left: Budget,
+    until: Option<Instant>,
     used: Usage,
     watch: Watch,
     portion: Portion,
@@ -251,7 +242,7 @@ impl Spending {
 
     /// A request has begun.
     pub fn begin(&mut self) {
-        if let Some(end) = self.left.until
+        if let Some(end) = self.until
             && self.watch.is_over(end, Instant::now)
         {
             self.left.cost = 0;
@@ -283,7 +274,7 @@ impl Spending {
     /// Takes at most so many bytes, and no more than move before the next look at the clock.
     pub fn take_portion(&mut self, bytes: u64) -> u64 {
         let most = PORTION.max(self.portion.next);
-        if self.left.until.is_none() || bytes <= most {
+        if self.until.is_none() || bytes <= most {
             return self.take(bytes);
         }
         let taken = self.take(most);
@@ -293,7 +284,7 @@ impl Spending {
 
     /// Whether there is a further portion of a message, in this turn.
     pub fn goes_on(&mut self) -> bool {
-        if let Some(end) = self.left.until {
+        if let Some(end) = self.until {
             let now = Instant::now();
             self.portion.moved(now, end);
             if now >= end {
@@ -387,7 +378,7 @@ mod tests {
             (1000..=1250).contains(&count) && looks < 60,
             "{count} {looks}"
         );
-        let mut budget = Budget::new(QUANTUM).until(Some(Instant::now())).spend();
+        let mut budget = Budget::new(QUANTUM).spend_until(Some(Instant::now()));
         budget.begin();
         assert!(budget.has_operation());
         budget.begin();
@@ -409,7 +400,7 @@ mod tests {
         assert_eq!(next(5), PORTION * 95 / 2 / 5);
         assert_eq!(next(50), PORTION / 2);
         assert_eq!([next(100), next(1000)], [0, 0]);
-        let mut over = Budget::new(QUANTUM).until(Some(begin)).spend();
+        let mut over = Budget::new(QUANTUM).spend_until(Some(begin));
         assert_eq!(over.take_portion(3 * PORTION), PORTION);
         assert!(!over.goes_on());
         assert_eq!(

@@ -10,6 +10,7 @@ pub mod soft;
 
 use crate::address::GroupGid;
 pub use crate::address::{Destination, PortAddress, QpNumber, RawGid};
+pub(crate) use budget::is_past;
 pub use budget::{Budget, FLUSH_COST, LOOK_COST, OPERATION_COST, QUANTUM, Spending, Usage};
 
 use crate::completion_queue::CompletionSink;
@@ -100,6 +101,9 @@ pub struct Turn {
     pub node: Option<Node>,
     /// How much it may carry out.
     pub budget: Budget,
+    /// When it ends, where it does: what begins after that is one request at most, and a portion of
+    /// the one at hand.
+    pub until: Option<Instant>,
 }
 
 impl From<Instant> for Turn {
@@ -108,6 +112,7 @@ impl From<Instant> for Turn {
             now,
             node: None,
             budget: Budget::new(QUANTUM),
+            until: None,
         }
     }
 }

@@ -1,7 +1,6 @@
 use super::*;
-use crate::engine::Schedule as _;
+use crate::engine::{QUANTUM, Schedule as _};
 use crate::inbox::Scheduled;
-use crate::round::Pace;
 use farlane_abi::arena::HEADER_SEGMENT_BYTES;
 use farlane_sys::sync::lock;
 use farlane_worker::wake::Sleep;
@@ -103,18 +102,10 @@ impl Rig {
     }
 
     fn turn(&mut self) -> Progress {
-        let turn = Turn {
-            budget: Budget::UNBOUNDED,
-            ..self.now.into()
-        };
-        let look = Look {
-            turn,
-            sweep: 0,
-            pace: Pace::Bounded,
-        };
         self.ready.call_scheduled(&self.inbox, self.now);
         self.ready.call_rung(&self.header, self.now);
-        self.ready.turn(&look, || || false)
+        self.ready
+            .turn(&Look::at(self.now), &Budget::UNBOUNDED, || || false)
     }
 
     fn turns(&self) -> Vec<usize> {
@@ -173,14 +164,10 @@ fn what_was_posted_before_the_process_knew_that_it_has_to_ring_is_found() {
     ready.insert(0, Arc::new(Late(Arc::clone(&rig.all[0]))));
     rig.all[0].work.store(0, Ordering::Relaxed);
     ready.call(0, rig.now);
-    let look = Look {
-        turn: rig.now.into(),
-        sweep: 0,
-        pace: Pace::Bounded,
-    };
-    assert!(!ready.turn(&look, || || false).worked);
+    let look = Look::at(rig.now);
+    assert!(!ready.turn(&look, &Budget::new(QUANTUM), || || false).worked);
     assert!(!rig.all[0].rests.load(Ordering::Relaxed));
-    assert!(ready.turn(&look, || || false).worked);
+    assert!(ready.turn(&look, &Budget::new(QUANTUM), || || false).worked);
 }
 
 #[test]
@@ -312,14 +299,10 @@ fn one_whose_time_is_over_waits_for_the_others() {
         one.work.store(9, Ordering::Relaxed);
         rig.ring(slot);
     }
-    let look = Look {
-        turn: rig.now.into(),
-        sweep: 0,
-        pace: Pace::Bounded,
-    };
+    let look = Look::at(rig.now);
     rig.ready.call_rung(&rig.header, rig.now);
     for expected in [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]] {
-        assert!(rig.ready.turn(&look, || || true).cut);
+        assert!(rig.ready.turn(&look, &Budget::new(QUANTUM), || || true).cut);
         assert_eq!(rig.turns(), expected);
     }
 }

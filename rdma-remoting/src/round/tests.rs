@@ -1,4 +1,5 @@
 use super::*;
+use crate::engine::QUANTUM;
 use crate::throughput::Rates;
 use std::cell::{Cell, RefCell};
 use std::num::NonZeroU64;
@@ -14,11 +15,7 @@ impl Rig {
     fn new(members: usize) -> Self {
         let mut rota = Rota::default();
         rota.set(0..members, |one| *one);
-        let look = Look {
-            turn: Instant::now().into(),
-            sweep: 1,
-            pace: Pace::Bounded,
-        };
+        let look = Look::at(Instant::now());
         let had = RefCell::default();
         Self { rota, look, had }
     }
@@ -30,14 +27,20 @@ impl Rig {
         is_over: bool,
         works: impl Fn(usize) -> bool,
     ) -> (Vec<usize>, bool) {
-        let turn = |one: &usize, _: &Look| {
+        let turn = |one: &usize, _: &Look, _: &Budget| {
             self.had.borrow_mut().push(*one);
             Progress {
                 worked: works(*one),
                 ..Progress::default()
             }
         };
-        let came = self.rota.turn(&self.look, &mut idle, || || is_over, turn);
+        let came = self.rota.turn(
+            &self.look,
+            &Budget::new(QUANTUM),
+            &mut idle,
+            || || is_over,
+            turn,
+        );
         (self.had.take(), came.cut)
     }
 }
@@ -49,7 +52,7 @@ fn idle_ones_are_looked_at_in_rotation_and_busy_ones_in_every_turn() {
     assert_eq!(rig.turn(4, false, |one| one == 6).0, [4, 5, 6, 7]);
     assert_eq!(rig.turn(4, false, |_| false), (vec![6, 8, 9, 0, 1], false));
     // One that has had nothing to do for long is one of the others.
-    rig.look.turn.now += BUSY;
+    rig.look.now += BUSY;
     assert_eq!(rig.turn(2, false, |_| false).0, [6, 2, 3]);
     assert_eq!(rig.turn(2, false, |_| false).0, [4, 5]);
 }
@@ -105,12 +108,16 @@ fn a_sweep_ends_when_all_were_looked_at_once() {
     let (mut looks, more) = (0, Cell::new(2_u32));
     rig.look.sweep += 1;
     loop {
-        let turn = |one: &usize, _: &Look| Progress {
+        let turn = |one: &usize, _: &Look, _: &Budget| Progress {
             cut: *one == 4 && more.replace(more.get().saturating_sub(1)) > 0,
             ..Progress::default()
         };
         looks += 1;
-        if !rig.rota.turn(&rig.look, &mut 5, || || false, turn).cut {
+        if !rig
+            .rota
+            .turn(&rig.look, &Budget::new(QUANTUM), &mut 5, || || false, turn)
+            .cut
+        {
             break;
         }
     }
@@ -132,7 +139,7 @@ fn a_tenant_has_one_round_in_a_turn_whatever_it_has_open() {
     };
     let turn = |tenants: &mut Tenants<usize>, is_busy: &dyn Fn(usize) -> bool| {
         let mut had = Vec::new();
-        let poll = |one: &usize, _: &Look| {
+        let poll = |one: &usize, _: &Look, _: &Budget| {
             if is_busy(*one) {
                 had.push(*one);
             }
@@ -173,7 +180,7 @@ fn what_takes_long_is_done_elsewhere_while_other_tenants_have_something_to_do() 
     tenants.set(&all, |_, _| false, |one| *one, |_| Arc::default());
     let mut turn = |look: &Look, busy: &[usize]| {
         let mut paces = Vec::new();
-        let poll = |one: &usize, look: &Look| {
+        let poll = |one: &usize, look: &Look, _: &Budget| {
             if busy.contains(one) {
                 paces.push((*one, look.pace));
             }
@@ -189,9 +196,9 @@ fn what_takes_long_is_done_elsewhere_while_other_tenants_have_something_to_do() 
         assert_eq!(turn(&look, &[1]), [(1, Pace::Bounded)]);
     }
     assert_eq!(turn(&look, &[2]), [(2, Pace::Shared)]);
-    look.turn.now += LATELY / 2;
+    look.now += LATELY / 2;
     assert_eq!(turn(&look, &[1]), [(1, Pace::Shared)]);
-    look.turn.now += LATELY / 2;
+    look.now += LATELY / 2;
     assert_eq!(turn(&look, &[1]), [(1, Pace::Bounded)]);
     // Where all have a turn, however long it takes, there is nobody else to do it.
     look.pace = Pace::Whole;
@@ -207,24 +214,24 @@ fn a_tenant_that_nobody_serves_has_a_rest() {
         operations: NonZeroU64::new(1000),
         ..Rates::default()
     };
-    let throughput = Arc::new(Throughput::new(rates, look.turn.now));
+    let throughput = Arc::new(Throughput::new(rates, look.now));
     let set = |tenants: &mut Tenants<usize>, all: &[usize]| {
         tenants.set(all, |_, _| true, |one| *one, |_| Arc::clone(&throughput));
     };
-    let waits = |_: &usize, _: &Look| Progress {
+    let waits = |_: &usize, _: &Look, _: &Budget| Progress {
         more: true,
         ..Progress::default()
     };
     for stays in [true, false] {
         set(&mut tenants, &[1]);
-        tenants.turn(&look, || look.turn.now, waits);
+        tenants.turn(&look, || look.now, waits);
         if !stays {
             set(&mut tenants, &[]);
         }
-        look.turn.now += Duration::from_secs(9);
+        look.now += Duration::from_secs(9);
         let most = if stays { 1000 } else { 20 };
         let budget = Budget::UNBOUNDED.within(u64::MAX, most);
-        assert_eq!(throughput.allowance(look.turn.now), Ok(budget));
+        assert_eq!(throughput.allowance(look.now), Ok(budget));
     }
 }
 
@@ -234,19 +241,27 @@ fn contexts_do_not_look_at_idle_queue_pairs_for_longer_than_a_turn() {
     let mut rig = Rig::new(1000);
     rig.turn(1000, false, |_| true);
     let looks = Cell::new(0_usize);
-    let turn = |_: &usize, _: &Look| {
+    let turn = |_: &usize, _: &Look, _: &Budget| {
         looks.set(looks.get() + 1);
         Progress {
             idle: 50,
             ..Progress::default()
         }
     };
-    rig.rota.turn(&rig.look, &mut 0, || || true, turn);
+    rig.rota
+        .turn(&rig.look, &Budget::new(QUANTUM), &mut 0, || || true, turn);
     assert_eq!(looks.take(), 1, "of those who are busy");
     let mut rig = Rig::new(1000);
-    rig.rota.turn(&rig.look, &mut 128, || || false, turn);
+    rig.rota.turn(
+        &rig.look,
+        &Budget::new(QUANTUM),
+        &mut 128,
+        || || false,
+        turn,
+    );
     assert_eq!(looks.take(), 3, "of the others");
-    rig.rota.turn(&rig.look, &mut 128, || || true, turn);
+    rig.rota
+        .turn(&rig.look, &Budget::new(QUANTUM), &mut 128, || || true, turn);
     assert_eq!(looks.take(), 1);
 }
 
@@ -263,7 +278,7 @@ fn all_are_looked_at_however_many_turns_each_takes() {
             let left: Vec<_> = turns_of.iter().map(|&left| Cell::new(left)).collect();
             let mut turns = 0;
             loop {
-                let poll = |one: &usize, _: &Look| {
+                let poll = |one: &usize, _: &Look, _: &Budget| {
                     let left = &left[*one];
                     left.set(left.get().saturating_sub(1));
                     Progress {

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::engine::soft::SoftEngine;
-use crate::engine::{Budget, Turn};
+use crate::engine::{Budget, QUANTUM};
 use crate::ledger::Ledger;
 use crate::memory::PdHandle;
-use crate::round::{Look, Pace, TURN};
+use crate::round::{Look, TURN};
 use crate::testing::{Header, Hooked, Nobody, mapped, memory, open, port, region, shared};
 use crate::{Port, Server};
 use farlane_abi::PAGE_BYTES;
@@ -223,12 +223,8 @@ fn a_turn_ends_after_a_call_that_has_taken_its_time() {
     let program = Header::attach(&context);
     program.query_device(4);
     for completed in 1..=4 {
-        let look = Look {
-            turn: Instant::now().into(),
-            sweep: 1,
-            pace: Pace::Bounded,
-        };
-        assert!(context.poll(&look).worked);
+        let look = Look::at(Instant::now());
+        assert!(context.poll(&look, &Budget::new(QUANTUM)).worked);
         assert_eq!(program.completed(), completed);
         assert_eq!(context.has_work(), completed < 4);
     }
@@ -240,18 +236,10 @@ fn who_may_carry_nothing_out_has_its_calls_answered() {
     let context = open(&port(&server, 1), 0);
     let program = Header::attach(&context);
     program.query_device(2);
-    let turn = Turn {
-        budget: Budget::NO_OPERATION,
-        ..Instant::now().into()
-    };
-    let look = Look {
-        turn,
-        sweep: 1,
-        pace: Pace::Bounded,
-    };
-    let came = context.poll(&look);
+    let look = Look::at(Instant::now());
+    let came = context.poll(&look, &Budget::NO_OPERATION);
     assert_eq!((program.completed(), came.worked), (2, true));
-    assert!(!context.poll(&look).worked);
+    assert!(!context.poll(&look, &Budget::NO_OPERATION).worked);
 }
 
 /// A queue pair, with segments 1 and 2.

@@ -32,7 +32,8 @@ fn a_turn_ends_with_its_time() {
     let p = pair(NORMAL);
     let bytes = p.a.fill(1);
     let over = Turn {
-        budget: Budget::UNBOUNDED.until(Some(p.now)),
+        budget: Budget::UNBOUNDED,
+        until: Some(p.now),
         ..p.now.into()
     };
     let write = |p: &Pair, id, length| {

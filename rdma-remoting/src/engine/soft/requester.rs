@@ -167,7 +167,7 @@ impl<C: Carrier> Requester<C> {
     /// begun.
     pub fn run(&mut self, qp: &QpCommon, turn: Turn, draining: bool) -> Progress {
         let mut progress = Progress::default();
-        let mut budget = turn.budget.spend();
+        let mut budget = turn.budget.spend_until(turn.until);
         // What it has done to a responder may have ended it: its own, or that of a peer that has
         // answered meanwhile.
         while !self.dead && !self.paused && qp.state() != State::Error {

@@ -123,12 +123,8 @@ impl Program {
 
     /// A turn as a worker gives it.
     fn turn(&self) -> bool {
-        let look = Look {
-            turn: Instant::now().into(),
-            sweep: 1,
-            pace: Pace::Bounded,
-        };
-        self.context.poll(&look).worked
+        let look = Look::at(Instant::now());
+        self.context.poll(&look, &Budget::new(QUANTUM)).worked
     }
 
     /// Turns until none has anything to do, and all rest: also where this thread has not run for a

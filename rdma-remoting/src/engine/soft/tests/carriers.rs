@@ -393,6 +393,7 @@ impl<C: Made> Pair<C> {
                 now: self.now,
                 node: None,
                 budget,
+                until: None,
             };
             self.a.qp.progress(turn);
             if let Some(completion) = self.a.cq.poll() {
