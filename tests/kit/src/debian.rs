@@ -59,6 +59,8 @@ pub const GUEST_TREE: TreeSpec = TreeSpec {
         "openssh-server",
         "pciutils",
         "perftest",
+        "python3",
+        "python3-pyverbs",
         "qperf",
         "rdma-core",
         "rdmacm-utils",

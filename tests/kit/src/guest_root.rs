@@ -2,8 +2,8 @@
 //! systems (EROFS) lie in the guest's memory from its start, as persistent memory does, and a small
 //! first file system lays them over each other, with a tmpfs on top for what the guest writes. One
 //! has what every guest needs and the kernel's modules; where a guest wants them there are the
-//! programs for disks and those for networks; and one, made for each boot, has the files of this
-//! run.
+//! programs for disks, those for networks, and Python; and one, made for each boot, has the files
+//! of this run.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::kernel::Kernel;
 use crate::progress;
 use crate::qemu::VmConfig;
 use crate::root_contents::{
-    base_contents, boot_contents, make_up, network_contents, storage_contents,
+    base_contents, boot_contents, make_up, network_contents, python_contents, storage_contents,
 };
 use crate::tree::Tree;
 use crate::workspace::Workspace;
@@ -55,6 +55,7 @@ pub struct GuestRoot {
     base: PathBuf,
     storage: PathBuf,
     network: PathBuf,
+    python: PathBuf,
 }
 
 impl GuestRoot {
@@ -74,6 +75,7 @@ impl GuestRoot {
             base: path(&format!("{kernel_name}.erofs")),
             storage: path(&format!("storage-{programs}.erofs")),
             network: path(&format!("network-{programs}.erofs")),
+            python: path(&format!("python-{programs}.erofs")),
         };
         if !root.exists() {
             let _lock = workspace.lock_cache()?;
@@ -88,9 +90,19 @@ impl GuestRoot {
         Ok(root)
     }
 
+    fn all(&self) -> [&PathBuf; 5] {
+        let Self {
+            initrd,
+            base,
+            storage,
+            network,
+            python,
+        } = self;
+        [initrd, base, storage, network, python]
+    }
+
     fn exists(&self) -> bool {
-        let all = [&self.initrd, &self.base, &self.storage, &self.network];
-        all.iter().all(|file| file.exists())
+        self.all().iter().all(|file| file.exists())
     }
 
     fn make(&self, tree: &Tree, kernel: &Kernel) -> Result<()> {
@@ -106,6 +118,10 @@ impl GuestRoot {
             let network = network_contents(tree, &libraries)?;
             whole(&self.network, |part| network.write_image(tree, part))?;
         }
+        if !self.python.exists() {
+            let python = python_contents(tree, &libraries)?;
+            whole(&self.python, |part| python.write_image(tree, part))?;
+        }
         Ok(())
     }
 
@@ -115,8 +131,9 @@ impl GuestRoot {
             format!("{PREFIX}{}-", kernel.release),
             format!("{PREFIX}storage-"),
             format!("{PREFIX}network-"),
+            format!("{PREFIX}python-"),
         ];
-        let current = [&self.initrd, &self.base, &self.storage, &self.network];
+        let current = self.all();
         for entry in
             fs::read_dir(cache).with_context(|| format!("Cannot read {}", cache.display()))?
         {
@@ -151,6 +168,7 @@ impl GuestRoot {
         let mut images = vec![path.to_owned()];
         images.extend(config.storage.then(|| self.storage.clone()));
         images.extend(config.network_programs.then(|| self.network.clone()));
+        images.extend(config.python.then(|| self.python.clone()));
         images.push(self.base.clone());
         Ok(images)
     }

@@ -1,5 +1,5 @@
 //! What guests have: busybox, the RDMA programs and the kernel modules in the base; the programs
-//! for disks, whose libraries are many; and those for networks.
+//! for disks, whose libraries are many; those for networks; and Python with its modules.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::contents::{Contents, LIBRARY_FOLDER};
 use crate::kernel::{Kernel, unpack_with};
 use crate::modules::Modules;
 use crate::process::check_output;
-use crate::tree::Tree;
+use crate::tree::{RDMA_CORE, Tree};
 
 /// The programs that every guest has, besides busybox.
 const PROGRAMS: &[&str] = &[
@@ -103,6 +103,9 @@ const NETWORK_PROGRAMS: &[&str] = &[
     "usr/sbin/sshd",
 ];
 
+/// Where Python's own modules are, but those of its release, and rdma-core's tests.
+const PYTHON_FOLDERS: &[&str] = &["usr/lib/python3", RDMA_CORE];
+
 /// What `udhcpc` of busybox runs when it has an address.
 const DHCP_SCRIPT: &[u8] = b"#!/bin/sh\n[ \"$1\" = bound ] || [ \"$1\" = renew ] || exit 0\n\
     ip address flush dev $interface scope global\n\
@@ -176,7 +179,7 @@ pub fn make_up() -> impl Hash {
     (
         (PROGRAMS, LIBRARIES, MODULES, BOOT_MODULES),
         (STORAGE_PROGRAMS, STORAGE_LINKS, STORAGE_FILES),
-        (NETWORK_PROGRAMS, DHCP_SCRIPT),
+        (NETWORK_PROGRAMS, DHCP_SCRIPT, PYTHON_FOLDERS),
         (
             include_str!("guest-boot.sh"),
             include_str!("guest-init.sh"),
@@ -282,6 +285,44 @@ pub fn network_contents(tree: &Tree, there_already: &BTreeSet<PathBuf>) -> Resul
     contents.copy_libraries(libraries.difference(there_already))?;
     contents.data("etc/udhcpc/default.script", 0o755, DHCP_SCRIPT.to_vec());
     Ok(contents)
+}
+
+/// What guests that run programs in Python have besides.
+pub fn python_contents(tree: &Tree, there_already: &BTreeSet<PathBuf>) -> Result<Contents> {
+    let mut contents = Contents::default();
+    let program = fs::read_link(tree.join("usr/bin/python3")).context("The tree has no python3")?;
+    let release = program.to_str().context("Python has an odd name")?;
+    let mut libraries = add_programs(tree, &[&format!("usr/bin/{release}")], &mut contents)?;
+    contents.link("usr/bin/python3", release);
+    let modules = format!("usr/lib/{release}");
+    for folder in PYTHON_FOLDERS.iter().copied().chain([modules.as_str()]) {
+        for file in files_below(&tree.join(folder))? {
+            if file.extension().is_some_and(|kind| kind == "so") {
+                libraries.extend(linked_libraries(tree, &file)?);
+            }
+            let path = file.strip_prefix(tree.path())?;
+            let source = match fs::read_link(&file) {
+                Ok(target) if target.is_absolute() => tree.join(target),
+                _ => file.clone(),
+            };
+            contents.copy(&path.to_string_lossy(), &source)?;
+        }
+    }
+    contents.copy_libraries(libraries.difference(there_already))?;
+    Ok(contents)
+}
+
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let see = || format!("Cannot read {}", folder.display());
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).with_context(see)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => files.extend(files_below(&entry.path())?),
+            false => files.push(entry.path()),
+        }
+    }
+    Ok(files)
 }
 
 /// Adds programs; returns the libraries that they need.

@@ -22,6 +22,9 @@ const STAMP: &str = ".farlane-stamp";
 /// How long making a tree may take.
 const MAKE_TIMEOUT: Duration = Duration::from_secs(1800);
 
+/// The documentation of rdma-core; trees have no other.
+pub const RDMA_CORE: &str = "usr/share/doc/rdma-core";
+
 /// A Debian tree that is complete.
 #[derive(Debug, Clone)]
 pub struct Tree(PathBuf);
@@ -283,6 +286,8 @@ fn make(spec: &TreeSpec, path: &Path, stamp: &str, mirror: &str) -> Result<()> {
     for unread in ["man", "doc", "info", "locale"] {
         command.arg(format!("--dpkgopt=path-exclude=/usr/share/{unread}/*"));
     }
+    // dpkg keeps the folder that a pattern begins with, and none above it.
+    command.arg(format!("--dpkgopt=path-include=/{RDMA_CORE}/*"));
     command.arg(format!("--include={}", spec.packages.join(",")));
     let mut sources = vec![format!("deb {mirror} {} main", spec.suite)];
     if !spec.backports.is_empty() {

@@ -68,6 +68,9 @@ pub struct VmConfig<'a> {
     /// Whether it has the programs for networks: curl, ethtool, iperf3, iputils' ping, nstat,
     /// numactl, sha256sum, ss, ssh, sshd, taskset, tcpdump.
     pub network_programs: bool,
+    /// Whether it has Python, pyverbs, and rdma-core's tests of verbs, in
+    /// [`RDMA_CORE`](crate::tree::RDMA_CORE).
+    pub python: bool,
     /// Files laid over its root.
     pub files: Vec<GuestFile>,
     /// Further words on QEMU's command line.
@@ -105,6 +108,7 @@ impl<'a> VmConfig<'a> {
             forwarded_ports: Vec::new(),
             storage: false,
             network_programs: false,
+            python: false,
             files: Vec::new(),
             qemu_arguments: Vec::new(),
             kernel_arguments: Vec::new(),
@@ -341,6 +345,13 @@ impl<'a> VmConfig<'a> {
     #[must_use]
     pub fn network_programs(mut self) -> Self {
         self.network_programs = true;
+        self
+    }
+
+    /// With Python, and rdma-core's tests of verbs.
+    #[must_use]
+    pub fn python(mut self) -> Self {
+        self.python = true;
         self
     }
 

@@ -143,6 +143,8 @@ scenarios! {
     test "rdma-host" = rdma_host::run,
         "rdma-pingpong's and rdma-perftest's programs between two processes of this machine, and \
          what is copied of memory that they share";
+    test "rdma-pyverbs-guest" = rdma_pyverbs::in_guest,
+        "rdma-core's own tests of verbs, those of the guests' release, in a VM";
     test "rdma-pyverbs" = rdma_pyverbs::run,
         "rdma-core's own tests of verbs (Debian's python3-pyverbs) over the daemon's host socket: \
          what passes, and why what does not is skipped";

@@ -12,6 +12,8 @@ pub struct Skip {
     pub at_most: usize,
     /// Why it is so.
     pub because: &'static str,
+    /// It is given in a VM alone.
+    pub in_guest: bool,
 }
 
 /// Modules of tests for one vendor's hardware, by how their names begin. They are skipped for a
@@ -24,46 +26,73 @@ pub const SKIPS: &[Skip] = &[
         reason: "Device farlane0 doesn't have net interface",
         at_most: 10,
         because: "no connection manager, which needs a network interface with the port's address",
+        in_guest: false,
     },
     Skip {
         reason: "Device /dev/dri/renderD128 is not present",
         at_most: 10,
         because: "no buffers of a GPU's kernel driver (DRM)",
+        in_guest: false,
     },
     Skip {
         reason: "Allocating dmabuf is not supported by /dev/dri/renderD128",
         at_most: 10,
         because: "no buffers of a GPU's kernel driver (DRM)",
+        in_guest: false,
     },
     Skip {
         reason: "Reg dma-buf MR is not supported by the RDMA driver",
         at_most: 10,
         because: "no buffers of a GPU's kernel driver (DRM)",
+        in_guest: false,
     },
     Skip {
         reason: "cuda-python 12.0+ must be installed",
         at_most: 1,
         because: "no CUDA",
+        in_guest: false,
     },
     Skip {
         reason: "Create QP type 8 is not supported",
         at_most: 6,
         because: "no raw packets, and nothing that steers them to queues",
+        in_guest: false,
     },
     Skip {
         reason: "Create Raw Packet QP",
         at_most: 5,
         because: "no raw packets",
+        in_guest: false,
     },
     Skip {
         reason: "Extended CQ is not supported",
         at_most: 4,
         because: "no tag matching, which is one vendor's",
+        in_guest: false,
+    },
+    Skip {
+        reason: "Create custom mr with additional access flags 258 is not supported",
+        at_most: 2,
+        because: "no FLUSH",
+        in_guest: true,
     },
     Skip {
         reason: "There are no huge pages of size 2M allocated",
         at_most: 3,
         because: "no huge page that the kernel keeps for programs (`vm.nr_hugepages`)",
+        in_guest: false,
+    },
+    Skip {
+        reason: "ODP is not supported - No ODP caps",
+        at_most: 15,
+        because: "no paging on demand in a VM: its memory is pinned while it is registered",
+        in_guest: true,
+    },
+    Skip {
+        reason: "SRQ resize is not supported",
+        at_most: 1,
+        because: "no shared receive queue that changes its size",
+        in_guest: true,
     },
 ];
 
@@ -79,7 +108,8 @@ pub struct Sorted<'a> {
 }
 
 impl<'a> Sorted<'a> {
-    pub fn new(tests: &'a [Test]) -> Self {
+    /// Tests that have run in a VM, or on this machine.
+    pub fn new(tests: &'a [Test], in_guest: bool) -> Self {
         let mut sorted = Self::default();
         for test in tests {
             let Ending::Skipped(reason) = &test.ending else {
@@ -91,7 +121,7 @@ impl<'a> Sorted<'a> {
             }
             match SKIPS
                 .iter()
-                .position(|skip| reason.starts_with(skip.reason))
+                .position(|skip| reason.starts_with(skip.reason) && in_guest >= skip.in_guest)
             {
                 Some(at) => sorted.listed.entry(at).or_default().push(&test.name),
                 None => sorted.unlisted.push(format!("{}: {reason}", test.name)),
@@ -153,14 +183,20 @@ mod tests {
                 ending: Ending::Passed,
             },
         ];
-        let sorted = Sorted::new(&tests);
+        let sorted = Sorted::new(&tests, false);
         assert_eq!(sorted.surplus(), [""; 0]);
         assert_eq!(sorted.vendors, 1);
         assert_eq!(sorted.causes(), BTreeMap::from([("no CUDA", 1)]));
         tests.push(skipped("test_mr.A.c", "New"));
-        assert_eq!(Sorted::new(&tests).surplus(), ["test_mr.A.c: New"]);
+        assert_eq!(Sorted::new(&tests, false).surplus(), ["test_mr.A.c: New"]);
         tests.push(skipped("test_mr.A.d", cuda));
-        assert_eq!(Sorted::new(&tests).surplus().len(), 2);
+        assert_eq!(Sorted::new(&tests, false).surplus().len(), 2);
+        let paging = [skipped(
+            "test_odp.A.b",
+            "ODP is not supported - No ODP caps",
+        )];
+        assert_eq!(Sorted::new(&paging, true).surplus(), [""; 0]);
+        assert_eq!(Sorted::new(&paging, false).surplus().len(), 1);
     }
 
     #[test]
@@ -180,8 +216,10 @@ mod tests {
                     reason,
                     at_most,
                     because,
+                    in_guest,
                 } = skip;
-                format!("| \"{reason}\" | {at_most} | {because} |")
+                let place = if *in_guest { "VM" } else { "both" };
+                format!("| \"{reason}\" | {place} | {at_most} | {because} |")
             })
             .collect();
         assert_eq!(rows, listed);
