@@ -266,6 +266,8 @@ struct Tenant<T> {
     deficit: Deficit,
     arrears: Arrears,
     throughput: Arc<Throughput>,
+    /// It had more to do than its last turn.
+    more: bool,
     /// Until when it counts as one that had something to do lately.
     lately: Option<Instant>,
 }
@@ -322,6 +324,7 @@ impl<T: Clone> Tenants<T> {
                 deficit: Deficit::default(),
                 arrears: Arrears::default(),
                 throughput: throughput(&list[0]),
+                more: false,
                 lately: None,
             };
             let mut tenant = at.map_or_else(none, |at| before.swap_remove(at));
@@ -330,7 +333,8 @@ impl<T: Clone> Tenants<T> {
         }
         // Nothing of theirs waits for this worker any more.
         for gone in before {
-            gone.throughput.carried(Usage::default(), false);
+            let change = (gone.more, false);
+            gone.throughput.carried(Usage::default(), change);
         }
     }
 
@@ -412,7 +416,9 @@ impl<T: Clone> Tenants<T> {
             let rota = &mut tenant.rota;
             let mut came = rota.turn(&its, &budget, &mut idle, clock, &mut turn);
             tenant.deficit.settle(came.used, came.more);
-            tenant.throughput.carried(came.used, came.more);
+            let had_more = std::mem::replace(&mut tenant.more, came.more);
+            let change = (had_more, came.more);
+            tenant.throughput.carried(came.used, change);
             // One of a word that is in use takes as long as many.
             let its_looks = came.idle.max(to_usize(came.used.cost / LOOK_COST)).max(1);
             if let Some(time) = &time

@@ -101,8 +101,8 @@ struct Buckets {
     operations: Option<Bucket>,
     /// Since when it waits for tokens, and until when.
     waits: Option<(Instant, Instant)>,
-    /// It had more to do than its last turn.
-    more: bool,
+    /// Workers that had more to do for it than its last turn there.
+    waiting: usize,
 }
 
 /// One tenant's.
@@ -125,7 +125,7 @@ impl Throughput {
             bytes: bucket(rates.bytes),
             operations: bucket(rates.operations),
             waits: None,
-            more: false,
+            waiting: 0,
         });
         Self {
             rates,
@@ -150,7 +150,7 @@ impl Throughput {
         }
         let mut left = [u64::MAX; 2];
         let mut wait = None;
-        let depth = match buckets.more {
+        let depth = match buckets.waiting > 0 {
             true => WAITING_DEPTH,
             false => DEPTH,
         };
@@ -184,15 +184,16 @@ impl Throughput {
         Ok(Budget::UNBOUNDED.within(bytes, operations))
     }
 
-    /// It has carried so much out, and has more to do or not.
-    pub(crate) fn carried(&self, used: Usage, more: bool) {
+    /// It has carried so much out at a worker; whether it had more to do there before, and has now.
+    pub(crate) fn carried(&self, used: Usage, (had_more, has_more): (bool, bool)) {
         if used.bytes > 0 || used.operations > 0 {
             count(&self.bytes, used.bytes);
             count(&self.operations, used.operations);
         }
         if let Some(buckets) = &self.buckets {
             let mut buckets = lock(buckets);
-            buckets.more = more;
+            let waiting = buckets.waiting + usize::from(has_more);
+            buckets.waiting = waiting.saturating_sub(had_more.into());
             if let Some(bytes) = &mut buckets.bytes {
                 bytes.tokens -= i128::from(used.bytes);
             }
@@ -253,6 +254,15 @@ mod tests {
     use crate::engine::QUANTUM;
     use proptest::prelude::*;
 
+    impl Throughput {
+        /// The only worker has carried so much out.
+        fn carries(&self, used: Usage, more: bool) {
+            let buckets = self.buckets.as_ref();
+            let was = buckets.is_some_and(|buckets| lock(buckets).waiting > 0);
+            self.carried(used, (was, more));
+        }
+    }
+
     fn limited(bytes: u64, operations: u64, now: Instant) -> Throughput {
         let rates = Rates {
             bytes: NonZeroU64::new(bytes),
@@ -278,7 +288,7 @@ mod tests {
                 }
                 left -= budget.take(left);
             }
-            tenant.carried(budget.used(), true);
+            tenant.carries(budget.used(), true);
             sum = sum.and(budget.used());
         }
         (sum, now - start)
@@ -328,25 +338,25 @@ mod tests {
             operations: 1,
             cost: bytes,
         };
-        tenant.carried(used(20_000), true);
+        tenant.carries(used(20_000), true);
         let until = tenant.allowance(now).unwrap_err();
         assert_eq!(until, now + CHUNK);
         assert_eq!(tenant.allowance(until - CHUNK / 2), Err(until));
         let some = Budget::UNBOUNDED.within(1000, u64::MAX);
         assert_eq!(tenant.allowance(until), Ok(some));
         // Two workers have used it: one of them is paid later.
-        tenant.carried(used(1000), true);
-        tenant.carried(used(1000), true);
+        tenant.carries(used(1000), true);
+        tenant.carries(used(1000), true);
         assert_eq!(tenant.allowance(until), Err(until + 2 * CHUNK));
         // A few tokens that have come are not enough.
         let until = until + 2 * CHUNK;
-        tenant.carried(used(1), true);
+        tenant.carries(used(1), true);
         let soon = until + CHUNK / 2;
         assert!(
             tenant.allowance(soon).is_ok(),
             "half of it is there already"
         );
-        tenant.carried(used(1400), false);
+        tenant.carries(used(1400), false);
         assert!(tenant.allowance(soon).unwrap_err() > soon);
         // After a rest there is no more than the bucket holds.
         let later = until + Duration::from_secs(9);
@@ -376,15 +386,35 @@ mod tests {
             "{used:?}"
         );
         let now = begin + time;
-        tenant.carried(Usage::default(), false);
+        tenant.carries(Usage::default(), false);
         let later = now + Duration::from_millis(500);
         let some = Budget::UNBOUNDED.within(u64::MAX, 2000);
         assert_eq!(tenant.allowance(later), Ok(some));
         // There is a bound to it.
-        tenant.carried(Usage::default(), true);
+        tenant.carries(Usage::default(), true);
         let later = now + Duration::from_secs(5);
         let second = Budget::UNBOUNDED.within(u64::MAX, 100_000);
         assert_eq!(tenant.allowance(later), Ok(second));
+    }
+
+    /// A worker that has nothing to do for it does not say that another one has not.
+    #[test]
+    fn who_waits_for_one_worker_waits_whatever_the_others_have() {
+        let begin = Instant::now();
+        let tenant = limited(0, 100_000, begin);
+        let none = Usage::default();
+        tenant.carried(none, (false, true));
+        tenant.carried(none, (false, false));
+        let mut now = begin;
+        for _ in 0..5 {
+            now += Duration::from_millis(10);
+            tenant.allowance(now).unwrap();
+            tenant.carried(none, (false, false));
+        }
+        let allowance = |most| Ok(Budget::UNBOUNDED.within(u64::MAX, most));
+        assert_eq!(tenant.allowance(now), allowance(7000));
+        tenant.carried(none, (true, false));
+        assert_eq!(tenant.allowance(now), allowance(2000));
     }
 
     /// Who waits because of one limit has a rest from the other.
