@@ -282,7 +282,8 @@ impl<T> Tenant<T> {
 #[derive(Debug)]
 pub(crate) struct Tenants<T> {
     all: Vec<Tenant<T>>,
-    /// When the last turn was over, where the clock was looked at for that.
+    /// When the last turn was over, where the clock was looked at for that and the next one follows
+    /// at once.
     ended: Option<Instant>,
 }
 
@@ -440,6 +441,10 @@ impl<T: Clone> Tenants<T> {
                 all_lately += 1 - was_lately;
             }
             progress = progress.and(came);
+        }
+        if !progress.worked || looks >= LOOKS_OF_OTHERS {
+            // The worker may sleep before the next one, or has looked at many since then.
+            self.ended = None;
         }
         progress
     }

@@ -205,6 +205,35 @@ fn what_takes_long_is_done_elsewhere_while_other_tenants_have_something_to_do() 
     assert_eq!(turn(&look, &[2]), [(2, Pace::Whole)]);
 }
 
+/// The clock of the last turn is that of the next one where that follows at once: not after looks
+/// at many, and not where the worker may have slept.
+#[test]
+fn a_turn_begins_when_the_last_one_ended_unless_there_was_something_in_between() {
+    for (busy, follows) in [(Some(49), true), (Some(0), false), (None, false)] {
+        let mut tenants = Tenants::default();
+        // One of 40, and ten of one.
+        let all: Vec<usize> = (0..50).collect();
+        let key = |one: &usize| one.saturating_sub(39);
+        tenants.set(
+            &all,
+            |one, other| key(one) == key(other),
+            |one| *one,
+            |_| Arc::default(),
+        );
+        let now = Instant::now();
+        let past = now.checked_sub(Duration::from_secs(5)).unwrap();
+        let look = Look::at(past);
+        let poll = |one: &usize, _: &Look, _: &Budget| Progress {
+            worked: Some(*one) == busy,
+            ..Progress::default()
+        };
+        tenants.turn(&look, || past, poll);
+        let began = tenants.begin();
+        assert_eq!(began == past, follows, "{busy:?}");
+        assert!(follows || began >= now, "{busy:?}");
+    }
+}
+
 /// Also where they have gone, or were paused, in the middle of their work.
 #[test]
 fn a_tenant_that_nobody_serves_has_a_rest() {
