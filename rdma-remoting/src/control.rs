@@ -1,5 +1,5 @@
-//! The control thread: carries out calls that may take long, registrations and the creation and end
-//! of objects, in the place of workers that have others to serve.
+//! The control thread: carries out calls that may take long, those that map and clear memory, in
+//! the place of workers that have others to serve.
 //!
 //! It has one call at a time in hand, of each tenant in turn, however many contexts and calls a
 //! tenant has. Of a context one call at most is here; meanwhile nobody else serves the context's
@@ -7,10 +7,14 @@
 
 use crate::context::Context;
 use farlane_sys::sync::{held, lock};
+use farlane_worker::idle::{Idle, Rest};
+use farlane_worker::policy;
 use std::collections::{HashSet, VecDeque};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Contexts whose next calls wait, by tenant: whose turn it is comes first.
 #[derive(Default)]
@@ -56,6 +60,8 @@ impl Waiting {
 #[derive(Default)]
 struct State {
     is_running: bool,
+    /// It waits to be woken.
+    is_asleep: bool,
     waiting: Waiting,
     /// Address of the context whose call is carried out; zero for none.
     in_hand: usize,
@@ -65,7 +71,8 @@ struct State {
 #[derive(Default)]
 pub(crate) struct Control {
     state: Mutex<State>,
-    /// Something waits, or the end.
+    /// There is something new, or the end: looked at without the lock.
+    any: AtomicBool,
     more: Condvar,
     /// What was in hand is there no more.
     put_down: Condvar,
@@ -86,6 +93,7 @@ impl Control {
     /// Ends it, after the call in hand.
     pub fn stop(&self) {
         lock(&self.state).is_running = false;
+        self.any.store(true, Ordering::Release);
         self.more.notify_all();
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread
@@ -96,13 +104,20 @@ impl Control {
     }
 
     /// Has it carry out the next call of a context, whose ring the caller does not serve until
-    /// then.
-    /// Where the thread does not run the call stays where it is.
+    /// then. The call stays where it is, for the next turn, where somebody else is busy with the
+    /// list: a worker waits for nobody.
     pub fn hand_over(&self, context: &Arc<Context>) {
-        let mut state = lock(&self.state);
-        if state.is_running {
-            context.set_call_is_away(true);
-            state.waiting.push(context);
+        let Ok(mut state) = self.state.try_lock() else {
+            return;
+        };
+        if !state.is_running {
+            return;
+        }
+        context.set_call_is_away(true);
+        state.waiting.push(context);
+        self.any.store(true, Ordering::Release);
+        if std::mem::take(&mut state.is_asleep) {
+            drop(state);
             self.more.notify_one();
         }
     }
@@ -119,7 +134,8 @@ impl Control {
     }
 
     fn run(&self) {
-        while let Some(context) = self.take() {
+        let mut idle = Idle::new(policy::RINGS);
+        while let Some(context) = self.take(&mut idle) {
             context.answer_away();
             drop(context);
             lock(&self.state).in_hand = 0;
@@ -128,16 +144,44 @@ impl Control {
     }
 
     /// Takes the next one into its hand; none at the end.
-    fn take(&self) -> Option<Arc<Context>> {
-        let mut state = lock(&self.state);
-        while state.is_running {
-            if let Some(context) = state.waiting.pop() {
-                state.in_hand = Arc::as_ptr(&context).addr();
-                return Some(context);
+    fn take(&self, idle: &mut Idle) -> Option<Arc<Context>> {
+        loop {
+            if self.any.load(Ordering::Acquire) {
+                let mut state = lock(&self.state);
+                if !state.is_running {
+                    return None;
+                }
+                if let Some(context) = state.waiting.pop() {
+                    state.in_hand = Arc::as_ptr(&context).addr();
+                    idle.worked();
+                    return Some(context);
+                }
+                self.any.store(false, Ordering::Relaxed);
             }
-            state = held(self.more.wait(state));
+            match idle.idle() {
+                Rest::Look => (),
+                Rest::Nap(limit) => self.sleep(idle, Some(limit)),
+                Rest::Sleep(limit) => self.sleep(idle, limit),
+            }
         }
-        None
+    }
+
+    /// Until there is something new, or for so long at most.
+    fn sleep(&self, idle: &mut Idle, limit: Option<Duration>) {
+        let mut state = lock(&self.state);
+        if self.any.load(Ordering::Acquire) {
+            return;
+        }
+        state.is_asleep = true;
+        idle.waits(Instant::now());
+        let is_asleep = |state: &mut State| state.is_asleep && state.is_running;
+        let mut state = match limit {
+            None => held(self.more.wait_while(state, is_asleep)),
+            Some(limit) => held(self.more.wait_timeout_while(state, limit, is_asleep)).0,
+        };
+        state.is_asleep = false;
+        drop(state);
+        idle.woke();
     }
 }
 

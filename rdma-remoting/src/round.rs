@@ -26,7 +26,7 @@ const LOOKS_OF_OTHERS: usize = 8;
 /// Who had something to do is busy for so long.
 pub(crate) const BUSY: Duration = Duration::from_millis(10);
 /// A tenant that had something to do is not delayed by what may take long of others for so long.
-/// Not measured: who sends twenty messages a second is not to notice what others register.
+/// Not measured: who sends twenty messages a second is not to notice what others allocate.
 pub(crate) const LATELY: Duration = Duration::from_millis(100);
 
 /// How many have a turn in one of their worker's.

@@ -8,32 +8,31 @@ use crate::engine::{
 use crate::ledger::Ledger;
 use crate::round::{Look, Pace};
 use crate::server::ServerConfig;
-use crate::testing::{Header, Making, memory, open, port, region};
+use crate::testing::{Header, Making, Nobody, memory, port, region};
 use crate::verbs::CallHost;
 use crate::{Port, Server};
+use farlane_abi::ids::ContextId;
 use farlane_abi::rdma::{
-    CreateCq, CreateQp, DeviceAttr, DeviceLimits, PortAttr, QPT_RC, QpAttr, Verbs as _,
+    AllocBuffer, CreateCq, CreateQp, DeviceAttr, DeviceLimits, PortAttr, QPT_RC, QpAttr, Verbs as _,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_abi::{Errno, PAGE_BYTES};
 use farlane_worker::wake::{Event as _, Sleep};
+use farlane_zero_copy::Pool;
 use rustix::event::EventfdFlags;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-/// `create_qp` in the call table.
-const CREATE_QP: u32 = 11;
+/// `alloc_buffer` in the call table.
+const ALLOC_BUFFER: u32 = 15;
 
-/// An engine whose queue pairs count their turns. Making one on the control thread says whose it
-/// is, and waits until it may go on.
-struct SlowEngine {
+/// An engine whose queue pairs count their turns.
+struct CountingEngine {
     engine: SoftEngine,
-    ends: Arc<Mutex<(Sender<u8>, Receiver<()>)>>,
     made: Arc<Mutex<Vec<Arc<CountingQp>>>>,
 }
 
-impl Engine for SlowEngine {
+impl Engine for CountingEngine {
     fn device(&self) -> DeviceAttr {
         self.engine.device()
     }
@@ -47,16 +46,8 @@ impl Engine for SlowEngine {
     }
 
     fn open(&self, spec: ContextSpec) -> Result<Arc<dyn EngineContext>, Errno> {
-        let gid = spec.address.gid[0];
-        let (ends, all) = (Arc::clone(&self.ends), Arc::clone(&self.made));
+        let all = Arc::clone(&self.made);
         let make = move |spec: QpSpec| -> Arc<dyn EngineQp> {
-            if std::thread::current().name() == Some("control") {
-                let (begins, may) = &*lock(&ends);
-                // The test is over where nobody is there.
-                if begins.send(gid).is_ok() {
-                    let _ = may.recv();
-                }
-            }
             let qp = Arc::new(CountingQp {
                 schedule: spec.schedule,
                 turns: AtomicU32::new(0),
@@ -113,89 +104,80 @@ impl EngineQp for CountingQp {
     fn destroy(&self) {}
 }
 
-/// A server whose worker is the test, and whose control thread makes queue pairs one by one.
-struct Slow {
+/// A server whose worker is the test.
+struct Rig {
     server: Arc<Server>,
-    engine: Arc<SlowEngine>,
-    /// Whose queue pair is about to be made.
-    began: Receiver<u8>,
-    go_on: Sender<()>,
+    engine: Arc<CountingEngine>,
 }
 
-impl Slow {
+impl Rig {
     fn new() -> Self {
-        let (begins, began) = channel();
-        let (go_on, may) = channel();
-        let engine = Arc::new(SlowEngine {
+        let engine = Arc::new(CountingEngine {
             engine: SoftEngine::new(),
-            ends: Arc::new(Mutex::new((begins, may))),
             made: Arc::default(),
         });
         let ledger = Ledger::new(|_| 200);
         let server = Server::of(Arc::clone(&engine) as _, Arc::default(), Vec::new(), ledger);
         server.control().start().unwrap();
-        Self {
-            server,
-            engine,
-            began,
-            go_on,
+        Self { server, engine }
+    }
+
+    /// Waits until the control thread has one in its hand that is not this one.
+    fn next_in_hand(&self, before: usize) -> usize {
+        loop {
+            let held = lock(&self.server.control().state).in_hand;
+            if ![0, before].contains(&held) {
+                return held;
+            }
+            std::thread::yield_now();
         }
     }
 }
 
-/// A process that can make queue pairs.
+/// A process that can allocate buffers. That ends when nobody has its [objects](Context::objects).
 struct Program {
     _port: Arc<Port>,
     context: Arc<Context>,
     header: Header,
-    args: CreateQp,
 }
 
 impl Program {
     fn new(port: &Arc<Port>, id: u32) -> Self {
-        let context = open(port, id);
+        let pool = Pool::separate_files(1 << 20);
+        let id = ContextId::new(id).unwrap();
+        let context = port.open(id, Arc::new(Nobody), Some(pool)).unwrap();
         let header = Header::attach(&context);
-        for (id, name) in [(1, "cq"), (2, "qp")] {
-            let memory = memory(name, 16 * PAGE_BYTES);
-            context.attach_segment(region(id), memory).unwrap();
-        }
-        let mut host = CallHost::new(&context);
-        let cq = host.create_cq(CreateCq {
-            entries: 4.into(),
-            region: 1.into(),
-            ..Default::default()
-        });
-        let (cq, pd) = (cq.unwrap(), host.alloc_pd(()).unwrap());
-        let args = CreateQp {
-            pd,
-            send_cq: cq,
-            recv_cq: cq,
-            qp_type: QPT_RC.into(),
-            send_wr: 1.into(),
-            send_sge: 1.into(),
-            recv_wr: 1.into(),
-            recv_sge: 1.into(),
-            region: 2.into(),
-            ..Default::default()
-        };
         Self {
             _port: Arc::clone(port),
             context,
             header,
-            args,
         }
     }
 
-    /// Asks for a queue pair, in a part of the segment that no other one has.
-    fn create_qp(&mut self) {
-        self.header.call(CREATE_QP, self.args.as_bytes());
-        let offset = self.args.offset.get() + u32::try_from(PAGE_BYTES).unwrap();
-        self.args.offset = offset.into();
+    fn at(&self) -> usize {
+        Arc::as_ptr(&self.context).addr()
+    }
+
+    fn allocate(&self) {
+        let args = AllocBuffer {
+            length: PAGE_BYTES.into(),
+            ..Default::default()
+        };
+        self.header.call(ALLOC_BUFFER, args.as_bytes());
+    }
+
+    /// Has the control thread allocate one.
+    fn hand_over(&self) {
+        self.allocate();
+        while !self.is_away() && self.header.completed() != self.header.submitted() {
+            self.context.control.hand_over(&self.context);
+        }
     }
 
     /// A turn of a worker that others have something to do for.
     fn poll(&self) -> Progress {
         let look = Look {
+            sweep: 1,
             pace: Pace::Shared,
             ..Look::at(Instant::now())
         };
@@ -214,27 +196,50 @@ impl Program {
         let header = self.context.header().unwrap();
         header.call_is_away.load(Ordering::Acquire)
     }
+
+    /// A queue pair.
+    fn create_qp(&self) {
+        for (id, name) in [(1, "cq"), (2, "qp")] {
+            let memory = memory(name, PAGE_BYTES);
+            self.context.attach_segment(region(id), memory).unwrap();
+        }
+        let mut host = CallHost::new(&self.context);
+        let cq = host.create_cq(CreateCq {
+            entries: 4.into(),
+            region: 1.into(),
+            ..Default::default()
+        });
+        let (cq, pd) = (cq.unwrap(), host.alloc_pd(()).unwrap());
+        let created = host.create_qp(CreateQp {
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            qp_type: QPT_RC.into(),
+            send_wr: 1.into(),
+            send_sge: 1.into(),
+            recv_wr: 1.into(),
+            recv_sge: 1.into(),
+            region: 2.into(),
+            ..Default::default()
+        });
+        created.unwrap();
+    }
 }
 
 #[test]
 fn queue_pairs_and_other_contexts_go_on_during_a_call_that_takes_long() {
-    let slow = Slow::new();
-    let mut one = Program::new(&port(&slow.server, 1), 0);
-    let other = Program::new(&port(&slow.server, 2), 0);
-    // Nobody is held up any more when the ports go.
-    let (began, go_on) = (slow.began, slow.go_on);
-    for program in [&one, &other] {
-        CallHost::new(&program.context)
-            .create_qp(program.args)
-            .unwrap();
-    }
-    one.args.offset = u32::try_from(PAGE_BYTES).unwrap().into();
+    let rig = Rig::new();
+    let [busy, one, other] = [1, 2, 3].map(|gid| Program::new(&port(&rig.server, gid), 0));
     one.create_qp();
-    assert!(one.poll().worked);
-    assert_eq!(one.header.completed(), 0, "answered by the worker");
-    assert_eq!(began.recv(), Ok(1));
-    let qps = lock(&slow.engine.made).clone();
-    assert_eq!(qps.len(), 2, "the worker has made none");
+    other.create_qp();
+    let held = busy.context.objects();
+    busy.hand_over();
+    rig.next_in_hand(0);
+    one.allocate();
+    while !one.is_away() && one.header.completed() == 0 {
+        one.poll();
+    }
+    let qps = lock(&rig.engine.made).clone();
     let turns = || [0, 1].map(|at: usize| qps[at].turns.load(Ordering::Relaxed));
     let before = turns();
     other.header.query_device(3);
@@ -243,57 +248,53 @@ fn queue_pairs_and_other_contexts_go_on_during_a_call_that_takes_long() {
         program.poll();
     }
     assert_eq!(turns(), before.map(|turns| turns + 1));
-    assert_eq!((one.header.completed(), other.header.completed()), (0, 3));
-    go_on.send(()).unwrap();
+    let completed = [&busy, &one, &other].map(|program| program.header.completed());
+    assert_eq!(completed, [0, 0, 3]);
+    drop(held);
     one.wait(1);
 }
 
 #[test]
 fn calls_of_a_context_are_answered_in_order() {
-    let slow = Slow::new();
-    let mut program = Program::new(&port(&slow.server, 1), 0);
-    // Nobody is held up any more when the ports go.
-    let (began, go_on) = (slow.began, slow.go_on);
+    let rig = Rig::new();
+    let program = Program::new(&port(&rig.server, 1), 0);
     program.header.query_device(2);
-    program.create_qp();
-    program.create_qp();
+    program.allocate();
+    program.allocate();
     program.header.query_device(1);
-    let mut answered = Vec::new();
-    program.poll();
-    for _ in 0..2 {
-        began.recv().unwrap();
+    for answered in [2, 3] {
+        let held = program.context.objects();
+        while !program.is_away() {
+            program.poll();
+        }
         // Those behind it wait.
         (0..5).for_each(|_| assert!(!program.poll().worked));
-        answered.push(program.header.completed());
-        go_on.send(()).unwrap();
-        program.wait(answered.last().unwrap() + 1);
-        program.poll();
+        assert_eq!(program.header.completed(), answered);
+        drop(held);
+        program.wait(answered + 1);
     }
-    assert_eq!(answered, [2, 3]);
+    program.poll();
     assert_eq!(program.header.completed(), 5);
 }
 
 #[test]
 fn a_context_is_taken_away_after_its_own_call() {
-    let slow = Slow::new();
-    let ports = [port(&slow.server, 1), port(&slow.server, 2)];
+    let rig = Rig::new();
+    let ports = [port(&rig.server, 1), port(&rig.server, 2)];
     let contexts = [(0, 0), (0, 1), (1, 0)];
-    let mut programs = contexts.map(|(of, id): (usize, u32)| Program::new(&ports[of], id));
-    // Nobody is held up any more when the ports go.
-    let (began, go_on) = (slow.began, slow.go_on);
-    for program in &mut programs {
-        program.create_qp();
-        program.poll();
-    }
-    assert_eq!(began.recv(), Ok(1));
+    let [busy, beside, other] = contexts.map(|(of, id): (usize, u32)| Program::new(&ports[of], id));
+    let held = busy.context.objects();
+    busy.hand_over();
+    assert_eq!(rig.next_in_hand(0), busy.at());
+    beside.hand_over();
+    other.hand_over();
     // The other VM's call has not begun, and does not.
     ports[1].pause();
-    let [busy, beside, other] = &programs;
     assert!(beside.is_away() && !other.is_away());
     let completed = std::thread::scope(|scope| {
-        let pausing = scope.spawn(|| {
-            let contexts = [busy, beside].map(|program| Arc::as_ptr(&program.context));
-            slow.server.control().withdraw(&contexts.into());
+        let leaving = scope.spawn(|| {
+            let contexts = [&busy, &beside].map(|program| Arc::as_ptr(&program.context));
+            rig.server.control().withdraw(&contexts.into());
             busy.header.completed()
         });
         // It has taken back what has not begun, and waits.
@@ -301,60 +302,61 @@ fn a_context_is_taken_away_after_its_own_call() {
             std::thread::yield_now();
         }
         (0..100).for_each(|_| std::thread::yield_now());
-        go_on.send(()).unwrap();
-        pausing.join().unwrap()
+        drop(held);
+        leaving.join().unwrap()
     });
     assert_eq!(completed, 1, "the call was under way");
-    assert_eq!([beside, other].map(|one| one.header.completed()), [0, 0]);
+    assert_eq!([&beside, &other].map(|one| one.header.completed()), [0, 0]);
     // It begins when the VM goes on.
     ports[1].resume();
-    other.poll();
-    assert_eq!(began.recv(), Ok(2));
-    go_on.send(()).unwrap();
-    other.wait(1);
+    while other.header.completed() == 0 {
+        other.poll();
+        std::thread::yield_now();
+    }
 }
 
 #[test]
 fn tenants_have_calls_in_turn_however_many_they_make() {
-    let slow = Slow::new();
-    let ports = [port(&slow.server, 1), port(&slow.server, 2)];
+    let rig = Rig::new();
+    let ports = [port(&rig.server, 1), port(&rig.server, 2)];
     let contexts = [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1)];
-    let mut programs = contexts.map(|(of, id): (usize, u32)| Program::new(&ports[of], id));
-    // Nobody is held up any more when the ports go.
-    let (began, go_on) = (slow.began, slow.go_on);
-    let mut had = Vec::new();
-    for program in &mut programs {
-        program.create_qp();
-        program.poll();
-        if had.is_empty() {
+    let programs = contexts.map(|(of, id): (usize, u32)| Program::new(&ports[of], id));
+    let mut held = programs.each_ref().map(|one| Some(one.context.objects()));
+    let mut in_hand = 0;
+    for program in &programs {
+        program.hand_over();
+        if in_hand == 0 {
             // The others come while this one is carried out.
-            had.push(began.recv().unwrap());
+            in_hand = rig.next_in_hand(0);
         }
     }
-    for _ in 1..programs.len() {
-        go_on.send(()).unwrap();
-        had.push(began.recv().unwrap());
+    let mut had = Vec::new();
+    loop {
+        let at = programs.iter().position(|one| one.at() == in_hand).unwrap();
+        had.push(contexts[at].0);
+        held[at] = None;
+        programs[at].wait(1);
+        if had.len() == programs.len() {
+            break;
+        }
+        in_hand = rig.next_in_hand(in_hand);
     }
-    go_on.send(()).unwrap();
-    assert_eq!(had, [1, 1, 2, 1, 2, 1, 1]);
-    programs.iter().for_each(|program| program.wait(1));
+    assert_eq!(had, [0, 0, 1, 0, 1, 0, 0]);
 }
 
 #[test]
 fn a_worker_that_sleeps_is_told_of_calls_that_were_made_meanwhile() {
     for made_meanwhile in [0, 1] {
-        let slow = Slow::new();
-        let mut program = Program::new(&port(&slow.server, 1), 0);
-        let (began, go_on) = (slow.began, slow.go_on);
+        let rig = Rig::new();
+        let program = Program::new(&port(&rig.server, 1), 0);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let sleep = Arc::new(Sleep::new(rustix::event::eventfd(0, flags).unwrap()));
         program.context.inbox().tell(Some(Arc::clone(&sleep)));
-        program.create_qp();
-        program.poll();
-        began.recv().unwrap();
+        let held = program.context.objects();
+        program.hand_over();
         sleep.announce();
         program.header.query_device(made_meanwhile);
-        go_on.send(()).unwrap();
+        drop(held);
         program.wait(1);
         // It has done what follows the answer.
         program.context.control.stop();
@@ -368,9 +370,9 @@ fn programs_of_tenants_that_are_busy_have_all_calls_answered() {
     let server = Server::new(ServerConfig::default()).unwrap();
     let bell = rustix::event::eventfd(1, EventfdFlags::NONBLOCK).unwrap();
     let _doorbell = server.add_doorbell(bell.try_clone().unwrap()).unwrap();
-    let mut programs = [1, 2].map(|gid| Program::new(&port(&server, gid), 0));
+    let programs = [1, 2].map(|gid| Program::new(&port(&server, gid), 0));
     let is_over = AtomicBool::new(false);
-    let [one, other] = &mut programs;
+    let [one, other] = &programs;
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
@@ -383,7 +385,7 @@ fn programs_of_tenants_that_are_busy_have_all_calls_answered() {
             }
         });
         for count in 1..=12 {
-            one.create_qp();
+            one.allocate();
             bell.raise();
             while one.header.completed() < count {
                 std::thread::yield_now();

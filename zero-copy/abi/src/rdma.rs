@@ -39,21 +39,21 @@ call_table! {
         /// Frees a protection domain. `EBUSY` while something is in it.
         6 => fn dealloc_pd(Handle) -> ();
         /// Registers memory.
-        7 => fn reg_mr(RegMr) -> Mr, slow;
+        7 => fn reg_mr(RegMr) -> Mr;
         /// Ends a registration, by its handle.
-        8 => fn dereg_mr(Handle) -> (), slow;
+        8 => fn dereg_mr(Handle) -> ();
         /// Creates a completion queue.
-        9 => fn create_cq(CreateCq) -> Handle, slow;
+        9 => fn create_cq(CreateCq) -> Handle;
         /// Destroys a completion queue. `EBUSY` while a queue pair uses it.
-        10 => fn destroy_cq(Handle) -> (), slow;
+        10 => fn destroy_cq(Handle) -> ();
         /// Creates a queue pair.
-        11 => fn create_qp(CreateQp) -> Qp, slow;
+        11 => fn create_qp(CreateQp) -> Qp;
         /// Changes attributes and state of a queue pair.
         12 => fn modify_qp(ModifyQp) -> ();
         /// Attributes and state of a queue pair.
         13 => fn query_qp(Handle) -> QpAttr;
         /// Destroys a queue pair.
-        14 => fn destroy_qp(Handle) -> (), slow;
+        14 => fn destroy_qp(Handle) -> ();
         /// Allocates a buffer in host memory (paper section IV-C). `EAGAIN` where there is room as
         /// soon as memory that was freed is cleared.
         15 => fn alloc_buffer(AllocBuffer) -> Buffer, slow;
@@ -68,7 +68,7 @@ call_table! {
         /// Creates a queue pair laid out as [`QpLayout::with_tail`]. `EOPNOTSUPP` in version 1.
         ///
         /// [`QpLayout::with_tail`]: crate::queue::QpLayout::with_tail
-        19 => fn create_qp_ex(CreateQpEx) -> Qp, slow;
+        19 => fn create_qp_ex(CreateQpEx) -> Qp;
         /// Creates an address handle. `EACCES` of a port that the operator does not let this one
         /// talk to.
         21 => fn create_ah(CreateAh) -> Handle;
@@ -79,17 +79,17 @@ call_table! {
         /// Ends that. `EINVAL` where it does not.
         24 => fn detach_mcast(McastGroup) -> ();
         /// Creates a shared receive queue. `EOPNOTSUPP` in version 1.
-        25 => fn create_srq(CreateSrq) -> Srq, slow;
+        25 => fn create_srq(CreateSrq) -> Srq;
         /// Changes a shared receive queue.
         26 => fn modify_srq(ModifySrq) -> ();
         /// Attributes of a shared receive queue.
         27 => fn query_srq(Handle) -> SrqAttr;
         /// Destroys a shared receive queue. `EBUSY` while a queue pair uses it.
-        28 => fn destroy_srq(Handle) -> (), slow;
+        28 => fn destroy_srq(Handle) -> ();
         /// Puts another registration in the place of one, whose handle and keys it gets. When it
         /// is answered nobody touches the memory of the one before. With an error that one stays;
         /// `EBUSY` while something else is bound to it.
-        33 => fn rereg_mr(ReregMr) -> (), slow;
+        33 => fn rereg_mr(ReregMr) -> ();
         /// Has the entries of a completion queue lie elsewhere, from the next completion on. The
         /// answer is the number of that completion: those before it, and the queue's words, stay
         /// where they are. `EINVAL` where more completions wait than there is room for.
@@ -102,7 +102,7 @@ call_table! {
         /// Allocates a memory window, which is not bound.
         30 => fn alloc_mw(AllocMw) -> Mw;
         /// Frees a memory window, bound or not.
-        31 => fn dealloc_mw(Handle) -> (), slow;
+        31 => fn dealloc_mw(Handle) -> ();
     }
 }
 
