@@ -332,6 +332,7 @@ impl<T: Clone> Tenants<T> {
             tenant.rota.set(list.into_iter(), &key);
             self.all.push(tenant);
         }
+        self.interrupted();
         // Nothing of theirs waits for this worker any more.
         for gone in before {
             let change = (gone.more, false);
@@ -339,7 +340,12 @@ impl<T: Clone> Tenants<T> {
         }
     }
 
-    /// When a turn begins that follows the last one at once.
+    /// The next turn does not follow the last one at once: what was between them is no tenant's.
+    pub fn interrupted(&mut self) {
+        self.ended = None;
+    }
+
+    /// When a turn begins: where the last one ended, unless there was something in between.
     pub fn begin(&mut self) -> Instant {
         self.ended.take().unwrap_or_else(Instant::now)
     }
@@ -444,7 +450,7 @@ impl<T: Clone> Tenants<T> {
         }
         if !progress.worked || looks >= LOOKS_OF_OTHERS {
             // The worker may sleep before the next one, or has looked at many since then.
-            self.ended = None;
+            self.interrupted();
         }
         progress
     }

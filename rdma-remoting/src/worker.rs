@@ -236,12 +236,16 @@ impl WorkerState {
             }
             let mut progress = self.turn(&mut tenants, generation, sweep, node);
             for source in &self.sources {
-                progress.worked |= source.take();
+                if source.take() {
+                    progress.worked = true;
+                    tenants.interrupted();
+                }
             }
             if progress.worked {
                 idle.worked();
                 if rest.take().is_some() {
                     self.awake();
+                    tenants.interrupted();
                 }
                 continue;
             }

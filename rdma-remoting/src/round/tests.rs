@@ -214,12 +214,15 @@ fn a_turn_begins_when_the_last_one_ended_unless_there_was_something_in_between()
         // One of 40, and ten of one.
         let all: Vec<usize> = (0..50).collect();
         let key = |one: &usize| one.saturating_sub(39);
-        tenants.set(
-            &all,
-            |one, other| key(one) == key(other),
-            |one| *one,
-            |_| Arc::default(),
-        );
+        let set = |tenants: &mut Tenants<usize>| {
+            tenants.set(
+                &all,
+                |one, other| key(one) == key(other),
+                |one| *one,
+                |_| Arc::default(),
+            );
+        };
+        set(&mut tenants);
         let now = Instant::now();
         let past = now.checked_sub(Duration::from_secs(5)).unwrap();
         let look = Look::at(past);
@@ -231,6 +234,10 @@ fn a_turn_begins_when_the_last_one_ended_unless_there_was_something_in_between()
         let began = tenants.begin();
         assert_eq!(began == past, follows, "{busy:?}");
         assert!(follows || began >= now, "{busy:?}");
+        // Whoever comes and goes costs a worker time that no other one owes.
+        tenants.turn(&look, || past, poll);
+        set(&mut tenants);
+        assert!(tenants.begin() >= now);
     }
 }
 
