@@ -5,6 +5,8 @@
 //! (`SO_LINGER`): for ever. That is so also of descriptors that nobody has received and that end
 //! with the socket in which they lie. So they are closed on threads of their own. Where none can be
 //! started they stay open: until one can be, or one that was started before has time for them.
+//!
+//! To free memory waits for nobody: one thread does that for all.
 
 use crate::log_limit::LogLimit;
 use crate::sync::lock;
@@ -37,6 +39,9 @@ struct State<K> {
     waiting: VecDeque<Batch<K>>,
     /// Threads that have not looked for a batch yet.
     starting: usize,
+    /// What is to be freed, and whether a thread is at it.
+    to_free: VecDeque<Batch<K>>,
+    is_freeing: bool,
 }
 
 impl<K> Drop for State<K> {
@@ -57,10 +62,19 @@ struct Batch<K> {
     taken: Box<dyn Send>,
 }
 
-/// A thread to be that counts as starting, until it is dropped or has looked for a batch.
+/// What a thread is to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// Closes, and counts as starting.
+    Starting,
+    Closing,
+    Freeing,
+}
+
+/// A thread to be, which has its role until it is dropped.
 struct Closer<K> {
     shared: Arc<Shared<K>>,
-    is_starting: bool,
+    role: Role,
 }
 
 impl<K> std::fmt::Debug for Closing<K> {
@@ -76,6 +90,8 @@ impl<K> Default for Closing<K> {
                 counts: HashMap::new(),
                 waiting: VecDeque::new(),
                 starting: 0,
+                to_free: VecDeque::new(),
+                is_freeing: false,
             }),
             limit: LogLimit::new(),
         }))
@@ -105,22 +121,32 @@ impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
     pub fn close(&self, sender: K, descriptors: Vec<OwnedFd>, taken: impl Send + 'static) {
         // Without any there is nothing to wait for.
         if !descriptors.is_empty() {
-            self.enqueue(sender, descriptors, taken);
+            self.enqueue(Role::Closing, sender, descriptors, taken);
             self.start();
         }
     }
 
     /// Drops what takes long to free. It counts as a descriptor.
     pub fn free(&self, sender: K, taken: impl Send + 'static) {
-        self.enqueue(sender, Vec::new(), taken);
+        self.enqueue(Role::Freeing, sender, Vec::new(), taken);
         self.start();
     }
 
-    fn enqueue(&self, sender: K, descriptors: Vec<OwnedFd>, taken: impl Send + 'static) {
+    fn enqueue(
+        &self,
+        role: Role,
+        sender: K,
+        descriptors: Vec<OwnedFd>,
+        taken: impl Send + 'static,
+    ) {
         let count = descriptors.len().max(1);
         let mut state = self.0.state();
         *state.counts.entry(sender.clone()).or_default() += count;
-        state.waiting.push_back(Batch {
+        let queue = match role {
+            Role::Freeing => &mut state.to_free,
+            Role::Starting | Role::Closing => &mut state.waiting,
+        };
+        queue.push_back(Batch {
             sender,
             count,
             descriptors,
@@ -128,7 +154,7 @@ impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
         });
     }
 
-    /// Starts a thread for each batch that waits and has none, as far as that is possible now.
+    /// Starts the threads that are needed, as far as that is possible now.
     fn start(&self) {
         while let Some(closer) = self.next_closer() {
             let thread = std::thread::Builder::new()
@@ -144,21 +170,28 @@ impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
         }
     }
 
-    /// The next thread that is needed, if one is.
+    /// The next thread that is needed, if one is: for each batch that waits and has none, and for
+    /// all that is to be freed.
     fn next_closer(&self) -> Option<Closer<K>> {
         let mut state = self.0.state();
-        (state.waiting.len() > state.starting).then(|| {
+        let role = if state.waiting.len() > state.starting {
             state.starting += 1;
-            Closer {
-                shared: Arc::clone(&self.0),
-                is_starting: true,
-            }
+            Role::Starting
+        } else if !state.to_free.is_empty() && !state.is_freeing {
+            state.is_freeing = true;
+            Role::Freeing
+        } else {
+            return None;
+        };
+        Some(Closer {
+            shared: Arc::clone(&self.0),
+            role,
         })
     }
 }
 
 impl<K: Hash + Eq> Closer<K> {
-    /// Closes what waits, until nothing does.
+    /// Closes, or frees, what waits, until nothing does.
     fn run(mut self) {
         while let Some(batch) = self.take() {
             self.end(batch);
@@ -167,7 +200,17 @@ impl<K: Hash + Eq> Closer<K> {
 
     fn take(&mut self) -> Option<Batch<K>> {
         let mut state = self.shared.state();
-        state.starting -= usize::from(std::mem::take(&mut self.is_starting));
+        if self.role == Role::Freeing {
+            let batch = state.to_free.pop_front();
+            if batch.is_none() {
+                // Whoever brings more starts another one.
+                state.is_freeing = false;
+                self.role = Role::Closing;
+            }
+            return batch;
+        }
+        state.starting -= usize::from(self.role == Role::Starting);
+        self.role = Role::Closing;
         state.waiting.pop_front()
     }
 
@@ -187,7 +230,12 @@ impl<K: Hash + Eq> Closer<K> {
 
 impl<K> Drop for Closer<K> {
     fn drop(&mut self) {
-        self.shared.state().starting -= usize::from(self.is_starting);
+        let mut state = self.shared.state();
+        match self.role {
+            Role::Starting => state.starting -= 1,
+            Role::Freeing => state.is_freeing = false,
+            Role::Closing => {}
+        }
     }
 }
 
@@ -216,7 +264,7 @@ mod tests {
         for _ in 0..3 {
             let (descriptors, ours) = descriptor();
             ends.push(ours);
-            closing.enqueue("sender", descriptors, ());
+            closing.enqueue(Role::Closing, "sender", descriptors, ());
             closers.extend(closing.next_closer());
             assert!(closing.next_closer().is_none());
         }
@@ -226,36 +274,52 @@ mod tests {
             closer.run();
             assert!(ends.iter().all(is_closed) && closing.next_closer().is_none());
         }
-        closing.enqueue("sender", descriptor().0, ());
+        closing.enqueue(Role::Closing, "sender", descriptor().0, ());
         assert!(closing.next_closer().is_some());
     }
 
     #[test]
-    fn what_takes_long_to_free_is_freed_by_another_thread_and_counts() {
-        struct Freed(std::sync::mpsc::Sender<std::thread::ThreadId>);
+    fn what_takes_long_to_free_is_freed_by_one_other_thread_and_counts() {
+        use std::sync::mpsc;
+        struct Freed(mpsc::Sender<std::thread::ThreadId>, mpsc::Receiver<()>);
         impl Drop for Freed {
             fn drop(&mut self) {
                 self.0.send(std::thread::current().id()).unwrap();
+                let _ = self.1.recv();
             }
         }
-        let (sender, freed) = std::sync::mpsc::channel();
+        let (sender, freed) = mpsc::channel();
+        let (goes_on, waits) = mpsc::channel();
+        let (_, ends) = mpsc::channel();
         let closing = Closing::default();
-        closing.enqueue("sender", Vec::new(), Freed(sender.clone()));
+        closing.free("sender", Freed(sender.clone(), waits));
+        let thread = freed.recv().unwrap();
+        assert_ne!(thread, std::thread::current().id());
+        closing.free("sender", Freed(sender, ends));
+        assert!(closing.next_closer().is_none());
+        assert_eq!(closing.of(&"sender"), 2);
+        drop(goes_on);
+        assert_eq!(freed.recv(), Ok(thread));
+    }
+
+    #[test]
+    fn what_was_to_be_freed_where_no_thread_could_be_started_is_freed_by_the_next() {
+        let closing = Closing::default();
+        let (sender, freed) = std::sync::mpsc::channel::<()>();
+        closing.enqueue(Role::Freeing, "sender", Vec::new(), sender);
+        drop(closing.next_closer());
         assert_eq!(closing.of(&"sender"), 1);
-        closing.free("sender", Freed(sender));
-        for _ in 0..2 {
-            assert_ne!(freed.recv().unwrap(), std::thread::current().id());
-        }
+        assert!(freed.recv().is_err());
     }
 
     #[test]
     fn a_batch_does_not_wait_for_a_thread_that_is_busy() {
         let closing = Closing::default();
         let [(first, _), (second, _)] = [descriptor(), descriptor()];
-        closing.enqueue("sender", first, ());
+        closing.enqueue(Role::Closing, "sender", first, ());
         let mut busy = closing.next_closer().unwrap();
         let batch = busy.take().unwrap();
-        closing.enqueue("sender", second, ());
+        closing.enqueue(Role::Closing, "sender", second, ());
         closing.next_closer().unwrap().run();
         assert_eq!(closing.of(&"sender"), 1);
         busy.end(batch);
@@ -266,7 +330,7 @@ mod tests {
     fn a_thread_that_cannot_start_is_tried_again() {
         let closing = Closing::default();
         let (descriptors, ours) = descriptor();
-        closing.enqueue("sender", descriptors, ());
+        closing.enqueue(Role::Closing, "sender", descriptors, ());
         // As `spawn` does that fails.
         drop(closing.next_closer().unwrap());
         assert!(!is_closed(&ours));
@@ -279,7 +343,7 @@ mod tests {
         let closing = Closing::default();
         let (descriptors, ours) = descriptor();
         let taken = Arc::new(());
-        closing.enqueue("sender", descriptors, Arc::clone(&taken));
+        closing.enqueue(Role::Closing, "sender", descriptors, Arc::clone(&taken));
         drop(closing.next_closer().unwrap());
         drop(closing);
         assert!(!is_closed(&ours));
