@@ -241,6 +241,34 @@ fn a_turn_begins_when_the_last_one_ended_unless_there_was_something_in_between()
     }
 }
 
+/// Nobody has a worker for long where others want it; a message is cut for those, and not for one
+/// who may come.
+#[test]
+fn a_turn_is_long_where_no_other_tenant_had_something_to_do_lately() {
+    let mut tenants = Tenants::default();
+    tenants.set(&[0, 1], |_, _| false, |one| *one, |_| Arc::default());
+    let mut look = Rig::new(0).look;
+    let mut turn = |look: &Look, busy: usize| {
+        let times = Cell::new(None);
+        let poll = |one: &usize, its: &Look, _: &Budget| {
+            if *one == busy {
+                times.set(its.until.map(|until| until - look.now));
+            }
+            Progress {
+                worked: *one == busy,
+                ..Progress::default()
+            }
+        };
+        tenants.turn(look, || look.now, poll);
+        times.get()
+    };
+    assert_eq!(turn(&look, 0), Some(TURN_ALONE));
+    assert_eq!(turn(&look, 1), Some(TURN));
+    assert_eq!(turn(&look, 0), Some(TURN));
+    look.now += LATELY;
+    assert_eq!(turn(&look, 0), Some(TURN_ALONE));
+}
+
 /// Also where they have gone, or were paused, in the middle of their work.
 #[test]
 fn a_tenant_that_nobody_serves_has_a_rest() {
