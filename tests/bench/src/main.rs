@@ -12,6 +12,7 @@ mod plot;
 mod reference;
 #[allow(dead_code)] // Each bench uses a part.
 mod report;
+#[allow(dead_code)] // Each bench uses a part.
 mod rig;
 #[allow(dead_code)] // Each bench uses a part.
 mod scale;

@@ -132,22 +132,42 @@ impl End {
 
     /// Posts an RDMA write of `bytes` from the start of the buffer to the start of the peer's.
     pub fn post_write(&self, to: &Self, bytes: usize, signalled: bool) -> Result<()> {
-        let sge = [Sge {
+        let sge = [self.sge(bytes)?];
+        self.qp.post_send(&to.write_to(&sge, signalled))?;
+        Ok(())
+    }
+
+    /// Posts as many of those at once by a queue pair, the last of which has a completion.
+    pub fn post_writes(&self, qp: &Qp, to: &Self, writes: usize, bytes: usize) -> Result<()> {
+        let sge = [self.sge(bytes)?];
+        let mut queue = qp.send_queue()?;
+        for at in 0..writes {
+            queue.push(&to.write_to(&sge, at == writes - 1))?;
+        }
+        queue.ring();
+        Ok(())
+    }
+
+    /// The first bytes of the buffer.
+    fn sge(&self, bytes: usize) -> Result<Sge> {
+        Ok(Sge {
             addr: (self.buffer as u64).into(),
             length: u32::try_from(bytes)?.into(),
             lkey: self.mr.lkey().into(),
-        }];
-        let request = SendRequest {
+        })
+    }
+
+    /// An RDMA write to the start of the buffer.
+    fn write_to<'s>(&self, sge: &'s [Sge], signalled: bool) -> SendRequest<'s> {
+        SendRequest {
             wr_id: 1,
             opcode: OP_RDMA_WRITE,
             flags: if signalled { SEND_SIGNALED } else { 0 },
             imm: 0,
-            remote_addr: to.buffer as u64,
-            rkey: to.mr.rkey(),
-            payload: Payload::Gather(&sge),
-        };
-        self.qp.post_send(&request)?;
-        Ok(())
+            remote_addr: self.buffer as u64,
+            rkey: self.mr.rkey(),
+            payload: Payload::Gather(sge),
+        }
     }
 
     /// Polls until `n` requests have completed.

@@ -2,8 +2,7 @@
 
 use crate::rig::{BUFFER, End, connect};
 use anyhow::{Context as _, Result, ensure};
-use farlane_abi::queue::{OP_RDMA_WRITE, SEND_SIGNALED};
-use farlane_rdma_client::{Completion, Payload, Qp, QpCaps, QpInit, SendRequest, Sge};
+use farlane_rdma_client::{Completion, Qp, QpCaps, QpInit};
 use std::path::Path;
 
 /// Its small writes, and its large ones, that are looked at.
@@ -48,23 +47,7 @@ pub fn run(socket: &Path) -> Result<()> {
     let gid = from.context.gid(1, 0)?.raw;
     crate::rig::make_ready(&qp, peer.number(), gid)?;
     crate::rig::make_ready(&peer, qp.number(), gid)?;
-    let mut queue = qp.send_queue()?;
-    for last in (0..BUSY).map(|at| at == BUSY - 1) {
-        queue.push(&SendRequest {
-            wr_id: 0,
-            opcode: OP_RDMA_WRITE,
-            flags: if last { SEND_SIGNALED } else { 0 },
-            imm: 0,
-            remote_addr: to.buffer as u64,
-            rkey: to.mr.rkey(),
-            payload: Payload::Gather(&[Sge {
-                addr: (from.buffer as u64).into(),
-                length: u32::try_from(BUFFER)?.into(),
-                lkey: from.mr.lkey().into(),
-            }]),
-        })?;
-    }
-    queue.ring();
+    from.post_writes(&qp, &to, usize::try_from(BUSY)?, BUFFER)?;
     println!("busy");
     from.cq.arm(false)?;
     let mut completions = [Completion::default()];

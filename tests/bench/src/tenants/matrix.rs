@@ -7,10 +7,9 @@ use crate::rig::{End, connect, make_ready};
 use crate::scale;
 use crate::stats::{Times, gib_per_s};
 use anyhow::{Result, ensure};
-use farlane_abi::queue::{OP_RDMA_WRITE, SEND_SIGNALED};
 use farlane_kit::compare::interval::median;
 use farlane_kit::compare::{Bar, Comparison, Watch};
-use farlane_rdma_client::{Completion, Cq, Payload, Qp, QpCaps, QpInit, SendRequest, Sge};
+use farlane_rdma_client::{Completion, Cq, Qp, QpCaps, QpInit};
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -147,24 +146,7 @@ impl Victim {
     /// Posts so many writes, the last of which has a completion.
     pub fn post(&self, writes: usize, bytes: usize) -> Result<()> {
         let [from, to] = &self.ends;
-        let mut queue = self.deep[0].send_queue()?;
-        for last in (0..writes).map(|at| at == writes - 1) {
-            queue.push(&SendRequest {
-                wr_id: 0,
-                opcode: OP_RDMA_WRITE,
-                flags: if last { SEND_SIGNALED } else { 0 },
-                imm: 0,
-                remote_addr: to.buffer as u64,
-                rkey: to.mr.rkey(),
-                payload: Payload::Gather(&[Sge {
-                    addr: (from.buffer as u64).into(),
-                    length: u32::try_from(bytes)?.into(),
-                    lkey: from.mr.lkey().into(),
-                }]),
-            })?;
-        }
-        queue.ring();
-        Ok(())
+        from.post_writes(&self.deep[0], to, writes, bytes)
     }
 
     /// Writes so many times, of which there are always some posted, in posts of `post`.
