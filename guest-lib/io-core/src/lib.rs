@@ -6,6 +6,7 @@
 //! `libfarlane_io.so` puts these functions under the names of the C library.
 
 pub mod automatic;
+mod bounce;
 pub mod config;
 mod decide;
 pub mod descriptors;
@@ -28,6 +29,7 @@ mod region;
 mod registry;
 pub mod residency;
 pub mod route;
+mod staging;
 pub mod stats;
 pub mod stream;
 pub mod sys;

@@ -1,35 +1,16 @@
-//! Through the page cache: the kernel copies to and from the mapping, or to and from a buffer where
-//! there is no mapping.
+//! Through the page cache: the kernel copies to and from the mapping; where there is none, or it
+//! cannot, to and from a buffer.
 
+use crate::bounce::Bounce;
 use crate::files::OpenFile;
 use crate::provider::Provider;
+use crate::staging;
 use crate::sys::{self, Direction};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::ops::Range;
 
-/// Bytes of a bounce buffer.
-const BOUNCE: usize = 1 << 20;
-
-/// Memory for a copy, aligned to pages: descriptors of the program may be for direct I/O.
-pub(crate) struct Bounce {
-    memory: Vec<u8>,
-    start: usize,
-}
-
-impl Bounce {
-    pub(crate) fn new(length: usize) -> Self {
-        let page = sys::page_bytes();
-        let memory = vec![0; length + page];
-        let start = memory.as_ptr().align_offset(page).min(page);
-        Self { memory, start }
-    }
-
-    pub(crate) fn bytes(&mut self, range: Range<usize>) -> &mut [u8] {
-        let range = self.start + range.start..self.start + range.end;
-        self.memory.get_mut(range).unwrap_or_default()
-    }
-}
+/// Bytes that are copied at a time to memory that the kernel maps and cannot use.
+const COPIED: usize = 1 << 20;
 
 /// Moves `length` bytes between `offset` of the file and `address` in memory of `provider`; a read
 /// ends at the end of the file.
@@ -43,20 +24,21 @@ pub(crate) fn transfer(
     (address, length): (usize, usize),
     offset: u64,
 ) -> Result<usize, Errno> {
+    if !provider.is_mapped() {
+        return staging::transfer(opened.fd, provider, direction, (address, length), offset);
+    }
     in_parts(length, |done| {
         let (address, left) = (address + done, length - done);
         let offset = offset + done as u64;
-        if provider.is_mapped() {
-            let memory = std::ptr::with_exposed_provenance_mut(address);
-            // SAFETY: registered memory, which the program gave for this.
-            let result = unsafe { sys::transfer(direction, opened.fd, memory, left, offset) };
-            if !wants_bounce(opened, address, result) {
-                return result.map(|moved| (moved, moved < left));
-            }
+        let memory = std::ptr::with_exposed_provenance_mut(address);
+        // SAFETY: registered memory, which the program gave for this.
+        let result = unsafe { sys::transfer(direction, opened.fd, memory, left, offset) };
+        if !wants_bounce(opened, address, result) {
+            return result.map(|moved| (moved, moved < left));
         }
-        // Direct I/O of the program itself into memory without pages, or no mapping at all.
-        let length = left.min(BOUNCE);
-        let mut bounce = Bounce::new(length);
+        // Direct I/O of the program itself into memory without pages.
+        let length = left.min(COPIED);
+        let mut bounce = Bounce::take(length)?;
         let buffer = bounce.bytes(0..length);
         if direction == Direction::Write {
             check(provider, address, buffer.len())?;

@@ -5,9 +5,10 @@
 //! kernel knows when it adds bytes. So these calls go the way that the kernel takes by itself, and
 //! P2P is for those that name an offset.
 
+use crate::bounce::Bounce;
 use crate::config::Mode;
 use crate::files::OpenFile;
-use crate::plain::{self, Bounce};
+use crate::plain;
 use crate::plan::trace::{Piece, Way, Why};
 use crate::region::Region;
 use crate::stream::{self, Pattern};
@@ -191,7 +192,7 @@ impl KernelCall<'_> {
     /// Makes one call with copies in place of device memory.
     fn copied(&self, parts: &[CallBuffer<'_>], done: usize) -> Result<usize, Errno> {
         let of_device = || parts.iter().filter(|part| part.region.is_some());
-        let mut copy = Bounce::new(of_device().map(|part| part.length).sum());
+        let mut copy = Bounce::take(of_device().map(|part| part.length).sum())?;
         let mut at = 0;
         let mut vectors = Vec::with_capacity(parts.len());
         for part in parts {

@@ -1,5 +1,6 @@
 //! The process's registered memory.
 
+use crate::bounce::{LARGE, SMALL};
 use crate::files::FILES;
 use crate::fork::{ForkLock, ParentState};
 use crate::lock::Lock;
@@ -38,7 +39,7 @@ impl ParentState for Writer {
 }
 
 /// What is locked over a fork, in the order in which it is locked.
-static FORK_LOCKS: [&dyn ForkLock; 5] = [&WRITER, &TUNNELS, &FILES, &SET, &SAID];
+static FORK_LOCKS: [&dyn ForkLock; 7] = [&WRITER, &TUNNELS, &FILES, &SET, &SMALL, &LARGE, &SAID];
 
 /// Sees to forks from now on.
 pub(crate) fn watch_forks() {

@@ -3,7 +3,8 @@
  * A CUDA driver with two devices and two allocations of device memory, at addresses that neither the processor nor the kernel can use. The
  * functions are those of cuda.h that the I/O library calls. The first allocation is of a context of the program on device 0, and copies without
  * it fail, as they do in the driver. The second one is of no context, as stream-ordered memory is, and lies on device 1. Each can also be
- * mapped at the begin of a reservation of addresses, of which pointer attributes tell then.
+ * mapped at the begin of a reservation of addresses, of which pointer attributes tell then. Asynchronous copies are made as late as they can be:
+ * when the next one begins, or somebody waits.
  */
 #include <stdint.h>
 #include <string.h>
@@ -13,6 +14,10 @@
 #define SUCCESS 0
 #define INVALID_VALUE 1
 #define INVALID_CONTEXT 201
+#define ALREADY_REGISTERED 712
+#define LAUNCH_FAILED 719
+#define LEGACY ((void *)1)
+#define BUFFERS 4
 
 struct context {
 	int device;
@@ -33,6 +38,18 @@ static struct allocation allocations[2] = {
 	{ .context = &own[0], .device = 0 },
 	{ .context = 0, .device = 1 },
 };
+static struct buffer { /* of the host, registered */
+	uintptr_t start;
+	size_t bytes;
+} buffers[BUFFERS];
+static int registered; /* of them */
+static int registers; /* whether it can */
+static int working = 1 << 30; /* copies until one fails */
+static __thread struct pending {
+	char *to;
+	const char *from;
+	size_t bytes;
+} pending;
 static __thread struct context *current;
 static __thread struct context *below;
 
@@ -87,6 +104,19 @@ int fake_retained(int device)
 	return retained[device];
 }
 
+/* How many buffers of the host are registered; from now on so many can be. */
+int fake_register(int most)
+{
+	registers = most;
+	return registered;
+}
+
+/* After so many copies each fails. */
+void fake_break_after(int copies)
+{
+	working = copies;
+}
+
 static struct allocation *find(uint64_t at, size_t bytes)
 {
 	for (int which = 0; which < 2; which++) {
@@ -108,6 +138,11 @@ int cuPointerGetAttribute(void *data, int attribute, uint64_t at)
 {
 	struct allocation *found = 0;
 
+	for (int which = 0; which < registered && attribute == 2; which++)
+		if (at - buffers[which].start < buffers[which].bytes) {
+			*(unsigned int *)data = 1;
+			return SUCCESS;
+		}
 	for (int which = 0; which < 2; which++) {
 		struct allocation *other = &allocations[which];
 
@@ -190,26 +225,97 @@ static int fits(const struct allocation *found)
 	       (current != &primary[found->device] || retained[found->device]);
 }
 
-int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes)
+static int find_for(uint64_t at, size_t bytes, char **content)
 {
-	struct allocation *found = find(to, bytes);
+	struct allocation *found = find(at, bytes);
 
 	if (!found)
 		return INVALID_VALUE;
 	if (!fits(found))
 		return INVALID_CONTEXT;
-	memcpy(found->content + (to - (uintptr_t)found->address), from, bytes);
+	*content = found->content + (at - (uintptr_t)found->address);
 	return SUCCESS;
+}
+
+static int end_pending(void)
+{
+	struct pending now = pending;
+
+	pending.bytes = 0;
+	if (!now.bytes)
+		return SUCCESS;
+	if (working-- <= 0)
+		return LAUNCH_FAILED;
+	memcpy(now.to, now.from, now.bytes);
+	return SUCCESS;
+}
+
+static int is_registered(const void *buffer, size_t bytes)
+{
+	for (int which = 0; which < registered; which++) {
+		uintptr_t at = (uintptr_t)buffer - buffers[which].start;
+
+		if (at < buffers[which].bytes)
+			return at + bytes <= buffers[which].bytes;
+	}
+	return 0;
+}
+
+static int begin(char *to, const char *from, size_t bytes, int pinned)
+{
+	int status = end_pending();
+
+	pending = (struct pending){ to, from, bytes };
+	return status || pinned ? status : end_pending();
+}
+
+int cuMemHostRegister_v2(void *buffer, size_t bytes, unsigned int flags)
+{
+	if (!current || flags != 1)
+		return INVALID_CONTEXT;
+	if (is_registered(buffer, bytes))
+		return ALREADY_REGISTERED;
+	if (registered >= registers || registered >= BUFFERS)
+		return INVALID_VALUE;
+	buffers[registered++] = (struct buffer){ (uintptr_t)buffer, bytes };
+	return SUCCESS;
+}
+
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream)
+{
+	char *content = 0;
+	int status = stream == LEGACY ? find_for(to, bytes, &content) : INVALID_VALUE;
+
+	return status ? status : begin(content, from, bytes, is_registered(from, bytes));
+}
+
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream)
+{
+	char *content = 0;
+	int status = stream == LEGACY ? find_for(from, bytes, &content) : INVALID_VALUE;
+
+	return status ? status : begin(to, content, bytes, is_registered(to, bytes));
+}
+
+int cuStreamSynchronize(void *stream)
+{
+	if (!current || stream != LEGACY)
+		return INVALID_CONTEXT;
+	return end_pending();
+}
+
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes)
+{
+	char *content = 0;
+	int status = find_for(to, bytes, &content);
+
+	return status ? status : begin(content, from, bytes, 0);
 }
 
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes)
 {
-	struct allocation *found = find(from, bytes);
+	char *content = 0;
+	int status = find_for(from, bytes, &content);
 
-	if (!found)
-		return INVALID_VALUE;
-	if (!fits(found))
-		return INVALID_CONTEXT;
-	memcpy(to, found->content + (from - (uintptr_t)found->address), bytes);
-	return SUCCESS;
+	return status ? status : begin(to, content, bytes, 0);
 }

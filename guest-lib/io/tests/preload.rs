@@ -243,6 +243,16 @@ fn memory_of_a_cuda_driver_is_what_is_mapped_and_not_what_is_reserved() {
 }
 
 #[test]
+fn memory_of_a_cuda_driver_is_copied_while_the_file_is_read_or_written() {
+    let round = (1 << 20) + 600_001 + (1 << 20) - 1;
+    let broken = 2 * (6 << 18);
+    assert_eq!(
+        cuda_story("cuda_pinned"),
+        format!("{} 0 0 20\n", 4 * round + broken)
+    );
+}
+
+#[test]
 fn memory_of_no_cuda_context_is_copied_in_every_thread() {
     assert_eq!(cuda_story("cuda_contexts"), "165000 0 0 6\n");
 }

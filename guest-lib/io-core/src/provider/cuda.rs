@@ -1,7 +1,9 @@
 //! Memory of CUDA devices: through `libcuda.so.1`, loaded when it is first asked for.
 //!
-//! A device pointer is no address of this process's own memory: file contents go through a bounce
-//! buffer, and the driver copies. Where an application has a mapping of the device's BAR (gdrcopy),
+//! A device pointer is no address of this process's own memory: file contents go through a buffer,
+//! and the driver copies, from pinned memory at the same time as the file is read or written.
+//! Copies are ordered as those of `cuMemcpy` are: after what is in the legacy default stream, and in
+//! the streams that wait for it. Where an application has a mapping of the device's BAR (gdrcopy),
 //! it registers that as [`soft`](super::Soft) instead.
 
 use super::Provider;
@@ -24,8 +26,13 @@ const POINTER_START: c_int = 11;
 const POINTER_SIZE: c_int = 12;
 /// `CU_POINTER_ATTRIBUTE_MAPPED`.
 const POINTER_MAPPED: c_int = 13;
-/// `CU_MEMORYTYPE_DEVICE`.
+/// `CU_MEMORYTYPE_HOST` and `CU_MEMORYTYPE_DEVICE`.
+const MEMORY_HOST: c_uint = 1;
 const MEMORY_DEVICE: c_uint = 2;
+/// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts.
+const REGISTER_PORTABLE: c_uint = 1;
+/// `CU_STREAM_LEGACY`: the stream of `cuMemcpy`.
+const STREAM_LEGACY: usize = 1;
 
 /// Why the driver cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +83,10 @@ driver! {
     attribute = "cuPointerGetAttribute": fn(*mut c_void, c_int, u64);
     copy_in = "cuMemcpyHtoD_v2": fn(u64, *const c_void, usize);
     copy_out = "cuMemcpyDtoH_v2": fn(*mut c_void, u64, usize);
+    begin_copy_in = "cuMemcpyHtoDAsync_v2": fn(u64, *const c_void, usize, usize);
+    begin_copy_out = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, u64, usize, usize);
+    wait = "cuStreamSynchronize": fn(usize);
+    register = "cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint);
     push = "cuCtxPushCurrent_v2": fn(*mut c_void);
     pop = "cuCtxPopCurrent_v2": fn(*mut *mut c_void);
     current_device = "cuCtxGetDevice": fn(*mut c_int);
@@ -261,6 +272,45 @@ impl Provider for Cuda {
         self.with_context(address, || {
             // SAFETY: registered, says the caller, and the driver checks.
             unsafe { (self.copy_out)(to.as_mut_ptr().cast(), address as u64, to.len()) }
+        })
+    }
+
+    /// Whether the driver has pinned the buffer, or can. It has no more where the context is gone
+    /// in which it did: then the driver copies it as other memory, and the calls that begin a copy
+    /// return when the buffer is free again.
+    fn pin(&self, address: usize, (buffer, length): (usize, usize)) -> bool {
+        let kind: Option<c_uint> = self.attribute(buffer, POINTER_MEMORY_TYPE, 0);
+        if kind == Some(MEMORY_HOST) {
+            return true;
+        }
+        let memory = std::ptr::with_exposed_provenance_mut(buffer);
+        let pinned = self.with_context(address, || {
+            // SAFETY: the buffer stays mapped for good, says the trait.
+            unsafe { (self.register)(memory, length, REGISTER_PORTABLE) }
+        });
+        pinned.is_ok()
+    }
+
+    unsafe fn begin_copy_in(&self, address: usize, from: &[u8]) -> Result<(), Errno> {
+        let (to, bytes) = (address as u64, from.len());
+        self.with_context(address, || {
+            // SAFETY: registered, says the caller, and the driver checks.
+            unsafe { (self.begin_copy_in)(to, from.as_ptr().cast(), bytes, STREAM_LEGACY) }
+        })
+    }
+
+    unsafe fn begin_copy_out(&self, to: &mut [u8], address: usize) -> Result<(), Errno> {
+        let (from, bytes) = (address as u64, to.len());
+        self.with_context(address, || {
+            // SAFETY: registered, says the caller, and the driver checks.
+            unsafe { (self.begin_copy_out)(to.as_mut_ptr().cast(), from, bytes, STREAM_LEGACY) }
+        })
+    }
+
+    fn finish_copies(&self, address: usize) -> Result<(), Errno> {
+        self.with_context(address, || {
+            // SAFETY: a stream that every context has.
+            unsafe { (self.wait)(STREAM_LEGACY) }
         })
     }
 }

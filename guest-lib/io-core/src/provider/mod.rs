@@ -58,6 +58,47 @@ pub trait Provider: Debug + Send + Sync {
         unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
+
+    /// Whether the device that has `address` copies to and from a buffer (address and length) by
+    /// itself, while the thread does something else. It may pin the buffer for that, which stays
+    /// mapped until the process ends.
+    fn pin(&self, _address: usize, _buffer: (usize, usize)) -> bool {
+        false
+    }
+
+    /// Copies bytes to device memory, or begins to: [`finish_copies`](Self::finish_copies) waits
+    /// for it.
+    ///
+    /// # Errors
+    /// As [`copy_in`](Self::copy_in); those of the copy itself may be told at its end.
+    ///
+    /// # Safety
+    /// As [`copy_in`](Self::copy_in); nobody changes the buffer before the copy has ended.
+    unsafe fn begin_copy_in(&self, address: usize, from: &[u8]) -> Result<(), Errno> {
+        // SAFETY: as promised by the caller.
+        unsafe { self.copy_in(address, from) }
+    }
+
+    /// Copies bytes from device memory, or begins to.
+    ///
+    /// # Errors
+    /// As [`begin_copy_in`](Self::begin_copy_in).
+    ///
+    /// # Safety
+    /// As [`copy_in`](Self::copy_in); nobody uses the buffer before the copy has ended.
+    unsafe fn begin_copy_out(&self, to: &mut [u8], address: usize) -> Result<(), Errno> {
+        // SAFETY: as promised by the caller.
+        unsafe { self.copy_out(to, address) }
+    }
+
+    /// Waits for the copies that this thread has begun with memory of the device that has
+    /// `address`.
+    ///
+    /// # Errors
+    /// `EFAULT` where one of them failed. None of them is under way then either.
+    fn finish_copies(&self, _address: usize) -> Result<(), Errno> {
+        Ok(())
+    }
 }
 
 /// Memory behind a mapped BAR: that of the soft GPU, or on a host a shared mapping of a file. A

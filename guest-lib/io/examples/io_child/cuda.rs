@@ -19,6 +19,10 @@ struct Driver {
     /// Makes the context of a device current, or none, and says whether that of another one was.
     make_current: unsafe extern "C" fn(c_int, c_int) -> c_int,
     retained: unsafe extern "C" fn(c_int) -> c_int,
+    /// How many buffers are registered; from now on so many can be.
+    register: unsafe extern "C" fn(c_int) -> c_int,
+    /// After so many copies each fails.
+    break_after: unsafe extern "C" fn(c_int),
 }
 
 impl Driver {
@@ -46,6 +50,8 @@ impl Driver {
                     c"fake_make_current",
                 )),
                 retained: std::mem::transmute::<*mut c_void, Number>(find(c"fake_retained")),
+                register: std::mem::transmute::<*mut c_void, Number>(find(c"fake_register")),
+                break_after: std::mem::transmute::<*mut c_void, Free>(find(c"fake_break_after")),
             })
         }
     }
@@ -177,6 +183,77 @@ pub fn cuda(file: &File, content: &[u8]) -> Result<()> {
             bytes(device, 900_000, 100_000) == &content[7..100_007],
             "Other bytes"
         );
+        (driver.free)(0);
+    }
+    Ok(())
+}
+
+/// Requests of several chunks, while the driver copies from and to pinned memory by itself.
+pub fn pinned(file: &File, content: &[u8]) -> Result<()> {
+    const ALL: usize = 1 << 20;
+    const CHUNK: usize = ALL / 4;
+    let driver = Driver::load()?;
+    let fd = file.as_raw_fd();
+    let end = i64::try_from(content.len())?;
+    // SAFETY: device pointers go to calls only.
+    unsafe {
+        let (at, device) = ((driver.allocate)(0), (driver.content)(0));
+        for (round, registered) in [0, 0, 1, 1].into_iter().enumerate() {
+            // The first rounds are without pinned memory, which is asked for each time.
+            let most = c_int::from(round >= 2);
+            let was = (driver.register)(most);
+            ensure!(
+                was == c_int::from(round == 3),
+                "Round {round}: {was} registered"
+            );
+            let offset = 3 + round;
+            let moved = libc::pread(fd, at.cast(), ALL, offset.try_into()?);
+            ensure!(
+                moved == ALL.cast_signed(),
+                "Round {round}: {moved}, errno {}",
+                errno()
+            );
+            ensure!(
+                bytes(device, 0, ALL) == &content[offset..offset + ALL],
+                "Round {round}"
+            );
+            // Past the end of what there is, in the middle of a chunk.
+            let moved = libc::pread(fd, at.cast(), ALL, end - 600_001);
+            ensure!(moved == 600_001, "Round {round}: {moved} up to the end");
+            ensure!(bytes(device, 0, 600_001) == &content[content.len() - 600_001..]);
+            ensure!(bytes(device, 600_001, 9) == &content[offset + 600_001..offset + 600_010]);
+            ensure!((driver.register)(most) == registered, "Round {round}");
+            let moved = libc::pwrite(fd, at.wrapping_add(1).cast(), ALL - 1, end);
+            ensure!(
+                moved == ALL.cast_signed() - 1,
+                "Round {round}: {moved} written"
+            );
+            let mut back = vec![0; ALL];
+            ensure!(libc::pread(fd, back.as_mut_ptr().cast(), ALL, end) == moved);
+            ensure!(
+                back[..ALL - 1] == *bytes(device, 1, ALL - 1),
+                "Round {round}: written"
+            );
+            ensure!(libc::ftruncate(fd, end) == 0);
+        }
+        // What has arrived counts, and not what the device has failed to copy.
+        for (working, arrived) in [(2, 2 * CHUNK), (3, 3 * CHUNK), (1, CHUNK)] {
+            (driver.break_after)(working);
+            let moved = libc::pread(fd, at.cast(), ALL, 0);
+            ensure!(moved == arrived.cast_signed(), "{working} copies: {moved}");
+            (driver.break_after)(working);
+            let moved = libc::pwrite(fd, at.cast(), ALL, end);
+            ensure!(
+                moved == arrived.cast_signed(),
+                "{working} copies: {moved} written"
+            );
+        }
+        (driver.break_after)(0);
+        let moved = [
+            libc::pread(fd, at.cast(), ALL, 0),
+            libc::pwrite(fd, at.cast(), ALL, end),
+        ];
+        ensure!(moved == [-1; 2] && errno() == libc::EFAULT, "{moved:?}");
         (driver.free)(0);
     }
     Ok(())
