@@ -230,8 +230,9 @@ fn take_away(address: usize, only: Option<u64>) -> Result<(), RegisterError> {
     Ok(())
 }
 
-/// Unregisters every range that overlaps `address..address + length`; returns what was taken away:
-/// first byte, length, provider.
+/// Unregisters every range that overlaps `address..address + length`; returns what was taken away
+/// of what the program has registered: first byte, length, provider. What was adopted is adopted
+/// once more, with the bounds that it has by then.
 pub fn unregister_overlapping(
     address: usize,
     length: usize,
@@ -240,10 +241,12 @@ pub fn unregister_overlapping(
     let overlapping = change(|_| RANGES.overlapping(address, end));
     let mut taken = Vec::new();
     for (start, end, name) in overlapping {
-        let Some(provider) = SLOTS.enter(name).map(|region| Arc::clone(&region.provider)) else {
+        let Some(region) = SLOTS.enter(name) else {
             continue;
         };
-        if take_away(start, Some(name)).is_ok() {
+        let (provider, is_adopted) = (Arc::clone(&region.provider), region.is_adopted);
+        drop(region);
+        if take_away(start, Some(name)).is_ok() && !is_adopted {
             taken.push((start, end - start, provider));
         }
     }

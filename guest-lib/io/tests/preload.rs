@@ -234,7 +234,7 @@ fn cuda_story(name: &str) -> String {
 
 #[test]
 fn memory_of_a_cuda_driver_is_recognised_and_copied() {
-    assert_eq!(cuda_story("cuda"), "891192 0 0 9\n");
+    assert_eq!(cuda_story("cuda"), "1795288 0 0 11\n");
 }
 
 #[test]

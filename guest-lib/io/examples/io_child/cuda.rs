@@ -184,6 +184,20 @@ pub fn cuda(file: &File, content: &[u8]) -> Result<()> {
             "Other bytes"
         );
         (driver.free)(0);
+        // Nor do drivers unmap what they have allocated: a part of it, for something else.
+        let at = (driver.allocate)(0);
+        ensure!(libc::pread(fd, at.cast(), 4096, 0) == 4096);
+        (driver.free)(0);
+        ensure!(libc::munmap(at.wrapping_add(500_000 / 4096 * 4096).cast(), 4096) == 0);
+        let at = (driver.allocate_behind)(0, at, 65_536);
+        let moved = libc::pread(fd, at.cast(), 900_000, 9);
+        ensure!(
+            moved == 900_000,
+            "Unmapped in part: {moved}, errno {}",
+            errno()
+        );
+        ensure!(bytes(device, 0, 900_000) == &content[9..900_009]);
+        (driver.free)(0);
     }
     Ok(())
 }
