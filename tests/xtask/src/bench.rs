@@ -38,12 +38,15 @@ pub enum Bench {
     Blk,
     /// Reads into device memory by every mechanism (writes target/bench/gpu-ssd.json and plots)
     GpuSsd,
+    /// Files and memory of a CUDA device, beside what programs do by hand (writes
+    /// target/bench/cuda.json; needs a CUDA device)
+    Cuda,
     /// Locality: steering, network interfaces and disks on two nodes (writes target/bench/octo.json
     /// and plots; needs root)
     Octo,
 }
 
-/// All of them.
+/// Those that need no hardware that few machines have.
 const ALL: [Bench; 6] = [
     Bench::Rdma,
     Bench::RdmaTenants,
@@ -137,6 +140,11 @@ impl Bench {
                 "farlane-bench-gpu-ssd",
                 &["farlane-io", "farlane-io-tool"],
                 &[["--library", "libfarlane_io.so"], ["--tool", "farlane-io"]],
+            ),
+            Self::Cuda => (
+                "farlane-bench-cuda",
+                &["farlane-io"],
+                &[["--library", "libfarlane_io.so"]],
             ),
             Self::Octo => (
                 "farlane-bench-octo",
