@@ -136,9 +136,15 @@ pub struct AddressVector {
     pub hop_limit: u8,
 }
 
+/// Name of an address handle, of the engine's choice. The software engine needs none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct AhHandle(pub u32);
+
 /// Whom a datagram is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
+    /// The engine's address handle.
+    pub handle: AhHandle,
     /// The port or group.
     pub address: AddressVector,
     /// The queue pair there.

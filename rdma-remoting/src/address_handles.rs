@@ -1,6 +1,6 @@
 //! Address handles of a context: addresses that were checked once, and then are named by datagrams.
 
-use crate::address::AddressVector;
+use crate::address::{AddressVector, AhHandle};
 use crate::memory::PdHandle;
 use crate::request::ResolveAddress;
 use crate::table::Table;
@@ -14,6 +14,8 @@ pub const MAX_AHS: u32 = 4096;
 
 /// An address in a protection domain.
 struct AddressHandle {
+    /// The engine's.
+    engine: AhHandle,
     pd: PdHandle,
     address: AddressVector,
     /// What lasts as long.
@@ -30,30 +32,32 @@ impl Default for AddressHandles {
 }
 
 impl AddressHandles {
-    /// Adds a handle of this domain, and keeps `owner` as long as it is there.
+    /// Adds a handle of this domain for one of the engine's, and keeps `owner` as long as it is
+    /// there.
     ///
     /// # Errors
     /// `ENOMEM` where there are as many as there may be.
     pub fn add(
         &self,
         pd: PdHandle,
-        address: AddressVector,
+        (engine, address): (AhHandle, AddressVector),
         owner: impl Any + Send + Sync,
     ) -> Result<u32, Errno> {
         write(&self.0).insert(AddressHandle {
+            engine,
             pd,
             address,
             _owner: Box::new(owner),
         })
     }
 
-    /// Takes a handle out.
+    /// Takes a handle out. Returns the engine's.
     ///
     /// # Errors
     /// `EBADF` where there is none such.
-    pub fn remove(&self, handle: u32) -> Result<(), Errno> {
+    pub fn remove(&self, handle: u32) -> Result<AhHandle, Errno> {
         let removed = write(&self.0).remove(handle);
-        removed.map(drop).ok_or(Errno::EBADF)
+        removed.map(|handle| handle.engine).ok_or(Errno::EBADF)
     }
 
     /// Takes all out.
@@ -72,10 +76,10 @@ pub struct HandlesOfDomain {
 }
 
 impl ResolveAddress for HandlesOfDomain {
-    fn resolve(&self, handle: u32) -> Option<AddressVector> {
+    fn resolve(&self, handle: u32) -> Option<(AhHandle, AddressVector)> {
         let handles = read(&self.handles.0);
         let found = handles.get(handle).filter(|handle| handle.pd == self.pd);
-        found.map(|handle| handle.address)
+        found.map(|handle| (handle.engine, handle.address))
     }
 }
 
@@ -95,22 +99,23 @@ mod tests {
         };
         let handles = Arc::new(AddressHandles::default());
         let owner = Arc::new(());
-        let handle = handles.add(PdHandle(1), address, Arc::clone(&owner));
+        let named = (AhHandle(9), address);
+        let handle = handles.add(PdHandle(1), named, Arc::clone(&owner));
         let handle = handle.unwrap();
         let of = |pd| HandlesOfDomain {
             handles: Arc::clone(&handles),
             pd: PdHandle(pd),
         };
-        assert_eq!(of(1).resolve(handle), Some(address));
+        assert_eq!(of(1).resolve(handle), Some(named));
         assert_eq!(of(2).resolve(handle), None);
         assert_eq!(of(1).resolve(0), None);
         assert_eq!(Arc::strong_count(&owner), 2);
-        handles.remove(handle).unwrap();
+        assert_eq!(handles.remove(handle), Ok(AhHandle(9)));
         assert_eq!(Arc::strong_count(&owner), 1);
         assert_eq!(of(1).resolve(handle), None);
         assert_eq!(handles.remove(handle), Err(Errno::EBADF));
         // The next one in its place is another one.
-        let next = handles.add(PdHandle(1), address, ()).unwrap();
+        let next = handles.add(PdHandle(1), named, ()).unwrap();
         assert_ne!(next, handle);
         handles.clear();
         assert_eq!(of(1).resolve(next), None);

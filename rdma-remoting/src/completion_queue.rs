@@ -99,6 +99,12 @@ impl SharedCompletionQueue {
         Ok(self.ring.move_to(memory, layout.entries))
     }
 
+    /// Entries that it has room for.
+    #[must_use]
+    pub fn entries(&self) -> u32 {
+        self.ring.entries()
+    }
+
     fn overrun(&self) -> Overrun {
         if !self.overrun.swap(true, Ordering::Relaxed) {
             (self.on_overrun)();

@@ -517,16 +517,16 @@ impl Context {
     /// end), memory keys, pins and segments, shared receive queues, completion queues, buffers.
     /// When it returns nothing touches the process's memory.
     pub(crate) fn teardown(&self) {
-        let (qps, srqs, cqs, buffers, mapped) = {
+        let (qps, srqs, cqs, xrcds, buffers, mapped) = {
             let mut objects = self.objects();
             let qps = objects.qps.drain();
             objects.windows.drain();
             objects.pds.drain();
-            objects.xrcds.drain();
             let parts = (
                 qps,
                 objects.srqs.drain(),
                 objects.cqs.drain(),
+                objects.xrcds.drain(),
                 objects.buffers.drain(),
                 std::mem::take(&mut objects.mapped),
             );
@@ -537,6 +537,9 @@ impl Context {
             qp.engine.destroy();
         }
         drop(qps);
+        srqs.iter().for_each(|srq| srq.turns.engine.destroy());
+        cqs.iter().for_each(|cq| cq.engine.destroy());
+        xrcds.iter().for_each(|xrcd| xrcd.engine.destroy());
         self.addresses.clear();
         let count = to_u64(srqs.len());
         counters::uncount(&self.counters.shared_receive_queues, count);
@@ -547,7 +550,7 @@ impl Context {
                 memory.revoke();
             }
         }
-        drop((srqs, cqs, buffers, mapped));
+        drop((srqs, cqs, xrcds, buffers, mapped));
         self.objects().keys = Share::of_nothing(&self.account, Resource::MemoryKeys);
         counters::uncount(&self.counters.contexts, 1);
     }

@@ -7,7 +7,7 @@
 //! * `ring`, [`work_queue`], [`completion_queue`], [`call_ring`]: rings in memory shared with a
 //!   process;
 //! * [`shared_receive_queue`]: receive requests that several queue pairs take; [`xrc`]: those that
-//!   messages name;
+//!   messages name; both as the embedded engine has them;
 //! * [`table`], [`memory`], `address_handles`: handles and memory keys, each owned by one context;
 //! * [`engine`]: what carries work out; [`engine::soft`] is the embedded one;
 //! * [`local`]: the same engine without remoting;

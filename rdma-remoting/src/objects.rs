@@ -2,16 +2,14 @@
 
 use crate::async_ring::ObjectEvents;
 use crate::completion_queue::SharedCompletionQueue;
-use crate::engine::{EngineQp, Progress, Turn};
+use crate::engine::{EngineCq, EngineQp, EngineSrq, EngineXrcDomain, Progress, Turn};
 use crate::inbox::Scheduled;
 use crate::ledger::{Account, Resource, Share};
 use crate::memory::PdHandle;
 use crate::ready::Served;
-use crate::request::{MemoryKey, SrqNumber};
+use crate::request::MemoryKey;
 use crate::segment::Part;
-use crate::shared_receive_queue::SharedReceives;
 use crate::table::Table;
-use crate::xrc::XrcDomain;
 use farlane_abi::queue::{QP_OFF_BACKEND_STATE, SrqLayout};
 use farlane_abi::rdma::{MAX_QPS, MAX_SRQS, VerbsVersion};
 use farlane_worker::wake;
@@ -41,19 +39,19 @@ pub(crate) struct Pd {
 
 /// A domain of extended reliable connections. What is in it holds it.
 pub(crate) struct XrcdObject {
-    pub domain: Arc<XrcDomain>,
+    pub engine: Arc<dyn EngineXrcDomain>,
 }
 
 /// What makes a shared receive queue one of such a domain.
 pub(crate) struct InDomain {
-    pub xrcd: Arc<XrcdObject>,
-    pub number: SrqNumber,
+    pub _xrcd: Arc<XrcdObject>,
     pub _cq: Arc<CqObject>,
 }
 
 /// A completion queue and the memory it lies in.
 pub(crate) struct CqObject {
     pub queue: Arc<SharedCompletionQueue>,
+    pub engine: Arc<dyn EngineCq>,
     pub _part: Part,
     /// Where its entries lie, once it was resized.
     pub entries: Mutex<Option<Part>>,
@@ -113,41 +111,43 @@ impl Served for QpObject {
 
 /// A shared receive queue, what it uses, and the memory it lies in.
 pub(crate) struct SrqObject {
-    pub receives: Arc<SharedReceives>,
+    pub turns: Arc<SrqTurns>,
     pub layout: SrqLayout,
     /// Elements of a request.
     pub elements: u32,
-    /// Where it has its turns.
-    pub slot: u32,
-    pub xrc: Option<InDomain>,
+    pub in_domain: Option<InDomain>,
     pub _part: Part,
     pub _pd: Arc<Pd>,
     pub _events: ObjectEvents,
     pub _share: Share,
 }
 
-/// Has a turn when it was rung, to pass that on.
-impl Served for SharedReceives {
-    fn turn(&self, _: Turn) -> Progress {
-        Progress {
-            worked: self.pass_on(),
-            ..Progress::default()
-        }
+/// A shared receive queue as it has turns.
+pub(crate) struct SrqTurns {
+    pub engine: Arc<dyn EngineSrq>,
+    pub scheduled: Arc<Scheduled>,
+}
+
+/// Has a turn when it was rung.
+impl Served for SrqTurns {
+    fn turn(&self, turn: Turn) -> Progress {
+        self.engine.progress(turn)
     }
 
     fn is_ready(&self) -> bool {
-        self.is_awaited()
+        self.engine.is_ready()
     }
 
-    /// Nobody but its process has it have a turn.
-    fn called(&self) {}
+    fn called(&self) {
+        self.scheduled.called();
+    }
 
     fn watch(&self) {
-        self.watch();
+        self.engine.watch();
     }
 
     fn rest(&self) {
-        self.rest();
+        self.engine.rest();
     }
 }
 

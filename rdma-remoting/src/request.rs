@@ -1,6 +1,6 @@
 //! Work requests: bytes in, typed requests out. The only place that reads their layout.
 
-use crate::address::{AddressVector, Datagram, QpNumber};
+use crate::address::{AddressVector, AhHandle, Datagram, QpNumber};
 use farlane_abi::queue::{
     MAX_INLINE_BYTES, MAX_SGE, OP_ATOMIC_WRITE, OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD,
     OP_LOCAL_INVALIDATE, OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM,
@@ -349,8 +349,8 @@ pub trait WorkRequest {
 
 /// What the address handles of requests name.
 pub trait ResolveAddress: Send + Sync {
-    /// The address that a handle names.
-    fn resolve(&self, handle: u32) -> Option<AddressVector>;
+    /// What a handle names: the engine's handle, and the address.
+    fn resolve(&self, handle: u32) -> Option<(AhHandle, AddressVector)>;
 }
 
 /// How requests say whom they are for.
@@ -453,8 +453,10 @@ impl Head {
             Addressing::Handles(handles) => {
                 let (handle_and_number, qkey) = self.operands()?;
                 let ([handle, number], [qkey, _]) = (halves(handle_and_number), halves(qkey));
-                let address = handles.resolve(handle).ok_or(WqeError::Address(handle))?;
+                let found = handles.resolve(handle);
+                let (handle, address) = found.ok_or(WqeError::Address(handle))?;
                 Ok(Target::Datagram(Datagram {
+                    handle,
                     address,
                     number: QpNumber::of(number),
                     qkey,
@@ -650,8 +652,8 @@ mod tests {
     };
 
     impl ResolveAddress for Five {
-        fn resolve(&self, handle: u32) -> Option<AddressVector> {
-            (handle == 5).then_some(ADDRESS)
+        fn resolve(&self, handle: u32) -> Option<(AhHandle, AddressVector)> {
+            (handle == 5).then_some((AhHandle(50), ADDRESS))
         }
     }
 
@@ -676,6 +678,7 @@ mod tests {
             parsed.map(|()| request.target)
         };
         let datagram = Datagram {
+            handle: AhHandle(50),
             address: ADDRESS,
             number: QpNumber::of(0x12_3456),
             qkey: 0x8000_0001,

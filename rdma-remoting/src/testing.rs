@@ -1,9 +1,13 @@
 //! What tests of contexts and workers have in common.
 
+use crate::address::AddressVector;
 use crate::context::Context;
 use crate::engine::soft::SoftEngine;
-use crate::engine::{ContextSpec, Engine, EngineContext, EngineQp, QpSpec};
-use crate::memory::{MemoryRegion, MemoryTable, PdHandle, WindowKind};
+use crate::engine::{
+    AhHandle, ContextSpec, CqSpec, Engine, EngineContext, EngineCq, EngineQp, EngineSrq,
+    EngineXrcDomain, QpSpec, SrqSpec,
+};
+use crate::memory::{MemoryRegion, PdHandle, WindowKind};
 use crate::request::MemoryKey;
 use crate::{EventSink, Port, Server};
 use farlane_abi::Errno;
@@ -150,7 +154,7 @@ pub struct Making<F> {
     pub make: F,
 }
 
-impl<F: Fn(QpSpec) -> Arc<dyn EngineQp> + Send + Sync> EngineContext for Making<F> {
+impl<F: Fn(QpSpec) -> Arc<dyn EngineQp> + Send + Sync + 'static> EngineContext for Making<F> {
     fn alloc_pd(&self) -> Result<PdHandle, Errno> {
         self.context.alloc_pd()
     }
@@ -187,15 +191,31 @@ impl<F: Fn(QpSpec) -> Arc<dyn EngineQp> + Send + Sync> EngineContext for Making<
         self.context.keys()
     }
 
+    fn create_cq(&self, spec: CqSpec) -> Result<Arc<dyn EngineCq>, Errno> {
+        self.context.create_cq(spec)
+    }
+
+    fn create_srq(&self, spec: SrqSpec) -> Result<Arc<dyn EngineSrq>, Errno> {
+        self.context.create_srq(spec)
+    }
+
+    fn create_xrc_domain(&self) -> Result<Arc<dyn EngineXrcDomain>, Errno> {
+        self.context.create_xrc_domain()
+    }
+
+    fn create_ah(&self, pd: PdHandle, address: &AddressVector) -> Result<AhHandle, Errno> {
+        self.context.create_ah(pd, address)
+    }
+
+    fn destroy_ah(&self, ah: AhHandle) {
+        self.context.destroy_ah(ah);
+    }
+
     fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno> {
         Ok((self.make)(spec))
     }
 
     fn close(&self) -> u64 {
         self.context.close()
-    }
-
-    fn memory(&self) -> &MemoryTable {
-        self.context.memory()
     }
 }

@@ -284,9 +284,12 @@ impl Verbs for CallHost<'_> {
 
     fn open_xrcd(&mut self, (): ()) -> Result<Handle, Errno> {
         self.require(VerbsVersion::V2)?;
-        let domain = Arc::default();
-        let opened = self.context.objects().xrcds.insert(XrcdObject { domain });
-        opened.map(Into::into)
+        let mut objects = self.context.objects();
+        let opened = objects.xrcds.insert_with(|_| {
+            let engine = self.context.engine_context.create_xrc_domain()?;
+            Ok(XrcdObject { engine })
+        });
+        opened.map(|(handle, _)| handle.into())
     }
 
     fn close_xrcd(&mut self, xrcd: Handle) -> Result<(), Errno> {
@@ -295,7 +298,9 @@ impl Verbs for CallHost<'_> {
         if Arc::strong_count(objects.xrcds.get(xrcd.get()).ok_or(Errno::EBADF)?) > 1 {
             return Err(Errno::EBUSY);
         }
-        objects.xrcds.remove(xrcd.get());
+        if let Some(xrcd) = objects.xrcds.remove(xrcd.get()) {
+            xrcd.engine.destroy();
+        }
         Ok(())
     }
 

@@ -11,9 +11,9 @@ use farlane_abi::Errno;
 use farlane_abi::queue::*;
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::address::{
-    AddressVector, Datagram, Destination, GroupGid, QpNumber, Recipients,
+    AddressVector, AhHandle, Datagram, Destination, GroupGid, QpNumber, Recipients,
 };
-use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::engine::soft::{SoftEngine, SoftSrq};
 use farlane_rdma_remoting::engine::{Budget, LOOK_COST, OPERATION_COST, Receives, Turn};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::PdHandle;
@@ -72,6 +72,7 @@ fn at(gid: u8) -> Recipients {
 /// A request for a datagram to that queue pair.
 fn to(mut request: SendWqe, to: Recipients, number: QpNumber, qkey: u32) -> SendWqe {
     request.target = Target::Datagram(Datagram {
+        handle: AhHandle::default(),
         address: address(to),
         number,
         qkey,
@@ -379,7 +380,7 @@ fn a_shared_request_that_is_too_short_ends_with_a_length_error_of_its_own() {
         &DATAGRAMS,
         LocalCompletionQueue::new(64),
         queue,
-        Receives::Shared(shared),
+        Receives::Shared(SoftSrq::of(&shared)),
     );
     let mut p = Pair {
         a: end(&engine, 1, &DATAGRAMS),

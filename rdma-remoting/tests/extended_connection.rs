@@ -60,7 +60,7 @@ fn rig() -> Rig {
         &setup,
         LocalCompletionQueue::new(8),
         LocalQueue::default(),
-        Receives::Domain(Arc::clone(&domain)),
+        Receives::Domain(Arc::clone(&domain) as _),
     );
     let queues = [10, 11].map(|pd| {
         let recvs = LocalQueue::default();
@@ -362,7 +362,7 @@ fn a_target_sends_nothing_and_answers_nobody_but_an_initiator() {
         &setup,
         LocalCompletionQueue::new(8),
         LocalQueue::default(),
-        Receives::Domain(Arc::clone(&r.domain)),
+        Receives::Domain(Arc::clone(&r.domain) as _),
     );
     connect(&reliable, &target, 2, [100, 200], &NORMAL);
     connect(&target, &reliable, 1, [200, 100], &setup);

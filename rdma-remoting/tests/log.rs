@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use farlane_abi::rdma::{self, *};
-use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::engine::soft::{SoftCq, SoftEngine};
 use farlane_rdma_remoting::engine::{
     ContextSpec, EngineContext as _, PortAddress, QpSpec, Receives,
 };
@@ -69,8 +69,8 @@ fn give_up(engine: &SoftEngine, tenant: &Arc<LogLimit>, state: u8) {
             pd: PdHandle(1),
             sends: Box::new(Nonsense),
             recvs: Receives::Own(Box::new(Nonsense)),
-            send_cq: cq.clone(),
-            recv_cq: cq,
+            send_cq: Some(SoftCq::new(cq.clone())),
+            recv_cq: Some(SoftCq::new(cq)),
             signal_all: false,
             schedule: Arc::new(|| ()),
             events: Box::new(|_| ()),

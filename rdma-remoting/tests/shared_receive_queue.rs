@@ -9,7 +9,7 @@ mod rig;
 use farlane_abi::queue::*;
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::Receives;
-use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::engine::soft::{SoftEngine, SoftSrq};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, PdHandle};
 use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, RecvWqe};
@@ -50,7 +50,7 @@ fn rig_over(
     let shared = SharedReceives::new(Box::new(source), pd, events);
     let receiver = |gid| {
         let cq = LocalCompletionQueue::new(setup.cq_entries);
-        let receives = Receives::Shared(Arc::clone(&shared));
+        let receives = Receives::Shared(SoftSrq::of(&shared));
         end_receiving(&engine, gid, &setup, cq, recvs.clone(), receives)
     };
     let receivers = [2, 4].map(receiver);

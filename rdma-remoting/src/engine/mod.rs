@@ -1,27 +1,27 @@
 //! What carries out work: engines behind one trait.
 //!
-//! The remoting above knows queues in shared memory, handles and calls; an engine knows queue
-//! pairs, memory keys and the transport. They meet in [`EngineContext`], where protection domains,
-//! memory keys and queue pairs are made, and in [`QpSpec`]: where requests come from, and where
-//! completions go. The same engine can therefore be driven without any remoting.
+//! The remoting above knows queues in shared memory, handles and calls; an engine knows the objects
+//! of an adapter and the transport. They meet in [`EngineContext`], where these objects are made,
+//! and in what they are made of ([`QpSpec`], [`CqSpec`], [`SrqSpec`]): where requests come from,
+//! and where completions go. The same engine can therefore be driven without any remoting.
 
 mod budget;
+mod objects;
 pub mod soft;
 
-use crate::address::GroupGid;
-pub use crate::address::{Destination, PortAddress, QpNumber, RawGid};
+use crate::address::{AddressVector, GroupGid};
+pub use crate::address::{AhHandle, Destination, PortAddress, QpNumber, RawGid};
 pub(crate) use budget::is_past;
 pub use budget::{Budget, FLUSH_COST, LOOK_COST, OPERATION_COST, QUANTUM, Spending, Usage};
 
-use crate::completion_queue::CompletionSink;
+pub use objects::{CqSpec, EngineCq, EngineSrq, EngineXrcDomain, SrqDomain, SrqSpec};
+
 use crate::counters::Counters;
 use crate::ledger::Account;
 use crate::memory::{MemoryRegion, PdHandle, WindowKind};
 use crate::request::{MemoryKey, RecvWqe, SendWqe};
 pub use crate::schedule::Schedule;
-use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::WorkSource;
-use crate::xrc::XrcDomain;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr, QpAttr};
 use farlane_sys::log_limit::LogLimit;
@@ -37,9 +37,9 @@ pub enum Receives {
     /// Its own queue.
     Own(Box<dyn WorkSource<RecvWqe>>),
     /// A queue that others take from, too.
-    Shared(Arc<SharedReceives>),
+    Shared(Arc<dyn EngineSrq>),
     /// Those of a domain: each message names one (IBTA annex A14).
-    Domain(Arc<XrcDomain>),
+    Domain(Arc<dyn EngineXrcDomain>),
 }
 
 /// What an engine needs to open a context.
@@ -73,10 +73,11 @@ pub struct QpSpec {
     pub sends: Box<dyn WorkSource<SendWqe>>,
     /// Where receive requests come from.
     pub recvs: Receives,
-    /// Where send completions go.
-    pub send_cq: Arc<dyn CompletionSink>,
-    /// Where receive completions go.
-    pub recv_cq: Arc<dyn CompletionSink>,
+    /// Where send completions go; none where it sends nothing.
+    pub send_cq: Option<Arc<dyn EngineCq>>,
+    /// Where receive completions go; none where it receives nothing, or each of its messages names
+    /// a shared receive queue.
+    pub recv_cq: Option<Arc<dyn EngineCq>>,
     /// Every send request is signalled.
     pub signal_all: bool,
     /// Called when something that it waits for has changed, or it was changed itself. Only who
@@ -195,7 +196,7 @@ pub trait EventSource: Send + Sync {
 /// A program's use of an engine: the objects that it has there. Names and keys are the engine's
 /// choice. Whoever ends an object has seen to it that no other one uses it, but where it says
 /// otherwise.
-pub trait EngineContext: Send + Sync {
+pub trait EngineContext: Any + Send + Sync {
     /// Makes a protection domain, never [`PdHandle::NONE`].
     ///
     /// # Errors
@@ -237,17 +238,40 @@ pub trait EngineContext: Send + Sync {
     fn dealloc_mw(&self, key: MemoryKey) -> Result<(), Errno>;
     /// How many regions and windows there are.
     fn keys(&self) -> u64;
+    /// Makes a completion queue.
+    ///
+    /// # Errors
+    /// `ENOMEM` when there are too many.
+    fn create_cq(&self, spec: CqSpec) -> Result<Arc<dyn EngineCq>, Errno>;
+    /// Makes a shared receive queue.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where the engine has none, `EINVAL` for a domain or completion queue of another
+    /// engine, `ENOMEM` when there are too many.
+    fn create_srq(&self, spec: SrqSpec) -> Result<Arc<dyn EngineSrq>, Errno>;
+    /// Makes a domain of extended reliable connections.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where the engine has none, `ENOMEM` when there are too many.
+    fn create_xrc_domain(&self) -> Result<Arc<dyn EngineXrcDomain>, Errno>;
+    /// Makes an address handle of a protection domain. Datagrams have it besides the address.
+    ///
+    /// # Errors
+    /// `ENOMEM` when there are too many.
+    fn create_ah(&self, pd: PdHandle, address: &AddressVector) -> Result<AhHandle, Errno>;
+    /// Ends an address handle. A request that was taken before may have it still, and is sent, or
+    /// fails.
+    fn destroy_ah(&self, ah: AhHandle);
     /// Makes a queue pair in the reset state.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for a kind that the engine does not have, `ENOMEM` when there are too many.
+    /// `EOPNOTSUPP` for a kind that the engine does not have, `EINVAL` for objects of another
+    /// engine, `ENOMEM` when there are too many.
     fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno>;
-    /// Ends all but queue pairs, of which there is none any more. Returns how many regions there
-    /// were. When this returns, nothing touches their memory.
+    /// Ends all that has no end of its own: protection domains, memory keys and address handles, of
+    /// which no queue pair makes use any more. Returns how many regions there were. When this
+    /// returns, nothing touches their memory.
     fn close(&self) -> u64;
-    /// The keys of the software engine, for tests of what they open.
-    #[cfg(test)]
-    fn memory(&self) -> &crate::memory::MemoryTable;
 }
 
 /// A queue pair of an engine.

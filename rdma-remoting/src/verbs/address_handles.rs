@@ -53,11 +53,21 @@ impl CallHost<'_> {
         let objects = self.context.objects();
         let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
         let owner = (Arc::clone(pd), self.take(Resource::AddressHandles, 1)?);
-        let handle = self.context.addresses.add(pd.engine, address, owner)?;
-        Ok(handle.into())
+        let engine = &self.context.engine_context;
+        let handle = engine.create_ah(pd.engine, &address)?;
+        let added = self
+            .context
+            .addresses
+            .add(pd.engine, (handle, address), owner);
+        if added.is_err() {
+            engine.destroy_ah(handle);
+        }
+        added.map(Into::into)
     }
 
     pub(super) fn remove_ah(&self, ah: Handle) -> Result<(), Errno> {
-        self.context.addresses.remove(ah.get())
+        let handle = self.context.addresses.remove(ah.get())?;
+        self.context.engine_context.destroy_ah(handle);
+        Ok(())
     }
 }

@@ -4,6 +4,7 @@ use super::CallHost;
 use crate::async_ring::ObjectEvents;
 use crate::completion_queue::{Notify, SharedCompletionQueue};
 use crate::counters;
+use crate::engine::CqSpec;
 use crate::ledger::Resource;
 use crate::objects::CqObject;
 use farlane_abi::Errno;
@@ -41,8 +42,14 @@ impl CallHost<'_> {
             let tell = events.teller();
             let on_overrun = Box::new(move || tell(EVENT_CQ_ERR));
             let queue = SharedCompletionQueue::new(memory, &layout, notify, on_overrun);
+            let queue = Arc::new(queue.map_err(|_| Errno::EINVAL)?);
+            let engine = self.context.engine_context.create_cq(CqSpec {
+                sink: Arc::clone(&queue) as _,
+                entries: layout.entries,
+            })?;
             Ok(CqObject {
-                queue: Arc::new(queue.map_err(|_| Errno::EINVAL)?),
+                queue,
+                engine,
                 _part: part,
                 entries: Mutex::default(),
                 _events: events,
@@ -68,8 +75,13 @@ impl CallHost<'_> {
             let carried_out = self.context.carry_out_posted(turn);
             turn.carried_out = turn.carried_out.and(carried_out);
         }
+        let before = cq.queue.entries();
+        cq.engine.resize(layout.entries)?;
         let resized = cq.queue.resize(part.memory.clone(), &layout);
-        let first = resized.ok().flatten().ok_or(Errno::EINVAL)?;
+        let Some(first) = resized.ok().flatten() else {
+            cq.engine.resize(before)?;
+            return Err(Errno::EINVAL);
+        };
         *lock(&cq.entries) = Some(part);
         Ok(first)
     }
@@ -80,7 +92,9 @@ impl CallHost<'_> {
         if Arc::strong_count(objects.cqs.get(cq.get()).ok_or(Errno::EBADF)?) > 1 {
             return Err(Errno::EBUSY);
         }
-        objects.cqs.remove(cq.get());
+        let object = objects.cqs.remove(cq.get()).ok_or(Errno::EBADF)?;
+        drop(objects);
+        object.engine.destroy();
         Ok(())
     }
 }

@@ -4,8 +4,7 @@ use super::CallHost;
 use crate::address::GroupGid;
 use crate::address_handles::HandlesOfDomain;
 use crate::async_ring::ObjectEvents;
-use crate::completion_queue::{CompletionSink, NoCompletions};
-use crate::engine::{Destination, QpSpec, Receives};
+use crate::engine::{Destination, EngineCq, QpSpec, Receives};
 use crate::inbox::Scheduled;
 use crate::ledger::Resource;
 use crate::memory::PdHandle;
@@ -40,7 +39,10 @@ impl Uses {
             handle => {
                 let srq = objects.srqs.get(handle).cloned().ok_or(Errno::EBADF)?;
                 // Messages of others cannot name it.
-                srq.xrc.is_none().then_some(Some(srq)).ok_or(Errno::EINVAL)
+                srq.in_domain
+                    .is_none()
+                    .then_some(Some(srq))
+                    .ok_or(Errno::EINVAL)
             }
         };
         let (kind, xrcd) = (base.qp_type.get(), args.xrcd.get());
@@ -71,11 +73,8 @@ impl Uses {
         }
     }
 
-    fn sink(cq: Option<&Arc<CqObject>>) -> Arc<dyn CompletionSink> {
-        match cq {
-            Some(cq) => Arc::clone(&cq.queue) as _,
-            None => Arc::new(NoCompletions),
-        }
+    fn engine(cq: Option<&Arc<CqObject>>) -> Option<Arc<dyn EngineCq>> {
+        cq.map(|cq| Arc::clone(&cq.engine))
     }
 }
 
@@ -128,12 +127,12 @@ impl CallHost<'_> {
                 pd,
                 sends: Box::new(sends),
                 recvs: match (&srq, &xrcd) {
-                    (_, Some(xrcd)) => Receives::Domain(Arc::clone(&xrcd.domain)),
-                    (Some(srq), None) => Receives::Shared(Arc::clone(&srq.receives)),
+                    (_, Some(xrcd)) => Receives::Domain(Arc::clone(&xrcd.engine)),
+                    (Some(srq), None) => Receives::Shared(Arc::clone(&srq.turns.engine)),
                     (None, None) => Receives::Own(Box::new(recvs)),
                 },
-                send_cq: Uses::sink(cqs[0].as_ref()),
-                recv_cq: Uses::sink(cqs[1].as_ref()),
+                send_cq: Uses::engine(cqs[0].as_ref()),
+                recv_cq: Uses::engine(cqs[1].as_ref()),
                 signal_all: base.signal_all.get() != 0,
                 schedule: Arc::clone(&scheduled) as _,
                 events: Box::new(events.teller()),

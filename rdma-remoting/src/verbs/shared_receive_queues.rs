@@ -3,9 +3,11 @@
 use super::CallHost;
 use crate::async_ring::ObjectEvents;
 use crate::counters;
+use crate::engine::{SrqDomain, SrqSpec};
+use crate::inbox::Scheduled;
 use crate::ledger::Resource;
-use crate::objects::{InDomain, Member, SrqObject};
-use crate::shared_receive_queue::SharedReceives;
+use crate::objects::{InDomain, Member, SrqObject, SrqTurns};
+use crate::request::SrqNumber;
 use crate::work_queue::shared_receive_queue;
 use farlane_abi::Errno;
 use farlane_abi::queue::SrqLayout;
@@ -28,46 +30,54 @@ impl CallHost<'_> {
         let mut objects = self.context.objects();
         let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
         // Of a domain it has a completion queue, of none it has none.
-        let xrc = match (args.xrcd.get(), args.cq.get()) {
+        let in_domain = match (args.xrcd.get(), args.cq.get()) {
             (0, 0) => None,
             (0, _) => return Err(Errno::EINVAL),
             (xrcd, cq) => {
                 let xrcd = objects.xrcds.get(xrcd).ok_or(Errno::EBADF)?;
                 let cq = objects.cqs.get(cq).ok_or(Errno::EBADF)?;
-                Some((Arc::clone(xrcd), Arc::clone(cq)))
+                Some(InDomain {
+                    _xrcd: Arc::clone(xrcd),
+                    _cq: Arc::clone(cq),
+                })
             }
         };
         let share = self.take(Resource::SharedReceiveQueues, 1)?;
         let (handle, object) = objects.srqs.insert_with(|handle| {
             // Behind those of the queue pairs.
             let slot = slot_of(handle).and_then(|slot| slot.checked_add(MAX_QPS));
+            let scheduled = Scheduled::new(self.context.inbox(), slot.ok_or(Errno::ENOMEM)?);
             let events = ObjectEvents::new(&asyncs, handle);
-            let teller = Box::new(events.teller());
-            let receives = SharedReceives::new(Box::new(queue), pd.engine, teller);
-            let slot = slot.ok_or(Errno::ENOMEM)?;
-            let xrc = xrc.map(|(xrcd, cq)| InDomain {
-                number: xrcd.domain.add(&receives, Arc::clone(&cq.queue) as _),
-                xrcd,
-                _cq: cq,
-            });
+            let engine = self.context.engine_context.create_srq(SrqSpec {
+                pd: pd.engine,
+                source: Box::new(queue),
+                entries: layout.entries,
+                elements: args.elements.get(),
+                domain: in_domain.as_ref().map(|place| SrqDomain {
+                    domain: Arc::clone(&place._xrcd.engine),
+                    cq: Arc::clone(&place._cq.engine),
+                }),
+                schedule: Arc::clone(&scheduled) as _,
+                events: Box::new(events.teller()),
+            })?;
             Ok(SrqObject {
-                receives,
-                xrc,
+                turns: Arc::new(SrqTurns { engine, scheduled }),
+                in_domain,
                 layout,
                 elements: args.elements.get(),
-                slot,
                 _part: part,
                 _pd: pd,
                 _events: events,
                 _share: share,
             })
         })?;
-        let member: Arc<Member> = Arc::clone(&object.receives) as _;
-        self.context.ready().insert(object.slot, member);
+        let SrqTurns { engine, scheduled } = &*object.turns;
+        let member: Arc<Member> = Arc::clone(&object.turns) as _;
+        self.context.ready().insert(scheduled.slot(), member);
         counters::count(&self.context.counters.shared_receive_queues, 1);
         Ok(Srq {
             handle: handle.into(),
-            number: object.xrc.as_ref().map_or(0, |xrc| xrc.number.get()).into(),
+            number: engine.number().map_or(0, SrqNumber::get).into(),
         })
     }
 
@@ -77,8 +87,7 @@ impl CallHost<'_> {
             // `IBV_DEVICE_SRQ_RESIZE` is no capability of the device.
             mask if mask & SRQ_MAX_WR != 0 => Err(Errno::EOPNOTSUPP),
             SRQ_LIMIT if args.limit.get() <= srq.layout.entries => {
-                srq.receives.set_limit(args.limit.get());
-                Ok(())
+                srq.turns.engine.set_limit(args.limit.get())
             }
             0 => Ok(()),
             _ => Err(Errno::EINVAL),
@@ -90,7 +99,7 @@ impl CallHost<'_> {
         Ok(SrqAttr {
             requests: srq.layout.entries.into(),
             elements: srq.elements.into(),
-            limit: srq.receives.limit().into(),
+            limit: srq.turns.engine.limit().into(),
         })
     }
 
@@ -103,12 +112,10 @@ impl CallHost<'_> {
                 return Err(Errno::EBUSY);
             }
             let object = objects.srqs.remove(srq.get()).ok_or(Errno::EBADF)?;
-            self.context.ready().remove(object.slot);
+            self.context.ready().remove(object.turns.scheduled.slot());
             object
         };
-        if let Some(xrc) = &object.xrc {
-            xrc.xrcd.domain.remove(xrc.number);
-        }
+        object.turns.engine.destroy();
         counters::uncount(&self.context.counters.shared_receive_queues, 1);
         Ok(())
     }

@@ -1,209 +1,31 @@
 //! An engine that completes by itself, and tells a worker that sleeps.
 
-use crate::Server;
-use crate::address::GroupGid;
-use crate::completion_queue::CompletionSink;
+mod hardware;
+
+use crate::context::Context;
 use crate::counters::Counters;
-use crate::engine::soft::SoftEngine;
-use crate::engine::{
-    ContextSpec, Engine, EngineContext, EngineQp, EventSource, Progress, QpNumber, QpSpec,
-    Schedule, Turn,
-};
-use crate::request::SendWqe;
+use crate::engine::EventSource as _;
+use crate::ledger::Ledger;
 use crate::server::ServerConfig;
-use crate::testing::{Header, Making, memory, open, port, region};
+use crate::testing::{Header, memory, open, port, region};
 use crate::verbs::CallHost;
-use crate::work_queue::WorkSource;
+use crate::{Port, Server};
+use farlane_abi::PAGE_BYTES;
 use farlane_abi::queue::{
-    CQ_OFF_ENTRIES, CQ_OFF_PRODUCED, Completion, OP_SEND, QP_OFF_ENTRIES, QP_OFF_SEND_PRODUCED,
-    QpLayout, SEND_SIGNALED, SendEntry,
+    CQ_OFF_ENTRIES, CQ_OFF_PRODUCED, Completion, OP_SEND, QP_OFF_ENTRIES, QP_OFF_RECV_PRODUCED,
+    QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SEND_SIGNALED, SEND_TAIL, SendEntry, SendTail,
+    WC_OPCODE_RECV, WC_OPCODE_SEND,
 };
 use farlane_abi::rdma::{
-    CreateCq, CreateQp, DeviceAttr, DeviceLimits, PortAttr, QPT_RC, QpAttr, Verbs as _,
+    CreateAh, CreateCq, CreateQp, CreateQpEx, CreateSrq, Handle, QPT_RC, QPT_UD, Qp, Srq,
+    Verbs as _, VersionRange,
 };
-use farlane_abi::{Errno, PAGE_BYTES};
-use farlane_sys::sync::{held, lock};
-use rustix::event::EventfdFlags;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use farlane_sys::sync::lock;
+use farlane_zero_copy::SharedMemory;
+use hardware::{Driver, Hardware, Schedules};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
-
-/// What an adapter has at hand.
-#[derive(Default)]
-struct Work {
-    /// Requests that it has taken, each with where it completes.
-    taken: Vec<(u64, Arc<dyn CompletionSink>)>,
-    /// Those that it has carried out.
-    done: Vec<(u64, Arc<dyn CompletionSink>)>,
-    /// It raises an event when it has carried something out.
-    armed: bool,
-    /// How often a worker has found something.
-    found: u32,
-}
-
-/// An adapter: it carries out requests beside the workers.
-struct Hardware {
-    work: Mutex<Work>,
-    changed: Condvar,
-    event: OwnedFd,
-}
-
-impl Hardware {
-    fn new() -> Arc<Self> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        Arc::new(Self {
-            work: Mutex::default(),
-            changed: Condvar::new(),
-            event: rustix::event::eventfd(0, flags).unwrap(),
-        })
-    }
-
-    /// Waits until that is so; a minute is for ever.
-    fn wait(&self, until: impl Fn(&Work) -> bool) {
-        let most = Duration::from_secs(60);
-        let waits = |work: &mut Work| !until(work);
-        let waited = self
-            .changed
-            .wait_timeout_while(lock(&self.work), most, waits);
-        assert!(!held(waited).1.timed_out());
-    }
-
-    /// Carries out what it has taken.
-    fn carry_out(&self) {
-        let mut work = lock(&self.work);
-        let taken = std::mem::take(&mut work.taken);
-        work.done.extend(taken);
-        if std::mem::take(&mut work.armed) {
-            rustix::io::write(&self.event, &1_u64.to_ne_bytes()).unwrap();
-        }
-    }
-}
-
-impl EventSource for Hardware {
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
-
-    fn arm(&self) {
-        lock(&self.work).armed = true;
-    }
-
-    fn take(&self) -> bool {
-        let mut work = lock(&self.work);
-        let done = std::mem::take(&mut work.done);
-        for (wr_id, cq) in &done {
-            let completion = Completion {
-                wr_id: (*wr_id).into(),
-                ..Default::default()
-            };
-            cq.push(&completion, false).unwrap();
-        }
-        if !done.is_empty() {
-            work.found += 1;
-            self.changed.notify_all();
-        }
-        !done.is_empty()
-    }
-}
-
-/// The engine of an adapter: the keys are those of the software engine, the queue pairs are not.
-struct Driver {
-    soft: SoftEngine,
-    hardware: Arc<Hardware>,
-    /// Of the queue pair that was made last.
-    schedule: Arc<Mutex<Option<Arc<dyn Schedule>>>>,
-}
-
-impl Engine for Driver {
-    fn device(&self) -> DeviceAttr {
-        self.soft.device()
-    }
-
-    fn limits(&self) -> DeviceLimits {
-        self.soft.limits()
-    }
-
-    fn port(&self) -> PortAttr {
-        self.soft.port()
-    }
-
-    fn open(&self, spec: ContextSpec) -> Result<Arc<dyn EngineContext>, Errno> {
-        let context = self.soft.open(spec)?;
-        let (hardware, schedule) = (Arc::clone(&self.hardware), Arc::clone(&self.schedule));
-        let make = move |spec: QpSpec| -> Arc<dyn EngineQp> {
-            *lock(&schedule) = Some(spec.schedule);
-            Arc::new(Posting {
-                hardware: Arc::clone(&hardware),
-                sends: Mutex::new(spec.sends),
-                cq: spec.send_cq,
-            })
-        };
-        Ok(Arc::new(Making { context, make }))
-    }
-
-    fn sources(&self) -> Vec<Arc<dyn EventSource>> {
-        vec![Arc::clone(&self.hardware) as _]
-    }
-}
-
-/// A queue pair whose requests the adapter carries out.
-struct Posting {
-    hardware: Arc<Hardware>,
-    sends: Mutex<Box<dyn WorkSource<SendWqe>>>,
-    cq: Arc<dyn CompletionSink>,
-}
-
-impl EngineQp for Posting {
-    fn number(&self) -> QpNumber {
-        QpNumber::of(17)
-    }
-
-    fn modify(&self, _: u32, _: &QpAttr) -> Result<(), Errno> {
-        Ok(())
-    }
-
-    fn query(&self) -> QpAttr {
-        QpAttr::default()
-    }
-
-    fn attach(&self, _: GroupGid) -> Result<(), Errno> {
-        Err(Errno::EINVAL)
-    }
-
-    fn detach(&self, _: GroupGid) -> Result<(), Errno> {
-        Err(Errno::EINVAL)
-    }
-
-    fn is_attached(&self) -> bool {
-        false
-    }
-
-    fn progress(&self, _: Turn) -> Progress {
-        let mut request = SendWqe::default();
-        let mut sends = lock(&self.sends);
-        let mut worked = false;
-        while sends.take(&mut request).unwrap() {
-            sends.retire();
-            worked = true;
-            let mut work = lock(&self.hardware.work);
-            work.taken.push((request.wr_id, Arc::clone(&self.cq)));
-            self.hardware.changed.notify_all();
-        }
-        Progress {
-            worked,
-            ..Progress::default()
-        }
-    }
-
-    fn is_ready(&self) -> bool {
-        lock(&self.sends).is_ready()
-    }
-
-    fn pause(&self, _: bool) {}
-
-    fn destroy(&self) {}
-}
 
 fn sleeps(counters: &Counters) -> u64 {
     counters.sleeps.load(Ordering::Relaxed)
@@ -221,11 +43,10 @@ fn wait_asleep(counters: &Counters, before: u64) {
 #[test]
 fn what_an_adapter_has_carried_out_wakes_the_worker() {
     let hardware = Hardware::new();
-    let schedule = Arc::<Mutex<Option<Arc<dyn Schedule>>>>::default();
+    let schedules = Schedules::default();
     let engine = Driver {
-        soft: SoftEngine::new(),
         hardware: Arc::clone(&hardware),
-        schedule: Arc::clone(&schedule),
+        schedules: Arc::clone(&schedules),
     };
     let server = Server::with_engine(ServerConfig::default(), Arc::new(engine)).unwrap();
     let port = port(&server, 1);
@@ -258,7 +79,7 @@ fn what_an_adapter_has_carried_out_wakes_the_worker() {
     });
     let _qp = qp.unwrap();
     let (queues, completions) = (queues.stitch().unwrap(), completions.stitch().unwrap());
-    let schedule = lock(&schedule).clone().unwrap();
+    let schedule = Arc::clone(&lock(&schedules)[0]);
     let layout = QpLayout::new(4, 1, 0, 4, 1).unwrap();
     for round in 0..3_u32 {
         let entry = SendEntry {
@@ -273,7 +94,7 @@ fn what_an_adapter_has_carried_out_wakes_the_worker() {
         produced.store(round + 1, Ordering::SeqCst);
         let before = sleeps(server.counters());
         schedule.schedule();
-        hardware.wait(|work| !work.taken.is_empty());
+        hardware.wait(|work| work.is_posted());
         // Nothing but its event wakes the worker then.
         wait_asleep(server.counters(), before);
         hardware.carry_out();
@@ -284,4 +105,227 @@ fn what_an_adapter_has_carried_out_wakes_the_worker() {
         let completion: Completion = completions.read(CQ_OFF_ENTRIES + at).unwrap();
         assert_eq!(completion.wr_id.get(), 7 + u64::from(round));
     }
+}
+
+/// A program of an engine over an adapter, in whose place the test gives turns: a queue pair for
+/// datagrams with a shared receive queue.
+struct Program {
+    hardware: Arc<Hardware>,
+    schedules: Schedules,
+    _port: Arc<Port>,
+    context: Arc<Context>,
+    _header: Header,
+    /// Pages of the completion queue, the queue pair, and the shared receive queue.
+    pages: [SharedMemory; 3],
+    pd: Handle,
+    cq: Handle,
+    srq: Srq,
+    qp: Qp,
+    sent: u32,
+}
+
+impl Program {
+    fn start() -> Self {
+        let (hardware, schedules) = (Hardware::new(), Schedules::default());
+        let engine = Driver {
+            hardware: Arc::clone(&hardware),
+            schedules: Arc::clone(&schedules),
+        };
+        let ledger = Ledger::new(|_| 200);
+        let server = Server::of(Arc::new(engine), Arc::default(), Vec::new(), ledger);
+        let port = port(&server, 1);
+        let context = open(&port, 0);
+        let header = Header::attach(&context);
+        let pages = [1, 2, 3].map(|id| {
+            let page = memory("queues", PAGE_BYTES);
+            context.attach_segment(region(id), page.clone()).unwrap();
+            page.stitch().unwrap()
+        });
+        let mut host = CallHost::new(&context);
+        host.negotiate(VersionRange::ours()).unwrap();
+        let pd = host.alloc_pd(()).unwrap();
+        let cq = host.create_cq(CreateCq {
+            entries: 16.into(),
+            region: 1.into(),
+            ..Default::default()
+        });
+        let cq = cq.unwrap();
+        let srq = host.create_srq(CreateSrq {
+            pd,
+            region: 3.into(),
+            requests: 4.into(),
+            elements: 1.into(),
+            ..Default::default()
+        });
+        let srq = srq.unwrap();
+        let qp = host.create_qp_ex(CreateQpEx {
+            base: CreateQp {
+                pd,
+                send_cq: cq,
+                recv_cq: cq,
+                qp_type: QPT_UD.into(),
+                send_wr: 4.into(),
+                send_sge: 1.into(),
+                region: 2.into(),
+                ..Default::default()
+            },
+            srq: srq.handle,
+            ..Default::default()
+        });
+        let qp = qp.unwrap();
+        Self {
+            hardware,
+            schedules,
+            _port: port,
+            context,
+            _header: header,
+            pages,
+            pd,
+            cq,
+            srq,
+            qp,
+            sent: 0,
+        }
+    }
+
+    fn host(&self) -> CallHost<'_> {
+        CallHost::new(&self.context)
+    }
+
+    fn address(&self) -> Handle {
+        let args = CreateAh {
+            pd: self.pd,
+            port_num: 1,
+            is_global: 1,
+            dgid: self.context.gid(),
+            ..Default::default()
+        };
+        self.host().create_ah(args).unwrap()
+    }
+
+    /// Everything has a turn.
+    fn turn(&self) {
+        for schedule in lock(&self.schedules).iter() {
+            schedule.schedule();
+        }
+        self.context.turn_now(Instant::now());
+    }
+
+    /// Posts a receive request, which the adapter has then.
+    fn receive(&self, wr_id: u64) {
+        let entry = RecvEntry {
+            wr_id: wr_id.into(),
+            ..Default::default()
+        };
+        self.pages[2].write(QP_OFF_ENTRIES, &entry).unwrap();
+        let produced = self.pages[2].word(QP_OFF_RECV_PRODUCED).unwrap();
+        produced.store(1, Ordering::SeqCst);
+        self.turn();
+        assert_eq!(self.hardware.with(|work| work.received_into()), 1);
+    }
+
+    /// Has the adapter send a datagram to the same queue pair, and carry that out.
+    fn send(&mut self, wr_id: u64, ah: Handle) {
+        let layout = QpLayout::with_tail(4, 1, 0, 0, 0).unwrap();
+        let at = QP_OFF_ENTRIES + usize::try_from(self.sent).unwrap() * layout.send_stride;
+        let entry = SendEntry {
+            wr_id: wr_id.into(),
+            opcode: OP_SEND,
+            flags: SEND_SIGNALED | SEND_TAIL,
+            ..Default::default()
+        };
+        let number = u64::from(self.qp.qp_num.get());
+        let tail = SendTail {
+            a: (number << 32 | u64::from(ah.get())).into(),
+            b: 0.into(),
+        };
+        let queue = &self.pages[1];
+        queue.write(at, &entry).unwrap();
+        queue.write(at + size_of::<SendEntry>(), &tail).unwrap();
+        self.sent += 1;
+        let produced = queue.word(QP_OFF_SEND_PRODUCED).unwrap();
+        produced.store(self.sent, Ordering::SeqCst);
+        self.turn();
+        assert!(self.hardware.with(|work| work.is_posted()));
+        self.hardware.carry_out();
+    }
+
+    /// What has completed so far.
+    fn completed(&self) -> Vec<(u64, u8)> {
+        let produced = self.pages[0].word(CQ_OFF_PRODUCED).unwrap();
+        let entry = |at: u32| {
+            let at = usize::try_from(at).unwrap() * size_of::<Completion>();
+            let completion: Completion = self.pages[0].read(CQ_OFF_ENTRIES + at).unwrap();
+            (completion.wr_id.get(), completion.opcode)
+        };
+        (0..produced.load(Ordering::SeqCst)).map(entry).collect()
+    }
+}
+
+#[test]
+fn an_engine_brings_all_kinds_of_objects_of_its_own() {
+    let mut p = Program::start();
+    let ah = p.address();
+    p.receive(7);
+    p.send(8, ah);
+    assert!(p.hardware.take());
+    let both = [(8, WC_OPCODE_SEND), (7, WC_OPCODE_RECV)];
+    assert_eq!(p.completed(), both);
+    let xrcd = p.host().open_xrcd(()).unwrap();
+    let named = p.host().create_srq(CreateSrq {
+        pd: p.pd,
+        region: 3.into(),
+        offset: 1024.into(),
+        requests: 1.into(),
+        elements: 1.into(),
+        xrcd,
+        cq: p.cq,
+    });
+    let named = named.unwrap();
+    assert_ne!(named.number.get(), 0);
+    assert_eq!(p.hardware.with(|work| work.objects()), [1, 2, 1, 1, 0]);
+    let mut host = p.host();
+    host.destroy_ah(ah).unwrap();
+    host.destroy_srq(named.handle).unwrap();
+    host.close_xrcd(xrcd).unwrap();
+    host.destroy_qp(p.qp.handle).unwrap();
+    host.destroy_srq(p.srq.handle).unwrap();
+    host.destroy_cq(p.cq).unwrap();
+    host.dealloc_pd(p.pd).unwrap();
+    assert_eq!(p.hardware.with(|work| work.objects()), [0; 5]);
+}
+
+#[test]
+fn what_a_program_leaves_its_engine_ends() {
+    let p = Program::start();
+    let _ah = p.address();
+    assert_eq!(p.hardware.with(|work| work.objects()), [1, 1, 1, 1, 0]);
+    p._port.close_all();
+    assert_eq!(p.hardware.with(|work| work.objects()), [0; 5]);
+}
+
+#[test]
+fn what_was_carried_out_for_a_queue_pair_that_is_paused_completes_when_it_goes_on() {
+    let mut p = Program::start();
+    let ah = p.address();
+    p.send(8, ah);
+    p.context.pause(true);
+    assert!(!p.hardware.take());
+    assert_eq!(p.completed(), []);
+    p.context.pause(false);
+    assert!(p.hardware.take());
+    assert_eq!(p.completed(), [(8, WC_OPCODE_SEND)]);
+}
+
+#[test]
+fn a_queue_pair_that_is_destroyed_leaves_its_engine_nothing_to_complete() {
+    let mut p = Program::start();
+    let ah = p.address();
+    p.send(8, ah);
+    assert!(p.hardware.with(|work| work.is_done()));
+    let (qp, cq) = (p.qp.handle, p.cq);
+    p.host().destroy_qp(qp).unwrap();
+    p.host().destroy_cq(cq).unwrap();
+    assert!(!p.hardware.take());
+    assert_eq!(p.completed(), []);
 }

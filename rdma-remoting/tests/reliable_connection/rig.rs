@@ -2,7 +2,7 @@
 
 use farlane_abi::queue::WC_STATUS_RETRY_EXC_ERR;
 use farlane_abi::rdma::*;
-use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::engine::soft::{SoftCq, SoftEngine};
 use farlane_rdma_remoting::engine::{
     ContextSpec, EngineContext as _, EngineQp, PortAddress, QpSpec, Receives,
 };
@@ -157,8 +157,8 @@ pub fn end_over(
             pd: PdHandle(1),
             sends: Box::new(LocalQueue::clone(&sends)),
             recvs: receives,
-            send_cq: cq.clone(),
-            recv_cq: cq.clone(),
+            send_cq: Some(SoftCq::new(cq.clone())),
+            recv_cq: Some(SoftCq::new(cq.clone())),
             signal_all: false,
             schedule: {
                 let scheduled = Arc::clone(&scheduled);

@@ -11,10 +11,10 @@ mod rig;
 use farlane_abi::queue::{Completion, WC_STATUS_SUCCESS};
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::address::{
-    AddressVector, Datagram, Destination, GroupGid, QpNumber, Recipients,
+    AddressVector, AhHandle, Datagram, Destination, GroupGid, QpNumber, Recipients,
 };
 use farlane_rdma_remoting::engine::Receives;
-use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::engine::soft::{SoftEngine, SoftSrq};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, PdHandle, WindowKind};
 use farlane_rdma_remoting::request::{
@@ -466,12 +466,12 @@ impl Scene {
             let (recvs, receives, in_model) = match (is_shared, scenery) {
                 (true, Scenery::Extended) => (
                     LocalQueue::default(),
-                    Receives::Domain(Arc::clone(&domain)),
+                    Receives::Domain(Arc::clone(&domain) as _),
                     model::Receives::Domain,
                 ),
                 (true, _) => (
                     shared[0].recvs.clone(),
-                    Receives::Shared(Arc::clone(&shared[0].receives)),
+                    Receives::Shared(SoftSrq::of(&shared[0].receives)),
                     model::Receives::Shared(0),
                 ),
                 (false, _) => {
@@ -788,6 +788,7 @@ impl Scene {
             By::Nothing => port(Destination::Gid([99; 16])),
         };
         Datagram {
+            handle: AhHandle::default(),
             address: AddressVector {
                 to,
                 sl: 3,

@@ -3,7 +3,7 @@
 use crate::rig::{BUFFER, DEPTH};
 use anyhow::{Context as _, Result, bail};
 use farlane_abi::rdma::{self, QpAttr};
-use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::engine::soft::{SoftCq, SoftEngine};
 use farlane_rdma_remoting::engine::{
     ContextSpec, EngineContext as _, EngineQp, PortAddress, QpSpec, Receives,
 };
@@ -65,8 +65,8 @@ impl End {
             pd: PdHandle(1),
             sends: Box::new(LocalQueue::clone(&sends)),
             recvs: Receives::Own(Box::new(LocalQueue::default())),
-            send_cq: Arc::clone(&cq) as _,
-            recv_cq: Arc::clone(&cq) as _,
+            send_cq: Some(SoftCq::new(cq.clone())),
+            recv_cq: Some(SoftCq::new(cq.clone())),
             signal_all: true,
             schedule: Arc::new(|| ()),
             events: Box::new(|_| ()),

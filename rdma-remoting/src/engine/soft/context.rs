@@ -2,12 +2,18 @@
 
 use super::MAX_QUEUE_PAIRS;
 use super::fabric::Fabric;
+use super::objects::{SoftCq, SoftSrq};
 use super::qp::SoftQp;
 use super::transport::Transport;
-use crate::engine::{ContextSpec, EngineContext, EngineQp, QpSpec};
+use crate::address::AddressVector;
+use crate::engine::{
+    AhHandle, ContextSpec, CqSpec, EngineContext, EngineCq, EngineQp, EngineSrq, EngineXrcDomain,
+    QpSpec, SrqSpec,
+};
 use crate::memory::{MemoryRegion, MemoryTable, PdHandle, WindowKind};
 use crate::request::MemoryKey;
 use crate::table::Table;
+use crate::xrc::XrcDomain;
 use farlane_abi::Errno;
 use farlane_sys::sync::lock;
 use std::any::Any;
@@ -37,6 +43,12 @@ impl SoftContext {
             owner: Owner { spec, memory },
             pds: Mutex::new(Table::new(MAX_PDS)),
         }
+    }
+
+    /// Its keys.
+    #[cfg(test)]
+    pub fn memory(&self) -> &MemoryTable {
+        &self.owner.memory
     }
 }
 
@@ -85,20 +97,43 @@ impl EngineContext for SoftContext {
         self.owner.memory.len()
     }
 
+    fn create_cq(&self, spec: CqSpec) -> Result<Arc<dyn EngineCq>, Errno> {
+        Ok(SoftCq::new(spec.sink))
+    }
+
+    fn create_srq(&self, spec: SrqSpec) -> Result<Arc<dyn EngineSrq>, Errno> {
+        Ok(SoftSrq::make(spec)?)
+    }
+
+    fn create_xrc_domain(&self) -> Result<Arc<dyn EngineXrcDomain>, Errno> {
+        Ok(Arc::<XrcDomain>::default())
+    }
+
+    /// A datagram's address is all that it needs.
+    fn create_ah(&self, _: PdHandle, _: &AddressVector) -> Result<AhHandle, Errno> {
+        Ok(AhHandle::default())
+    }
+
+    fn destroy_ah(&self, _: AhHandle) {}
+
     fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno> {
         let transport = Transport::from_wire(spec.kind).filter(|kind| kind.is_carried());
         let transport = transport.ok_or(Errno::EOPNOTSUPP)?;
-        let qp = SoftQp::new(&self.owner, spec, transport, &self.fabric, MAX_QUEUE_PAIRS);
-        Ok(Arc::new(qp.ok_or(Errno::ENOMEM)?))
+        let qp = SoftQp::new(&self.owner, spec, transport, &self.fabric, MAX_QUEUE_PAIRS)?;
+        Ok(Arc::new(qp))
     }
 
     fn close(&self) -> u64 {
         lock(&self.pds).drain();
         self.owner.memory.drain().len() as u64
     }
+}
 
-    #[cfg(test)]
-    fn memory(&self) -> &MemoryTable {
-        &self.owner.memory
+#[cfg(test)]
+impl dyn EngineContext {
+    /// Keys of one of the software engine, for tests of what they open.
+    pub fn memory(&self) -> &MemoryTable {
+        let context: &dyn Any = self;
+        context.downcast_ref::<SoftContext>().unwrap().memory()
     }
 }

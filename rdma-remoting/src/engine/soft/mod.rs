@@ -12,6 +12,7 @@ mod fabric;
 mod gather;
 mod groups;
 mod local_copy;
+mod objects;
 mod qp;
 mod requester;
 mod responder;
@@ -38,6 +39,7 @@ use farlane_abi::rdma::{
     DeviceAttr, DeviceLimits, PortAttr,
 };
 use groups::{MEMBERS_OF_A_PORT, MEMBERSHIPS_OF_A_PORT};
+pub use objects::{SoftCq, SoftSrq};
 use std::sync::Arc;
 
 /// What it can do of what not every device can.

@@ -7,6 +7,7 @@ use super::context::Owner;
 use super::fabric::{Fabric, QpName};
 use super::groups::Groups;
 use super::local_copy::LocalCopy;
+use super::objects::{Receives, SoftCq};
 use super::requester::Requester;
 use super::target::Target;
 use super::transport::Transport;
@@ -37,14 +38,17 @@ pub struct SoftQp<C: Carrier = LocalCopy> {
 }
 
 impl SoftQp {
-    /// A queue pair in the reset state; none where there are `limit`.
+    /// A queue pair in the reset state.
+    ///
+    /// # Errors
+    /// `ENOMEM` where there are `limit`, `EINVAL` for objects of another engine.
     pub fn new(
         owner: &Owner,
         spec: QpSpec,
         transport: Transport,
         fabric: &Arc<Fabric>,
         limit: u32,
-    ) -> Option<Self> {
+    ) -> Result<Self, Errno> {
         let carrier = LocalCopy(Arc::clone(fabric));
         Self::over(carrier, owner, spec, transport, fabric, limit)
     }
@@ -52,6 +56,9 @@ impl SoftQp {
 
 impl<C: Carrier> SoftQp<C> {
     /// The same, whose messages go by this carrier.
+    ///
+    /// # Errors
+    /// Those of [`new`](SoftQp::new).
     pub fn over(
         carrier: C,
         owner: &Owner,
@@ -59,8 +66,12 @@ impl<C: Carrier> SoftQp<C> {
         transport: Transport,
         fabric: &Arc<Fabric>,
         limit: u32,
-    ) -> Option<Self> {
-        let (sends, recvs) = (spec.sends, spec.recvs);
+    ) -> Result<Self, Errno> {
+        let (sends, recvs) = (spec.sends, Receives::try_from(spec.recvs)?);
+        let (send_cq, recv_cq) = (
+            SoftCq::sink_of(spec.send_cq)?,
+            SoftCq::sink_of(spec.recv_cq)?,
+        );
         let of = &owner.spec;
         let target = fabric.add(of.address, limit, |number| {
             let common = QpCommon {
@@ -73,8 +84,8 @@ impl<C: Carrier> SoftQp<C> {
                 receiver: Arc::default(),
                 requesting: Requesting::new(spec.schedule),
                 signal_all: spec.signal_all,
-                send_cq: spec.send_cq,
-                recv_cq: spec.recv_cq,
+                send_cq,
+                recv_cq,
                 events: spec.events,
                 counters: Arc::clone(&of.counters),
                 limit: Arc::clone(&of.limit),
@@ -83,9 +94,10 @@ impl<C: Carrier> SoftQp<C> {
                 state: SharedState::default(),
             };
             Target::new(common, recvs)
-        })?;
+        });
+        let target = target.ok_or(Errno::ENOMEM)?;
         counters::count(&target.common.counters.queue_pairs, 1);
-        Some(Self {
+        Ok(Self {
             fabric: Arc::clone(fabric),
             target,
             attr: Mutex::new(QpAttr::default()),

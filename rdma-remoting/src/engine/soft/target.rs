@@ -1,9 +1,9 @@
 //! What a peer's requester reaches of a queue pair.
 
 use super::common::QpCommon;
+use super::objects::Receives;
 use super::responder::Responder;
 use crate::address::GroupGid;
-use crate::engine::Receives;
 use farlane_sys::sync::lock;
 use std::sync::{Mutex, MutexGuard};
 

@@ -16,9 +16,11 @@ use farlane_abi::rdma::{
     UC_TO_RTR, UC_TO_RTS, UD_TO_INIT, UD_TO_RTR, UD_TO_RTS, VerbsVersion, XRC_TARGET_TO_RTS,
 };
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use farlane_rdma_remoting::address::{AddressVector, Destination, GroupGid, QpNumber, Recipients};
+use farlane_rdma_remoting::address::{
+    AddressVector, AhHandle, Destination, GroupGid, QpNumber, Recipients,
+};
 use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
-use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::engine::soft::{SoftCq, SoftEngine, SoftSrq};
 use farlane_rdma_remoting::engine::{
     EngineQp, ContextSpec, EngineContext as _, PortAddress, QpSpec, Receives,
 };
@@ -122,7 +124,7 @@ enum Queues {
 struct Handles;
 
 impl ResolveAddress for Handles {
-    fn resolve(&self, handle: u32) -> Option<AddressVector> {
+    fn resolve(&self, handle: u32) -> Option<(AhHandle, AddressVector)> {
         let to = match handle {
             1 => Recipients::Port(Destination::Gid([0; 16])),
             2 => Recipients::Port(Destination::Gid([1; 16])),
@@ -131,13 +133,14 @@ impl ResolveAddress for Handles {
             4 => Recipients::Group(group()),
             _ => return None,
         };
-        Some(AddressVector {
+        let address = AddressVector {
             to,
             sl: 0,
             flow_label: 0,
             traffic_class: 0,
             hop_limit: 1,
-        })
+        };
+        Some((AhHandle::default(), address))
     }
 }
 
@@ -234,8 +237,8 @@ impl<'a> End<'a> {
             (domain, number)
         });
         let receives = match (&domain, &shared) {
-            (Some((domain, _)), _) => Receives::Domain(Arc::clone(domain)),
-            (None, Some(shared)) => Receives::Shared(Arc::clone(shared)),
+            (Some((domain, _)), _) => Receives::Domain(Arc::clone(domain) as _),
+            (None, Some(shared)) => Receives::Shared(SoftSrq::of(shared)),
             (None, None) => Receives::Own(Box::new(recvs)),
         };
         let context = ContextSpec {
@@ -251,8 +254,8 @@ impl<'a> End<'a> {
             pd: PdHandle(1),
             sends: Box::new(sends),
             recvs: receives,
-            send_cq: Arc::clone(&cq) as _,
-            recv_cq: cq,
+            send_cq: Some(SoftCq::new(cq.clone())),
+            recv_cq: Some(SoftCq::new(cq)),
             signal_all,
             schedule: Arc::new(|| ()),
             events: Box::new(|_| ()),

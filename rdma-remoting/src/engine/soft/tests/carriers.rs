@@ -10,7 +10,7 @@ use super::super::responder::{Arrival, Responder};
 use super::super::target::Target;
 use super::super::transfer::{Incoming, Refusal, Transfer};
 use super::*;
-use crate::address::{AddressVector, Datagram, GroupGid, Recipients};
+use crate::address::{AddressVector, AhHandle, Datagram, GroupGid, Recipients};
 use crate::counters::Counters;
 use crate::engine::{Budget, OPERATION_COST, Spending, Turn};
 use crate::memory::{Access, MemoryRegion, Part};
@@ -291,8 +291,8 @@ impl<C: Made> Side<C> {
             pd: PdHandle(1),
             sends: Box::new(LocalQueue::clone(&sends)),
             recvs: Receives::Own(Box::new(LocalQueue::clone(&recvs))),
-            send_cq: cq.clone(),
-            recv_cq: cq.clone(),
+            send_cq: Some(SoftCq::new(cq.clone())),
+            recv_cq: Some(SoftCq::new(cq.clone())),
             signal_all: true,
             schedule: Arc::new(|| ()),
             events: Box::new(|_| ()),
@@ -499,6 +499,7 @@ fn nobody_learns_of_what_is_lost<C: Made>(kind: u32) {
     let mut request = pair.request(Opcode::SendImm, length, 0);
     if kind == QPT_UD {
         request.target = RequestTarget::Datagram(Datagram {
+            handle: AhHandle::default(),
             address: AddressVector {
                 to: Recipients::Port(Destination::Gid(RawGid::default())),
                 sl: 0,

@@ -1,0 +1,159 @@
+//! Completion queues, shared receive queues and domains, as contexts of the software engine make
+//! them.
+//!
+//! A completion queue is its sink, and a message takes from a shared receive queue what lies in its
+//! ring: neither costs a message anything.
+
+use crate::completion_queue::{CompletionSink, NoCompletions};
+use crate::engine::{
+    EngineCq, EngineSrq, EngineXrcDomain, Progress, Receives as Named, SrqSpec, Turn,
+};
+use crate::request::{RecvWqe, SrqNumber};
+use crate::shared_receive_queue::SharedReceives;
+use crate::work_queue::WorkSource;
+use crate::xrc::XrcDomain;
+use farlane_abi::Errno;
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+/// An object of the software engine; `EINVAL` for one of another engine.
+fn own<T: Any + Send + Sync>(object: Arc<dyn Any + Send + Sync>) -> Result<Arc<T>, Errno> {
+    object.downcast().map_err(|_| Errno::EINVAL)
+}
+
+/// A completion queue.
+pub struct SoftCq {
+    sink: Arc<dyn CompletionSink>,
+}
+
+impl SoftCq {
+    /// One whose completions go there.
+    #[must_use]
+    pub fn new(sink: Arc<dyn CompletionSink>) -> Arc<Self> {
+        Arc::new(Self { sink })
+    }
+
+    /// Where completions of half a queue pair go; nowhere where it has none.
+    pub(super) fn sink_of(cq: Option<Arc<dyn EngineCq>>) -> Result<Arc<dyn CompletionSink>, Errno> {
+        Ok(match cq {
+            Some(cq) => Arc::clone(&own::<Self>(cq)?.sink),
+            None => Arc::new(NoCompletions),
+        })
+    }
+}
+
+impl fmt::Debug for SoftCq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SoftCq").finish_non_exhaustive()
+    }
+}
+
+impl EngineCq for SoftCq {
+    fn resize(&self, _: u32) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn destroy(&self) {}
+}
+
+impl EngineXrcDomain for XrcDomain {
+    fn destroy(&self) {}
+}
+
+/// A shared receive queue, and its place in a domain.
+#[derive(Debug)]
+pub struct SoftSrq {
+    receives: Arc<SharedReceives>,
+    domain: Option<(Arc<XrcDomain>, SrqNumber)>,
+}
+
+impl SoftSrq {
+    /// One of no domain.
+    #[must_use]
+    pub fn of(receives: &Arc<SharedReceives>) -> Arc<Self> {
+        Arc::new(Self {
+            receives: Arc::clone(receives),
+            domain: None,
+        })
+    }
+
+    pub(super) fn make(spec: SrqSpec) -> Result<Arc<Self>, Errno> {
+        let receives = SharedReceives::new(spec.source, spec.pd, spec.events);
+        let domain = spec.domain.map(|place| {
+            let domain = own::<XrcDomain>(place.domain)?;
+            let sink = SoftCq::sink_of(Some(place.cq))?;
+            let number = domain.add(&receives, sink);
+            Ok((domain, number))
+        });
+        Ok(Arc::new(Self {
+            receives,
+            domain: domain.transpose()?,
+        }))
+    }
+}
+
+impl EngineSrq for SoftSrq {
+    fn number(&self) -> Option<SrqNumber> {
+        self.domain.as_ref().map(|(_, number)| *number)
+    }
+
+    fn set_limit(&self, limit: u32) -> Result<(), Errno> {
+        self.receives.set_limit(limit);
+        Ok(())
+    }
+
+    fn limit(&self) -> u32 {
+        self.receives.limit()
+    }
+
+    fn progress(&self, _: Turn) -> Progress {
+        Progress {
+            worked: self.receives.pass_on(),
+            ..Progress::default()
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        self.receives.is_awaited()
+    }
+
+    fn watch(&self) {
+        self.receives.watch();
+    }
+
+    /// Only where somebody waits.
+    fn rest(&self) {
+        self.receives.rest();
+    }
+
+    fn destroy(&self) {
+        match &self.domain {
+            Some((domain, number)) => domain.remove(*number),
+            None => self.receives.close(),
+        }
+    }
+}
+
+/// Where a queue pair takes receive requests from.
+pub enum Receives {
+    /// Its own queue.
+    Own(Box<dyn WorkSource<RecvWqe>>),
+    /// A queue that others take from, too.
+    Shared(Arc<SharedReceives>),
+    /// Those of a domain: each message names one (IBTA annex A14).
+    Domain(Arc<XrcDomain>),
+}
+
+impl TryFrom<Named> for Receives {
+    type Error = Errno;
+
+    /// `EINVAL` for objects of another engine.
+    fn try_from(named: Named) -> Result<Self, Errno> {
+        Ok(match named {
+            Named::Own(source) => Self::Own(source),
+            Named::Shared(srq) => Self::Shared(Arc::clone(&own::<SoftSrq>(srq)?.receives)),
+            Named::Domain(domain) => Self::Domain(own(domain)?),
+        })
+    }
+}
