@@ -2,9 +2,9 @@
 //!
 //! A device pointer is no address of this process's own memory: file contents go through a buffer,
 //! and the driver copies, from pinned memory at the same time as the file is read or written.
-//! Copies are ordered as those of `cuMemcpy` are: after what is in the legacy default stream, and in
-//! the streams that wait for it. Where an application has a mapping of the device's BAR (gdrcopy),
-//! it registers that as [`soft`](super::Soft) instead.
+//! Copies are ordered as those of `cuMemcpy` are: after what is in the legacy default stream, and
+//! in the streams that wait for it. Where an application has a mapping of the device's BAR
+//! (gdrcopy), it registers that as [`soft`](super::Soft) instead.
 
 use super::Provider;
 use crate::lock::Lock;
