@@ -170,6 +170,13 @@ impl Worker {
     }
 }
 
+/// Its thread ends with it, also where the workers beside it could not start.
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
 impl WorkerState {
     fn list(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Context>>> {
         lock(&self.list)

@@ -182,6 +182,19 @@ pub trait Engine: Send + Sync {
 /// Where an engine learns of what others have done for it: an adapter's completions, a socket, a
 /// doorbell of another host. One worker, always the same, looks there in each of its rounds, and
 /// waits there when it sleeps.
+///
+/// Contexts are served by other workers, too, and queue pairs are paused and destroyed by any
+/// thread while [`take`](Self::take) goes on. What those calls promise holds against it, and is the
+/// engine's to keep:
+///
+/// * When [`pause(true)`](EngineQp::pause) has returned, nothing of that queue pair completes: what
+///   others have done for it meanwhile stays with the engine until it goes on.
+/// * When [`destroy`](EngineQp::destroy) has returned, nothing of that queue pair completes, ever:
+///   what there was of it is dropped, and so is what is done for it later. Nor is it scheduled.
+///
+/// So both wait for a `take` that has such a thing in hand: for no longer than that takes, since
+/// `take` itself waits for nobody. A source outlives all contexts; from the end of its worker on it
+/// is asked for nothing.
 pub trait EventSource: Send + Sync {
     /// Takes note of what there is, of so much at most as a turn may take: completions go to their
     /// queues, whoever waits is scheduled. Returns whether there was something.

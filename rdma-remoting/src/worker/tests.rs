@@ -4,11 +4,12 @@ mod hardware;
 
 use crate::context::Context;
 use crate::counters::Counters;
-use crate::engine::EventSource as _;
+use crate::engine::EventSource;
 use crate::ledger::Ledger;
 use crate::server::ServerConfig;
 use crate::testing::{Header, memory, open, port, region};
 use crate::verbs::CallHost;
+use crate::worker::Worker;
 use crate::{Port, Server};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::queue::{
@@ -23,6 +24,8 @@ use farlane_abi::rdma::{
 use farlane_sys::sync::lock;
 use farlane_zero_copy::SharedMemory;
 use hardware::{Driver, Hardware, Schedules};
+use std::fs::File;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -105,6 +108,36 @@ fn what_an_adapter_has_carried_out_wakes_the_worker() {
         let completion: Completion = completions.read(CQ_OFF_ENTRIES + at).unwrap();
         assert_eq!(completion.wr_id.get(), 7 + u64::from(round));
     }
+}
+
+/// A source whose descriptor cannot be watched.
+struct Unwatchable(File);
+
+impl EventSource for Unwatchable {
+    fn take(&self) -> bool {
+        false
+    }
+
+    fn arm(&self) {}
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[test]
+fn workers_end_where_one_cannot_start() {
+    let hardware = Hardware::new();
+    let file = File::open("/proc/self/exe").unwrap();
+    let sources: [Arc<dyn EventSource>; 2] =
+        [Arc::clone(&hardware) as _, Arc::new(Unwatchable(file))];
+    let started = [0, 1].map(|index| {
+        let source = Arc::clone(&sources[index]);
+        Worker::start(index, None, vec![source], Arc::default())
+    });
+    assert!(started[0].is_ok() && started[1].is_err());
+    drop((started, sources));
+    assert_eq!(Arc::strong_count(&hardware), 1, "its thread goes on");
 }
 
 /// A program of an engine over an adapter, in whose place the test gives turns: a queue pair for
