@@ -21,25 +21,32 @@ struct Stage<'a> {
     length: usize,
     chunk: usize,
     /// Whether the device copies to and from the buffer while this thread does something else.
-    is_pinned: bool,
+    is_alongside: bool,
     /// Whether it is copying.
     is_copying: bool,
     bounce: Bounce,
 }
 
 impl<'a> Stage<'a> {
-    fn new(provider: &'a dyn Provider, (address, length): (usize, usize)) -> Result<Self, Errno> {
+    fn new(
+        provider: &'a dyn Provider,
+        direction: Direction,
+        (address, length): (usize, usize),
+    ) -> Result<Self, Errno> {
         let quarter = (length / 4).next_multiple_of(sys::page_bytes());
         let chunk = quarter.clamp(CHUNK_MIN, CHUNK_MAX);
-        let bounce = Bounce::take(length.min(LARGE_BYTES))?;
-        let lasting = bounce.lasting().filter(|_| length > SMALL_BYTES);
+        // To memory that is not pinned little is copied slowly, too: 64 KiB from an H200 to a file
+        // went at 2.2 GB/s, and 3.3 through pinned memory.
+        let wants_pinned = length > SMALL_BYTES || direction == Direction::Write;
+        let bounce = Bounce::take(if wants_pinned { LARGE_BYTES } else { length })?;
+        let lasting = bounce.lasting().filter(|_| wants_pinned);
         let is_pinned = lasting.is_some_and(|buffer| provider.pin(address, buffer));
         Ok(Self {
             provider,
             address,
             length,
             chunk,
-            is_pinned,
+            is_alongside: is_pinned && length > chunk,
             is_copying: false,
             bounce,
         })
@@ -47,7 +54,7 @@ impl<'a> Stage<'a> {
 
     /// The chunk that begins `at` bytes into the memory: its buffer, empty at the end.
     fn buffer(&mut self, at: usize) -> &mut [u8] {
-        let is_odd = self.is_pinned && !(at / self.chunk).is_multiple_of(2);
+        let is_odd = self.is_alongside && !(at / self.chunk).is_multiple_of(2);
         let start = if is_odd { CHUNK_MAX } else { 0 };
         let length = self.chunk.min(self.length - at);
         self.bounce.bytes(start..start + length)
@@ -55,9 +62,10 @@ impl<'a> Stage<'a> {
 
     /// Copies the first `bytes` of the buffer of the chunk `at` to the device, or begins to.
     fn copy_in(&mut self, at: usize, bytes: usize) -> Result<(), Errno> {
-        let (provider, address, is_pinned) = (self.provider, self.address + at, self.is_pinned);
+        let (provider, address, is_alongside) =
+            (self.provider, self.address + at, self.is_alongside);
         let from = self.buffer(at).get(..bytes).unwrap_or_default();
-        if is_pinned {
+        if is_alongside {
             // SAFETY: registered memory, says `new`'s caller; the buffer is left alone until the
             // copy has ended.
             unsafe { provider.begin_copy_in(address, from) }?;
@@ -70,12 +78,13 @@ impl<'a> Stage<'a> {
 
     /// Copies the chunk `at` to its buffer, or begins to.
     fn copy_out(&mut self, at: usize) -> Result<(), Errno> {
-        let (provider, address, is_pinned) = (self.provider, self.address + at, self.is_pinned);
+        let (provider, address, is_alongside) =
+            (self.provider, self.address + at, self.is_alongside);
         let to = self.buffer(at);
         if to.is_empty() {
             return Ok(());
         }
-        if is_pinned {
+        if is_alongside {
             // SAFETY: as in `copy_in`.
             unsafe { provider.begin_copy_out(to, address) }?;
             self.is_copying = true;
@@ -134,7 +143,7 @@ impl<'a> Stage<'a> {
             while written < self.length {
                 self.finish()?;
                 let next = written + self.buffer(written).len();
-                if self.is_pinned {
+                if self.is_alongside {
                     self.copy_out(next)?;
                 }
                 let buffer = self.buffer(written);
@@ -146,7 +155,7 @@ impl<'a> Stage<'a> {
                 if moved < wanted {
                     break;
                 }
-                if !self.is_pinned {
+                if !self.is_alongside {
                     self.copy_out(next)?;
                 }
             }
@@ -176,7 +185,7 @@ pub(crate) fn transfer(
     memory: (usize, usize),
     offset: u64,
 ) -> Result<usize, Errno> {
-    let mut stage = Stage::new(provider, memory)?;
+    let mut stage = Stage::new(provider, direction, memory)?;
     let (moved, result) = match direction {
         Direction::Read => stage.read(fd, offset),
         Direction::Write => stage.write(fd, offset),
