@@ -6,7 +6,8 @@
 //! with the socket in which they lie. So they are closed on threads of their own. Where none can be
 //! started they stay open: until one can be, or one that was started before has time for them.
 //!
-//! To free memory waits for nobody: one thread does that for all.
+//! To free memory waits for nobody: one thread does that for all. How much waits for it is bounded
+//! by what was taken for that memory, not counted here: others may be before it.
 
 use crate::log_limit::LogLimit;
 use crate::sync::lock;
@@ -55,9 +56,8 @@ impl<K> Drop for State<K> {
 
 /// What one thread closes.
 struct Batch<K> {
-    sender: K,
-    /// What it counts as.
-    count: usize,
+    /// Of whose descriptors it counts as how many.
+    counted: Option<(K, usize)>,
     descriptors: Vec<OwnedFd>,
     taken: Box<dyn Send>,
 }
@@ -121,35 +121,31 @@ impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
     pub fn close(&self, sender: K, descriptors: Vec<OwnedFd>, taken: impl Send + 'static) {
         // Without any there is nothing to wait for.
         if !descriptors.is_empty() {
-            self.enqueue(Role::Closing, sender, descriptors, taken);
+            self.enqueue(sender, descriptors, taken);
             self.start();
         }
     }
 
-    /// Drops what takes long to free. It counts as a descriptor.
-    pub fn free(&self, sender: K, taken: impl Send + 'static) {
-        self.enqueue(Role::Freeing, sender, Vec::new(), taken);
+    /// Drops what takes long to free, and waits for nobody.
+    pub fn free(&self, taken: impl Send + 'static) {
+        self.enqueue_to_free(taken);
         self.start();
     }
 
-    fn enqueue(
-        &self,
-        role: Role,
-        sender: K,
-        descriptors: Vec<OwnedFd>,
-        taken: impl Send + 'static,
-    ) {
-        let count = descriptors.len().max(1);
+    fn enqueue(&self, sender: K, descriptors: Vec<OwnedFd>, taken: impl Send + 'static) {
         let mut state = self.0.state();
-        *state.counts.entry(sender.clone()).or_default() += count;
-        let queue = match role {
-            Role::Freeing => &mut state.to_free,
-            Role::Starting | Role::Closing => &mut state.waiting,
-        };
-        queue.push_back(Batch {
-            sender,
-            count,
+        *state.counts.entry(sender.clone()).or_default() += descriptors.len();
+        state.waiting.push_back(Batch {
+            counted: Some((sender, descriptors.len())),
             descriptors,
+            taken: Box::new(taken),
+        });
+    }
+
+    fn enqueue_to_free(&self, taken: impl Send + 'static) {
+        self.0.state().to_free.push_back(Batch {
+            counted: None,
+            descriptors: Vec::new(),
             taken: Box::new(taken),
         });
     }
@@ -215,14 +211,16 @@ impl<K: Hash + Eq> Closer<K> {
     }
 
     fn end(&self, batch: Batch<K>) {
-        let count = batch.count;
         drop(batch.descriptors);
         drop(batch.taken);
+        let Some((sender, count)) = batch.counted else {
+            return;
+        };
         let mut state = self.shared.state();
-        if let Some(open) = state.counts.get_mut(&batch.sender) {
+        if let Some(open) = state.counts.get_mut(&sender) {
             *open -= count;
             if *open == 0 {
-                state.counts.remove(&batch.sender);
+                state.counts.remove(&sender);
             }
         }
     }
@@ -264,7 +262,7 @@ mod tests {
         for _ in 0..3 {
             let (descriptors, ours) = descriptor();
             ends.push(ours);
-            closing.enqueue(Role::Closing, "sender", descriptors, ());
+            closing.enqueue("sender", descriptors, ());
             closers.extend(closing.next_closer());
             assert!(closing.next_closer().is_none());
         }
@@ -274,12 +272,12 @@ mod tests {
             closer.run();
             assert!(ends.iter().all(is_closed) && closing.next_closer().is_none());
         }
-        closing.enqueue(Role::Closing, "sender", descriptor().0, ());
+        closing.enqueue("sender", descriptor().0, ());
         assert!(closing.next_closer().is_some());
     }
 
     #[test]
-    fn what_takes_long_to_free_is_freed_by_one_other_thread_and_counts() {
+    fn what_takes_long_to_free_is_freed_by_one_other_thread() {
         use std::sync::mpsc;
         struct Freed(mpsc::Sender<std::thread::ThreadId>, mpsc::Receiver<()>);
         impl Drop for Freed {
@@ -291,13 +289,13 @@ mod tests {
         let (sender, freed) = mpsc::channel();
         let (goes_on, waits) = mpsc::channel();
         let (_, ends) = mpsc::channel();
-        let closing = Closing::default();
-        closing.free("sender", Freed(sender.clone(), waits));
+        let closing = Closing::<&str>::default();
+        closing.free(Freed(sender.clone(), waits));
         let thread = freed.recv().unwrap();
         assert_ne!(thread, std::thread::current().id());
-        closing.free("sender", Freed(sender, ends));
+        closing.free(Freed(sender, ends));
         assert!(closing.next_closer().is_none());
-        assert_eq!(closing.of(&"sender"), 2);
+        assert_eq!(closing.of(&"sender"), 0);
         drop(goes_on);
         assert_eq!(freed.recv(), Ok(thread));
     }
@@ -306,9 +304,9 @@ mod tests {
     fn what_was_to_be_freed_where_no_thread_could_be_started_is_freed_by_the_next() {
         let closing = Closing::default();
         let (sender, freed) = std::sync::mpsc::channel::<()>();
-        closing.enqueue(Role::Freeing, "sender", Vec::new(), sender);
+        closing.enqueue_to_free(sender);
         drop(closing.next_closer());
-        assert_eq!(closing.of(&"sender"), 1);
+        assert_eq!(closing.of(&"sender"), 0);
         assert!(freed.recv().is_err());
     }
 
@@ -316,10 +314,10 @@ mod tests {
     fn a_batch_does_not_wait_for_a_thread_that_is_busy() {
         let closing = Closing::default();
         let [(first, _), (second, _)] = [descriptor(), descriptor()];
-        closing.enqueue(Role::Closing, "sender", first, ());
+        closing.enqueue("sender", first, ());
         let mut busy = closing.next_closer().unwrap();
         let batch = busy.take().unwrap();
-        closing.enqueue(Role::Closing, "sender", second, ());
+        closing.enqueue("sender", second, ());
         closing.next_closer().unwrap().run();
         assert_eq!(closing.of(&"sender"), 1);
         busy.end(batch);
@@ -330,7 +328,7 @@ mod tests {
     fn a_thread_that_cannot_start_is_tried_again() {
         let closing = Closing::default();
         let (descriptors, ours) = descriptor();
-        closing.enqueue(Role::Closing, "sender", descriptors, ());
+        closing.enqueue("sender", descriptors, ());
         // As `spawn` does that fails.
         drop(closing.next_closer().unwrap());
         assert!(!is_closed(&ours));
@@ -343,7 +341,7 @@ mod tests {
         let closing = Closing::default();
         let (descriptors, ours) = descriptor();
         let taken = Arc::new(());
-        closing.enqueue(Role::Closing, "sender", descriptors, Arc::clone(&taken));
+        closing.enqueue("sender", descriptors, Arc::clone(&taken));
         drop(closing.next_closer().unwrap());
         drop(closing);
         assert!(!is_closed(&ours));

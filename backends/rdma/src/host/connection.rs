@@ -188,11 +188,10 @@ impl Connection {
     }
 
     fn end(&mut self, host: &HostState, id: ContextId) {
-        let sender = self.sender();
         if let Some(open) = self.open.take() {
             let _ = host.port.close(id);
             if !open.backings.is_empty() {
-                host.closing.free(sender, open.backings);
+                host.closing.free(open.backings);
             }
             log::debug!("Host process {} has closed its context", self.process.pid());
         }
@@ -233,7 +232,7 @@ impl Connection {
                         open.backings.insert(new.region, backing);
                     }
                     (Err(errno), Some(backing)) => {
-                        host.closing.free(sender, backing);
+                        host.closing.free(backing);
                         return Err(errno);
                     }
                     (attached, None) => attached?,
@@ -243,7 +242,7 @@ impl Connection {
             HostRequest::Detach { region } => {
                 open.context.detach(region)?;
                 if let Some(backing) = open.backings.remove(&region) {
-                    host.closing.free(sender, backing);
+                    host.closing.free(backing);
                 }
                 open.regions = open.regions.saturating_sub(1);
             }
@@ -314,7 +313,8 @@ impl Connection {
 }
 
 impl HostState {
-    /// Another descriptor of a file of memory, which is to be closed by another thread.
+    /// Another descriptor of a file of memory, which is to be closed by another thread. However many
+    /// wait for that, its process is heard: the share of the port's descriptors bounds them.
     fn keep(&self, file: &OwnedFd) -> Result<Backing, Errno> {
         let share = self.port.take(Resource::Descriptors, 1);
         Ok(Backing {

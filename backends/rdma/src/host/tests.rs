@@ -1,5 +1,9 @@
 use super::*;
-use farlane_abi::control::{OP_BIND_EVENT, OP_CLOSE, OP_PING, Reply, Request};
+use farlane_abi::arena::HEADER_SEGMENT_BYTES;
+use farlane_abi::config::ABI_VERSION;
+use farlane_abi::control::{
+    KIND_SEGMENT, OP_ATTACH, OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN, OP_PING, Reply, Request,
+};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_rdma_remoting::ServerConfig;
 use farlane_support::volatile_disk::{Caches, VolatileDisk};
@@ -113,6 +117,10 @@ fn send(client: &OwnedFd, op: u32, fds: &[BorrowedFd<'_>]) {
         op: op.into(),
         ..Request::default()
     };
+    send_request(client, &request, fds);
+}
+
+fn send_request(client: &OwnedFd, request: &Request, fds: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
@@ -183,6 +191,66 @@ fn descriptors_that_wait_to_be_closed_are_bounded() {
     assert!(held <= 3 * MAX_OF_PROCESS, "{held}");
     disk.release_closes();
     rig.await_closed(Sender::Process(pid()));
+}
+
+/// Frees nothing before its time.
+struct Freed(std::sync::mpsc::Receiver<()>);
+
+impl Drop for Freed {
+    fn drop(&mut self) {
+        let _ = self.0.recv();
+    }
+}
+
+/// To free memory takes as long as there is of it, and others may be before it.
+#[test]
+fn a_process_is_heard_however_much_memory_of_its_waits_to_be_freed() {
+    let mut rig = Rig::new();
+    let client = rig.connect();
+    let number = rig.host.next - 1;
+    let ask = |rig: &mut Rig, request: &Request, fds: &[BorrowedFd<'_>]| {
+        send_request(&client, request, fds);
+        rig.host.serve(number);
+        let mut reply = [0; size_of::<Reply>()];
+        let got = rustix::net::recv(&client, &mut reply, RecvFlags::DONTWAIT);
+        assert_eq!(got.map(|(got, _)| got), Ok(reply.len()), "{request:?}");
+        assert_eq!(Reply::read_from_bytes(&reply).unwrap().status.get(), 0);
+    };
+    let event = || rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    let (wake, bell) = (event(), event());
+    let open = Request {
+        op: OP_OPEN.into(),
+        region: ABI_VERSION.into(),
+        ..Request::default()
+    };
+    ask(&mut rig, &open, &[wake.as_fd(), bell.as_fd()]);
+    let (frees, waits) = std::sync::mpsc::channel();
+    rig.host.host.closing.free(Freed(waits));
+    for region in 1..200_u32 {
+        let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let memory = rustix::fs::memfd_create("memory", flags).unwrap();
+        rustix::fs::ftruncate(&memory, HEADER_SEGMENT_BYTES).unwrap();
+        let seals = rustix::fs::SealFlags::SHRINK;
+        rustix::fs::fcntl_add_seals(&memory, seals).unwrap();
+        let attach = Request {
+            op: OP_ATTACH.into(),
+            region: region.into(),
+            kind: KIND_SEGMENT.into(),
+            length: HEADER_SEGMENT_BYTES.into(),
+            ..Request::default()
+        };
+        ask(&mut rig, &attach, &[memory.as_fd()]);
+        // The first one is the header, which stays.
+        if region > 1 {
+            let detach = Request {
+                op: OP_DETACH.into(),
+                region: region.into(),
+                ..Request::default()
+            };
+            ask(&mut rig, &detach, &[]);
+        }
+    }
+    frees.send(()).unwrap();
 }
 
 fn pid() -> i32 {
