@@ -619,6 +619,47 @@ fn members_with_another_key_cost_the_sender_a_look_each() {
     }
 }
 
+/// Who may do no more for now waits for that where somebody is to have a copy, and for nobody else.
+#[test]
+fn members_with_another_key_keep_no_sender_waiting_who_is_at_a_limit() {
+    let other = QpAttr {
+        qkey: 9.into(),
+        ..Default::default()
+    };
+    let limits = [
+        Budget::UNBOUNDED.within(u64::MAX, 1),
+        Budget::UNBOUNDED.within(60, u64::MAX),
+    ];
+    for (length, budget) in [(60, limits[0]), (60, limits[1]), (0, limits[0])] {
+        let (_engine, sender, members) = sender_and_members(40);
+        for stranger in &members[1..39] {
+            stranger.qp.modify(QP_QKEY, &other).unwrap();
+        }
+        members[39].qp.detach(group(1)).unwrap();
+        post_to_group(&sender, 1, length);
+        let turn = Turn {
+            budget,
+            ..turn_of(0)
+        };
+        assert_eq!(sender.qp.progress(turn).used.operations, 1);
+        assert_eq!(sender.next(), Some((1, WC_STATUS_SUCCESS)));
+        // The last one is to have it, and is met in a turn in which nobody can.
+        members[39].qp.attach(group(1)).unwrap();
+        post_to_group(&sender, 2, length);
+        let first = sender.qp.progress(turn);
+        assert_eq!((first.used.operations, sender.next()), (1, None));
+        let limited = Turn {
+            budget: Budget::NO_OPERATION,
+            ..turn
+        };
+        assert!(!sender.qp.progress(limited).worked);
+        assert_eq!(got(&members).iter().sum::<usize>(), 2);
+        sender.qp.progress(turn);
+        assert_eq!(sender.next(), Some((2, WC_STATUS_SUCCESS)));
+        assert_eq!(got(&members)[39], 1);
+    }
+}
+
 #[test]
 fn a_port_fills_no_group_and_connections_are_in_none() {
     let engine = SoftEngine::new();

@@ -234,6 +234,12 @@ impl Spending {
         self.left.cost == 0 || self.left.bytes == 0
     }
 
+    /// Whether one that a request may not be for may be looked at, which is no operation.
+    #[must_use]
+    pub fn has_look(&self) -> bool {
+        self.left.cost > 0
+    }
+
     /// Whether a request may begin.
     #[must_use]
     pub fn has_operation(&self) -> bool {

@@ -35,6 +35,8 @@ enum Step {
     Done,
     /// More of it in the next turn.
     More,
+    /// Nothing of it in this turn: what is next of it is more than the budget.
+    Unpaid,
     /// Must be tried again: what is waited for.
     Wait(Wait),
     /// Nobody has received it, and its transport does not tell: completed.
@@ -55,12 +57,12 @@ struct Active {
 }
 
 impl Active {
-    /// Whether it has to wait for another budget: a message without bytes needs no more of it, but
-    /// each further copy is an operation.
+    /// Whether it has to wait for another budget: a message without bytes needs no more of it. What
+    /// the next member of a group needs is known when it was looked at.
     fn is_over(&self, budget: &Spending) -> bool {
         match &self.copies {
-            Some(copies) if copies.is_first_paid => !budget.has_operation(),
-            _ => budget.is_over() && self.transfer.is_left(),
+            Some(_) => !budget.has_look(),
+            None => budget.is_over() && self.transfer.is_left(),
         }
     }
 }
@@ -198,6 +200,10 @@ impl<C: Carrier> Requester<C> {
                 Step::Done | Step::Dropped => progress.worked = true,
                 Step::More => {
                     progress.worked = true;
+                    progress.more = true;
+                    break;
+                }
+                Step::Unpaid => {
                     progress.more = true;
                     break;
                 }

@@ -88,24 +88,30 @@ impl<C: Carrier> Requester<C> {
                     walk: carrier.walk(),
                     is_first_paid: false,
                 });
-                let mut has_looked = false;
+                let mut step = Step::Unpaid;
                 while is_to_group
                     && let Some((member, walk)) = carrier.next_member(group, copies.walk)
                 {
-                    let is_over = match copies.is_first_paid {
-                        true => !budget.has_operation(),
-                        false => has_looked && budget.is_over(),
-                    };
-                    if is_over {
-                        return Step::More;
+                    if !budget.has_look() {
+                        return step;
                     }
-                    has_looked = true;
-                    copies.walk = walk;
-                    // Strangers in a group use up nothing of what the sender's operator lets it do.
+                    // Strangers in a group use up nothing of what the sender's operator lets it do,
+                    // nor does it wait for that because of them.
                     let Some(mut session) = member.admit(&packet) else {
                         budget.passed_over();
+                        copies.walk = walk;
+                        step = Step::More;
                         continue;
                     };
+                    let is_paid = match copies.is_first_paid {
+                        true => budget.has_operation(),
+                        false => length == 0 || !budget.is_over(),
+                    };
+                    if !is_paid {
+                        return step;
+                    }
+                    copies.walk = walk;
+                    step = Step::More;
                     if std::mem::replace(&mut copies.is_first_paid, true) {
                         budget.begin();
                     }
