@@ -61,6 +61,8 @@ pub(crate) struct Ready<T: ?Sized> {
     rung: [u32; SUMMARY_WORDS],
     /// Slots of those that were scheduled and have not been called.
     scheduled: Vec<u32>,
+    /// Those that were removed and have something left to do: who has waited longest comes first.
+    leaving: VecDeque<Arc<T>>,
 }
 
 impl<T: ?Sized> Default for Ready<T> {
@@ -71,6 +73,7 @@ impl<T: ?Sized> Default for Ready<T> {
             timers: BTreeSet::new(),
             rung: [0; SUMMARY_WORDS],
             scheduled: Vec::new(),
+            leaving: VecDeque::new(),
         }
     }
 }
@@ -94,15 +97,25 @@ impl<T: Served + ?Sized> Ready<T> {
 
     /// Has it have no more.
     pub fn remove(&mut self, slot: u32) {
+        self.take(slot);
+    }
+
+    /// Has it have no more, but for what it has to do now. Its slot is free.
+    pub fn remove_when_done(&mut self, slot: u32) {
+        let one = self.take(slot).filter(|one| one.is_ready());
+        self.leaving.extend(one);
+    }
+
+    fn take(&mut self, slot: u32) -> Option<Arc<T>> {
         let place = self.members.get_mut(to_usize(slot.into()));
-        if let Some(member) = place.and_then(Option::take) {
-            if member.until.is_some() {
-                self.busy.retain(|&busy| busy != slot);
-            }
-            if let Some(timer) = member.timer {
-                self.timers.remove(&(timer, slot));
-            }
+        let member = place.and_then(Option::take)?;
+        if member.until.is_some() {
+            self.busy.retain(|&busy| busy != slot);
         }
+        if let Some(timer) = member.timer {
+            self.timers.remove(&(timer, slot));
+        }
+        Some(member.one)
     }
 
     /// Has nobody have any.
@@ -112,7 +125,8 @@ impl<T: Served + ?Sized> Ready<T> {
 
     /// All that there are.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<T>> {
-        self.members.iter().flatten().map(|member| &member.one)
+        let members = self.members.iter().flatten().map(|member| &member.one);
+        members.chain(&self.leaving)
     }
 
     /// It has turns from now until then, at least one.
@@ -207,15 +221,29 @@ impl<T: Served + ?Sized> Ready<T> {
         clock: impl Fn() -> C,
     ) -> Progress {
         self.call_due(look.now);
+        let left = self.turn_of_leaving(look, budget);
         if self.busy.is_empty() {
-            return self.left_over(Progress::default());
+            return self.left_over(left);
         }
         let mut busy = std::mem::take(&mut self.busy);
         let is_over = (busy.len() > 1).then(clock);
         let give = |slot, rest: &Budget, again| self.give(slot, look, rest, again);
-        let progress = round(&mut busy, budget, look.until, is_over, give);
+        let rest = budget.rest(left.used);
+        let progress = round(&mut busy, &rest, look.until, is_over, give);
         self.busy = busy;
-        self.left_over(progress)
+        self.left_over(left.and(progress))
+    }
+
+    /// A turn of one that was removed.
+    fn turn_of_leaving(&mut self, look: &Look, budget: &Budget) -> Progress {
+        let Some(one) = self.leaving.pop_front() else {
+            return Progress::default();
+        };
+        let came = one.turn(look.turn(*budget));
+        if one.is_ready() {
+            self.leaving.push_back(one);
+        }
+        came
     }
 
     /// With who has had no turn of those that are called, and when others come to have some.

@@ -16,7 +16,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
 
-/// Those that are told of new requests in a turn.
+/// Those that are told of new requests, or of the end, in a turn: about 10 us.
 const TOLD_IN_A_TURN: usize = 64;
 
 /// Told of asynchronous events, `EVENT_SRQ_*` of [`farlane_abi::rdma`].
@@ -107,7 +107,8 @@ impl SharedReceives {
     ///
     /// # Errors
     /// See [`QueueError`]. A bad request has been taken; any other error is for ever, and has those
-    /// scheduled that wait.
+    /// scheduled that wait: of very many some, and who is told of `EVENT_SRQ_ERR`
+    /// [passes it on](Self::pass_on) to the others.
     pub fn take(&self, into: &mut RecvWqe) -> Result<bool, QueueError> {
         let (taken, event) = {
             let mut queue = lock(&self.queue);
@@ -136,7 +137,7 @@ impl SharedReceives {
             (self.events)(event);
         }
         if event == Some(EVENT_SRQ_ERR) {
-            self.tell_all();
+            self.pass_on();
         }
         taken
     }
@@ -190,31 +191,33 @@ impl SharedReceives {
         queue.waiting.retain(|other| !other.ptr_eq(who));
     }
 
-    /// Has those scheduled that have waited longest, one for each request that can be taken: of
-    /// very many some. Returns whether there was one.
+    /// Has those scheduled that have waited longest, one for each request that can be taken, and all
+    /// where nothing can be any more: of very many some. Returns whether there was one.
     pub fn pass_on(&self) -> bool {
+        self.pass_on_to(TOLD_IN_A_TURN) > 0
+    }
+
+    /// The same, to so many at most. Returns how many there were.
+    pub(crate) fn pass_on_to(&self, most: usize) -> usize {
+        let most = most.min(TOLD_IN_A_TURN);
         let told: Vec<_> = {
             let mut queue = lock(&self.queue);
-            let count = queue.ready().min(queue.waiting.len()).min(TOLD_IN_A_TURN);
+            let count = queue.ready().min(queue.waiting.len()).min(most);
             queue.waiting.drain(..count).collect()
         };
         for who in told.iter().filter_map(Weak::upgrade) {
             who.schedule();
         }
-        !told.is_empty()
+        told.len()
     }
 
-    /// Nothing is taken from it any more, and those that wait are scheduled. When it returns its
-    /// source is gone, and with that its memory.
+    /// Nothing is taken from it any more, and those that wait are scheduled: of very many some, and
+    /// whoever closes it [passes it on](Self::pass_on) to the others. When it returns its source is
+    /// gone, and with that its memory.
     pub fn close(&self) {
         let source = lock(&self.queue).source.take();
         drop(source);
-        self.tell_all();
-    }
-
-    /// Nobody waits for what is over.
-    fn tell_all(&self) {
-        while self.pass_on() {}
+        self.pass_on();
     }
 
     /// Whether [`pass_on`](Self::pass_on) would find somebody.

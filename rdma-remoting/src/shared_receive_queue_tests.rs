@@ -1,8 +1,11 @@
 //! Who takes what, who is told, and how often.
 
+use crate::engine::soft::SoftSrq;
+use crate::engine::{Budget, EngineSrq as _, LOOK_COST};
 use crate::local::LocalQueue;
 use crate::memory::PdHandle;
 use crate::request::{RecvWqe, WqeError};
+use crate::round::Look;
 use crate::schedule::Schedule;
 use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::{QueueError, SharedSource, WorkSource};
@@ -13,6 +16,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
+use std::time::Instant;
 
 type Told = Arc<Mutex<Vec<u32>>>;
 
@@ -100,11 +104,38 @@ fn a_queue_that_makes_no_sense_is_dead_for_all_and_says_so_once() {
         assert_eq!(shared.take(&mut RecvWqe::default()), Err(ERROR));
     }
     assert_eq!(*lock(&told), [EVENT_SRQ_ERR]);
-    // Nobody waits for what will never come, nor for a turn of the queue, which nobody may ring.
-    assert!(waiters.iter().all(|waiter| waiter.count() == 1));
+    // Nobody waits for what will never come: all are told, and each turn tells what it can pay for.
+    all_are_told(&shared, &waiters);
     assert!(shared.is_ready() && !shared.is_awaited());
     shared.set_limit(100);
     assert_eq!(*lock(&told), [EVENT_SRQ_ERR]);
+}
+
+/// All who wait are told of the end, of which some know; the others in turns that are paid.
+fn all_are_told(shared: &Arc<SharedReceives>, waiters: &[Arc<Waiter>]) {
+    let count = || waiters.iter().filter(|waiter| waiter.count() > 0).count();
+    assert!((1..=64).contains(&count()), "{}", count());
+    let turn = |budget| {
+        let turn = Look::at(Instant::now()).turn(budget);
+        SoftSrq::of(shared).progress(turn)
+    };
+    while shared.is_awaited() {
+        let before = count();
+        let came = turn(Budget::new(7 * LOOK_COST));
+        assert!(came.worked && (1..=7).contains(&(count() - before)));
+        assert_eq!(came.used.cost / LOOK_COST, (count() - before) as u64);
+    }
+    assert!(!turn(Budget::UNBOUNDED).worked);
+    assert!(waiters.iter().all(|waiter| waiter.count() == 1));
+}
+
+#[test]
+fn all_who_wait_for_a_queue_that_is_closed_are_told_in_turns() {
+    let (shared, _, _) = shared();
+    let waiters: Vec<_> = (0..200).map(|_| Waiter::new()).collect();
+    waiters.iter().for_each(|waiter| waiter.wait(&shared));
+    shared.close();
+    all_are_told(&shared, &waiters);
 }
 
 /// A queue of bad requests.

@@ -237,7 +237,13 @@ impl Spending {
     /// Whether one that a request may not be for may be looked at, which is no operation.
     #[must_use]
     pub fn has_look(&self) -> bool {
-        self.left.cost > 0
+        self.looks() > 0
+    }
+
+    /// How many may be looked at.
+    #[must_use]
+    pub(crate) fn looks(&self) -> u64 {
+        self.left.cost.div_ceil(LOOK_COST)
     }
 
     /// Whether a request may begin.

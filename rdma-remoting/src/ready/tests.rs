@@ -134,6 +134,26 @@ fn those_who_rest_have_no_turns_until_they_are_rung() {
     assert_eq!(rig.turns().iter().sum::<usize>(), 0);
 }
 
+/// What it has to do is done beside whoever has its slot by then.
+#[test]
+fn who_is_removed_when_it_is_done_has_turns_until_then() {
+    let mut rig = Rig::new(2);
+    let next = Arc::<Fake>::default();
+    for (slot, work) in [(0, 3), (1, 0)] {
+        let gone = &rig.all[to_usize(u64::from(slot))];
+        gone.work.store(work, Ordering::Relaxed);
+        rig.ready.remove_when_done(slot);
+        rig.ready.insert(slot, Arc::clone(&next));
+    }
+    assert_eq!(rig.ready.iter().filter(|one| one.is_ready()).count(), 1);
+    for _ in 0..3 {
+        assert!(rig.turn().worked);
+    }
+    assert!(!rig.turn().worked);
+    assert_eq!(rig.turns(), [3, 0]);
+    assert_eq!(rig.ready.iter().count(), 2);
+}
+
 #[test]
 fn what_was_posted_before_the_process_knew_that_it_has_to_ring_is_found() {
     let mut rig = Rig::new(1);

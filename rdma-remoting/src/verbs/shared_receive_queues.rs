@@ -111,11 +111,13 @@ impl CallHost<'_> {
             if Arc::strong_count(object) > 1 {
                 return Err(Errno::EBUSY);
             }
-            let object = objects.srqs.remove(srq.get()).ok_or(Errno::EBADF)?;
-            self.context.ready().remove(object.turns.scheduled.slot());
-            object
+            objects.srqs.remove(srq.get()).ok_or(Errno::EBADF)?
         };
         object.turns.engine.destroy();
+        // Who waits for it is told of its end.
+        let mut ready = self.context.ready();
+        ready.remove_when_done(object.turns.scheduled.slot());
+        drop(ready);
         counters::uncount(&self.context.counters.shared_receive_queues, 1);
         Ok(())
     }

@@ -13,6 +13,8 @@ use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::WorkSource;
 use crate::xrc::XrcDomain;
 use farlane_abi::Errno;
+use farlane_abi::rdma::EVENT_SRQ_ERR;
+use farlane_abi::width::to_usize;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -79,7 +81,15 @@ impl SoftSrq {
     }
 
     pub(super) fn make(spec: SrqSpec) -> Result<Arc<Self>, Errno> {
-        let receives = SharedReceives::new(spec.source, spec.pd, spec.events);
+        let (tell, schedule) = (spec.events, spec.schedule);
+        let events = Box::new(move |kind| {
+            tell(kind);
+            if kind == EVENT_SRQ_ERR {
+                // Its turns tell whoever waits for it.
+                schedule.schedule();
+            }
+        });
+        let receives = SharedReceives::new(spec.source, spec.pd, events);
         let domain = spec.domain.map(|place| {
             let domain = own::<XrcDomain>(place.domain)?;
             let sink = SoftCq::sink_of(Some(place.cq))?;
@@ -107,9 +117,14 @@ impl EngineSrq for SoftSrq {
         self.receives.limit()
     }
 
-    fn progress(&self, _: Turn) -> Progress {
+    /// Each that it tells costs a look.
+    fn progress(&self, turn: Turn) -> Progress {
+        let mut budget = turn.budget.spend();
+        let told = self.receives.pass_on_to(to_usize(budget.looks()));
+        (0..told).for_each(|_| budget.passed_over());
         Progress {
-            worked: self.receives.pass_on(),
+            worked: told > 0,
+            used: budget.used(),
             ..Progress::default()
         }
     }

@@ -514,6 +514,82 @@ fn the_last_event_of_each_queue_pair_comes_however_many_there_are() {
     }
 }
 
+/// Many wait for one queue, and its end is told to some of them in a turn.
+#[test]
+fn all_who_wait_learn_that_a_queue_makes_no_sense() {
+    const QPS: u32 = 150;
+    const MORE: u32 = 2;
+    let server = Server::without_workers();
+    let [a, b] = [1, 2].map(|at| Program::start(&port(&server, at)));
+    let (own, srq) = (a.srq(1), b.srq(1));
+    let more = [&a, &b].map(|program| {
+        let (theirs, ours) = shared("more", u64::from(QPS + 8) * PAGE_BYTES);
+        program
+            .context
+            .attach_segment(region(MORE), theirs)
+            .unwrap();
+        let cq = program.host().create_cq(CreateCq {
+            entries: 256.into(),
+            region: MORE.into(),
+            offset: u32::try_from(page(QPS)).unwrap().into(),
+            ..Default::default()
+        });
+        (ours, cq.unwrap())
+    });
+    let create = |program: &Program, at, cq, srq| {
+        let made = program.host().create_qp_ex(CreateQpEx {
+            base: CreateQp {
+                pd: program.pd,
+                send_cq: cq,
+                recv_cq: cq,
+                qp_type: QPT_RC.into(),
+                send_wr: 4.into(),
+                send_sge: 1.into(),
+                region: MORE.into(),
+                offset: u32::try_from(page(at)).unwrap().into(),
+                ..Default::default()
+            },
+            srq,
+            ..Default::default()
+        });
+        made.unwrap()
+    };
+    let senders = (0..QPS).map(|at| {
+        let (from, to) = (
+            create(&a, at, more[0].1, own),
+            create(&b, at, more[1].1, srq),
+        );
+        a.connect(from.handle, &b, to.qp_num);
+        b.connect(to.handle, &a, from.qp_num);
+        let entry = SendEntry {
+            opcode: OP_SEND,
+            flags: SEND_SIGNALED,
+            ..Default::default()
+        };
+        more[0].0.write(page(at) + QP_OFF_ENTRIES, &entry).unwrap();
+        from.handle
+    });
+    let senders: Vec<_> = senders.collect();
+    let send = |at: u32, qp: &Handle| {
+        let produced = more[0].0.word(page(at) + QP_OFF_SEND_PRODUCED).unwrap();
+        produced.store(1, Ordering::SeqCst);
+        ring(&a, slot_of(qp.get()).unwrap());
+    };
+    let (last, others) = senders.split_last().unwrap();
+    (0..).zip(others).for_each(|(at, qp)| send(at, qp));
+    Program::settle(&[&a, &b]);
+    let failed = || {
+        let state = |qp: &&Handle| a.host().query_qp(**qp).unwrap().qp_state;
+        senders.iter().filter(|qp| state(qp) == QPS_ERR).count()
+    };
+    assert_eq!(failed(), 0);
+    // A message meets it; nobody has rung the queue.
+    b.set(1, QP_OFF_RECV_PRODUCED, 77);
+    send(QPS - 1, last);
+    Program::settle(&[&a, &b]);
+    assert_eq!(failed(), senders.len());
+}
+
 /// As a process does that reads that the backend does not look.
 fn ring(program: &Program, bit: u32) {
     let set = |base: usize, bit: u32| {

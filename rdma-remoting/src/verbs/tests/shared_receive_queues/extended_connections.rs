@@ -12,6 +12,11 @@ const TARGET: u32 = 3;
 impl Program {
     /// An initiator's queue pair, or a target's, by its type.
     fn extended(&self, qp_type: u32, at: u32, xrcd: Handle) -> Qp {
+        self.extended_in((QUEUES, at), qp_type, xrcd)
+    }
+
+    /// The same, whose queue is at a page of that region.
+    fn extended_in(&self, (region, at): (u32, u32), qp_type: u32, xrcd: Handle) -> Qp {
         let (pd, cq) = match qp_type {
             QPT_XRC_RECV => (0.into(), 0.into()),
             _ => (self.pd, self.cq),
@@ -24,7 +29,7 @@ impl Program {
                 qp_type: qp_type.into(),
                 send_wr: 4.into(),
                 send_sge: 1.into(),
-                region: QUEUES.into(),
+                region: region.into(),
                 offset: u32::try_from(page(at)).unwrap().into(),
                 ..Default::default()
             },
@@ -38,6 +43,10 @@ impl Program {
     fn extended_pair(&self, xrcd: Handle) -> Qp {
         let initiator = self.extended(QPT_XRC_SEND, INITIATOR, 0.into());
         let target = self.extended(QPT_XRC_RECV, TARGET, xrcd);
+        self.connect_pair(initiator, target)
+    }
+
+    fn connect_pair(&self, initiator: Qp, target: Qp) -> Qp {
         let (send, receive) = ([UC_TO_RTR, QP_TO_RTS], [QP_TO_RTR, XRC_TARGET_TO_RTS]);
         self.connect_by(initiator.handle, self, target.qp_num, send);
         self.connect_by(target.handle, self, initiator.qp_num, receive);
@@ -103,6 +112,55 @@ fn an_initiator_invalidates_a_key_of_its_own() {
     p.post(&initiator, &entry, &SendTail::default());
     assert_eq!(p.completions(), [(7, 0)]);
     p.host().dereg_mr(behind.handle).unwrap();
+}
+
+/// Many wait for one queue of a domain, and its end is told to some of them in a turn.
+#[test]
+fn all_who_wait_learn_that_a_queue_of_a_domain_was_destroyed() {
+    const PAIRS: u32 = 150;
+    const MORE: u32 = 2;
+    let server = Server::without_workers();
+    let p = Program::start(&port(&server, 1));
+    let (theirs, more) = shared("more", u64::from(2 * PAIRS) * PAGE_BYTES);
+    p.context.attach_segment(region(MORE), theirs).unwrap();
+    let xrcd = p.host().open_xrcd(()).unwrap();
+    let create = CreateSrq {
+        xrcd,
+        cq: p.cq,
+        ..p.create_srq(1)
+    };
+    let srq = p.host().create_srq(create).unwrap();
+    let initiators = (0..PAIRS).map(|at| {
+        let initiator = p.extended_in((MORE, 2 * at), QPT_XRC_SEND, 0.into());
+        let target = p.extended_in((MORE, 2 * at + 1), QPT_XRC_RECV, xrcd);
+        p.connect_pair(initiator, target);
+        let entry = SendEntry {
+            opcode: OP_SEND,
+            flags: SEND_TAIL,
+            ..Default::default()
+        };
+        let tail = SendTail {
+            a: u64::from(srq.number.get()).into(),
+            ..Default::default()
+        };
+        let entries = page(2 * at) + QP_OFF_ENTRIES;
+        more.write(entries, &entry).unwrap();
+        more.write(entries + size_of::<SendEntry>(), &tail).unwrap();
+        let produced = more.word(page(2 * at) + QP_OFF_SEND_PRODUCED).unwrap();
+        produced.store(1, Ordering::SeqCst);
+        ring(&p, slot_of(initiator.handle.get()).unwrap());
+        initiator.handle
+    });
+    let initiators: Vec<_> = initiators.collect();
+    Program::settle(&[&p]);
+    let failed = || {
+        let state = |qp: &&Handle| p.host().query_qp(**qp).unwrap().qp_state;
+        initiators.iter().filter(|qp| state(qp) == QPS_ERR).count()
+    };
+    assert_eq!(failed(), 0);
+    p.host().destroy_srq(srq.handle).unwrap();
+    Program::settle(&[&p]);
+    assert_eq!(failed(), initiators.len());
 }
 
 #[test]
