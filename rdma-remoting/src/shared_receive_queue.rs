@@ -191,8 +191,8 @@ impl SharedReceives {
         queue.waiting.retain(|other| !other.ptr_eq(who));
     }
 
-    /// Has those scheduled that have waited longest, one for each request that can be taken, and all
-    /// where nothing can be any more: of very many some. Returns whether there was one.
+    /// Has those scheduled that have waited longest, one for each request that can be taken, and
+    /// all where nothing can be any more: of very many some. Returns whether there was one.
     pub fn pass_on(&self) -> bool {
         self.pass_on_to(TOLD_IN_A_TURN) > 0
     }

@@ -313,8 +313,8 @@ impl Connection {
 }
 
 impl HostState {
-    /// Another descriptor of a file of memory, which is to be closed by another thread. However many
-    /// wait for that, its process is heard: the share of the port's descriptors bounds them.
+    /// Another descriptor of a file of memory, which is to be closed by another thread. However
+    /// many wait for that, its process is heard: the port's share of descriptors bounds them.
     fn keep(&self, file: &OwnedFd) -> Result<Backing, Errno> {
         let share = self.port.take(Resource::Descriptors, 1);
         Ok(Backing {
