@@ -270,8 +270,8 @@ struct Tenant<T> {
     deficit: Deficit,
     arrears: Arrears,
     throughput: Arc<Throughput>,
-    /// It had more to do than its last turn.
-    more: bool,
+    /// It had more to do than its last turn, most of which went to what has limits.
+    waits: bool,
     /// Until when it counts as one that had something to do lately.
     lately: Option<Instant>,
 }
@@ -329,7 +329,7 @@ impl<T: Clone> Tenants<T> {
                 deficit: Deficit::default(),
                 arrears: Arrears::default(),
                 throughput: throughput(&list[0]),
-                more: false,
+                waits: false,
                 lately: None,
             };
             let mut tenant = at.map_or_else(none, |at| before.swap_remove(at));
@@ -339,7 +339,7 @@ impl<T: Clone> Tenants<T> {
         self.interrupted();
         // Nothing of theirs waits for this worker any more.
         for gone in before {
-            let change = (gone.more, false);
+            let change = (gone.waits, false);
             gone.throughput.carried(Usage::default(), change);
         }
     }
@@ -428,8 +428,14 @@ impl<T: Clone> Tenants<T> {
             let rota = &mut tenant.rota;
             let mut came = rota.turn(&its, &budget, &mut idle, clock, &mut turn);
             tenant.deficit.settle(came.used, came.more);
-            let had_more = std::mem::replace(&mut tenant.more, came.more);
-            let change = (had_more, came.more);
+            // A turn that went to something else, or in which it waited for tokens, is not what
+            // keeps it from using them.
+            let could_use = match until {
+                None => came.used.is_mostly_limited(),
+                Some(_) => tenant.waits,
+            };
+            let waits = came.more && could_use;
+            let change = (std::mem::replace(&mut tenant.waits, waits), waits);
             tenant.throughput.carried(came.used, change);
             // One of a word that is in use takes as long as many.
             let its_looks = came.idle.max(to_usize(came.used.cost / LOOK_COST)).max(1);

@@ -101,7 +101,7 @@ struct Buckets {
     operations: Option<Bucket>,
     /// Since when it waits for tokens, and until when.
     waits: Option<(Instant, Instant)>,
-    /// Workers that had more to do for it than its last turn there.
+    /// Workers for which it waits.
     waiting: usize,
 }
 
@@ -184,16 +184,17 @@ impl Throughput {
         Ok(Budget::UNBOUNDED.within(bytes, operations))
     }
 
-    /// It has carried so much out at a worker; whether it had more to do there before, and has now.
-    pub(crate) fn carried(&self, used: Usage, (had_more, has_more): (bool, bool)) {
+    /// It has carried so much out at a worker; whether it waited for that one before, and does now:
+    /// it has more to do than its turn, which went to what has limits.
+    pub(crate) fn carried(&self, used: Usage, (waited, waits): (bool, bool)) {
         if used.bytes > 0 || used.operations > 0 {
             count(&self.bytes, used.bytes);
             count(&self.operations, used.operations);
         }
         if let Some(buckets) = &self.buckets {
             let mut buckets = lock(buckets);
-            let waiting = buckets.waiting + usize::from(has_more);
-            buckets.waiting = waiting.saturating_sub(had_more.into());
+            let waiting = buckets.waiting + usize::from(waits);
+            buckets.waiting = waiting.saturating_sub(waited.into());
             if let Some(bytes) = &mut buckets.bytes {
                 bytes.tokens -= i128::from(used.bytes);
             }

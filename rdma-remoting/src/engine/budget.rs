@@ -43,6 +43,13 @@ impl Usage {
         }
     }
 
+    /// Whether half of its cost at least is that of bytes and requests, for which there are limits.
+    #[must_use]
+    pub(crate) fn is_mostly_limited(&self) -> bool {
+        let operations = self.operations.saturating_mul(OPERATION_COST);
+        self.bytes.saturating_add(operations) >= self.cost / 2
+    }
+
     /// At least so much.
     #[must_use]
     pub(crate) fn at_least(self, cost: u64) -> Self {

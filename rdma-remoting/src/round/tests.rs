@@ -282,9 +282,14 @@ fn a_tenant_that_nobody_serves_has_a_rest() {
     let set = |tenants: &mut Tenants<usize>, all: &[usize]| {
         tenants.set(all, |_, _| true, |one| *one, |_| Arc::clone(&throughput));
     };
-    let waits = |_: &usize, _: &Look, _: &Budget| Progress {
-        more: true,
-        ..Progress::default()
+    let waits = |_: &usize, _: &Look, budget: &Budget| {
+        let mut budget = budget.spend();
+        budget.begin();
+        Progress {
+            more: true,
+            used: budget.used(),
+            ..Progress::default()
+        }
     };
     for stays in [true, false] {
         set(&mut tenants, &[1]);
@@ -296,6 +301,58 @@ fn a_tenant_that_nobody_serves_has_a_rest() {
         let most = if stays { 1000 } else { 20 };
         let budget = Budget::UNBOUNDED.within(u64::MAX, most);
         assert_eq!(throughput.allowance(look.now), Ok(budget));
+    }
+}
+
+/// What a turn goes to that has no limit, such as flushing, keeps nobody from what has one; nor
+/// does a wait for tokens begin a rest.
+#[test]
+fn who_has_more_to_do_that_is_not_limited_has_a_rest() {
+    let flushed = {
+        let mut budget = Budget::UNBOUNDED.spend();
+        budget.flushed(999);
+        budget.used()
+    };
+    let carried_out = |count: u32| {
+        let mut budget = Budget::UNBOUNDED.spend();
+        (0..count).for_each(|_| budget.begin());
+        budget.used()
+    };
+    let begin = Rig::new(0).look;
+    for (used, most) in [
+        (carried_out(5), 1000),
+        (carried_out(2).and(flushed), 20),
+        (carried_out(300).and(flushed), 1000),
+        (flushed, 20),
+        (Usage::default(), 20),
+    ] {
+        let rates = Rates {
+            operations: NonZeroU64::new(1000),
+            ..Rates::default()
+        };
+        let throughput = Arc::new(Throughput::new(rates, begin.now));
+        let mut tenants = Tenants::default();
+        tenants.set(&[1], |_, _| true, |one| *one, |_| Arc::clone(&throughput));
+        let mut look = begin;
+        let poll = |_: &usize, _: &Look, budget: &Budget| Progress {
+            worked: true,
+            used: match budget.spend().has_operation() {
+                true => used,
+                false => Usage::default(),
+            },
+            more: true,
+            ..Progress::default()
+        };
+        for _ in 0..2 {
+            // The second one is of who waits for tokens, where so many were used.
+            tenants.turn(&look, || look.now, poll);
+        }
+        look.now += Duration::from_secs(9);
+        while let Err(until) = throughput.allowance(look.now) {
+            look.now = until + Duration::from_secs(9);
+        }
+        let budget = Budget::UNBOUNDED.within(u64::MAX, most);
+        assert_eq!(throughput.allowance(look.now), Ok(budget), "{used:?}");
     }
 }
 
