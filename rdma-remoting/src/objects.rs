@@ -10,7 +10,7 @@ use crate::ready::Served;
 use crate::request::MemoryKey;
 use crate::segment::Part;
 use crate::table::Table;
-use farlane_abi::queue::{QP_OFF_BACKEND_STATE, SrqLayout};
+use farlane_abi::queue::QP_OFF_BACKEND_STATE;
 use farlane_abi::rdma::{MAX_QPS, MAX_SRQS, VerbsVersion};
 use farlane_worker::wake;
 use farlane_zero_copy::PoolBuffer;
@@ -112,7 +112,8 @@ impl Served for QpObject {
 /// A shared receive queue, what it uses, and the memory it lies in.
 pub(crate) struct SrqObject {
     pub turns: Arc<SrqTurns>,
-    pub layout: SrqLayout,
+    /// Requests that it has room for.
+    pub room: AtomicU32,
     /// Elements of a request.
     pub elements: u32,
     pub in_domain: Option<InDomain>,

@@ -390,7 +390,7 @@ impl Head {
         let known = SEND_SIGNALED | SEND_SOLICITED | SEND_FENCE | SEND_INLINE;
         let known = match version {
             VerbsVersion::V1 => known,
-            VerbsVersion::V2 => known | SEND_TAIL,
+            VerbsVersion::V2 | VerbsVersion::V3 => known | SEND_TAIL,
         };
         if entry.flags & !known != 0 {
             return Err(WqeError::Flags(entry.flags));

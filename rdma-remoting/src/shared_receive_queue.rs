@@ -8,7 +8,7 @@ use crate::memory::PdHandle;
 use crate::request::RecvWqe;
 use crate::schedule::Schedule;
 use crate::sync::{Mutex, lock};
-use crate::work_queue::{QueueError, SharedSource};
+use crate::work_queue::{Entries, QueueError, SharedSource};
 use farlane_abi::rdma::{EVENT_SRQ_ERR, EVENT_SRQ_LIMIT_REACHED};
 use farlane_abi::width::to_usize;
 use std::collections::VecDeque;
@@ -161,6 +161,18 @@ impl SharedReceives {
         if passes {
             (self.events)(EVENT_SRQ_LIMIT_REACHED);
         }
+    }
+
+    /// Has the requests that are posted from now on lie elsewhere: as [`SharedSource::move_to`].
+    /// `None`, too, where that is less than the limit, or nothing can be taken any more.
+    #[must_use]
+    pub fn move_to(&self, to: Entries) -> Option<u32> {
+        let mut queue = lock(&self.queue);
+        let is_below = queue.limit.is_some_and(|limit| limit.get() > to.count());
+        if is_below || queue.is_over() {
+            return None;
+        }
+        queue.source.as_mut()?.move_to(to).ok().flatten()
     }
 
     /// The limit; zero where there is none, or it was told of.

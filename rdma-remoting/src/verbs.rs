@@ -24,8 +24,8 @@ use farlane_abi::ids::RegionId;
 use farlane_abi::rdma::{
     AllocBuffer, AllocMw, Buffer, CreateAh, CreateCq, CreateQp, CreateQpEx, CreateSrq, DeviceAttr,
     DeviceLimits, Gid, Handle, MAX_QPS, MAX_SRQS, McastGroup, ModifyQp, ModifySrq, Mr, Mw,
-    PortAttr, Qp, QpAttr, QueryGid, RegMr, ReregMr, ResizeCq, Srq, SrqAttr, Verbs, VerbsVersion,
-    VersionRange,
+    PortAttr, Qp, QpAttr, QueryGid, RegMr, ReregMr, ResizeCq, ResizeSrq, Srq, SrqAttr, Verbs,
+    VerbsVersion, VersionRange,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
@@ -133,7 +133,8 @@ impl Verbs for CallHost<'_> {
         if self.context.on_demand {
             on_demand::announce(&mut attr);
         }
-        Ok(attr)
+        let version = self.context.objects().version.unwrap_or_default();
+        Ok(attr.of_version(version))
     }
 
     fn create_ah(&mut self, args: CreateAh) -> Result<Handle, Errno> {
@@ -306,6 +307,11 @@ impl Verbs for CallHost<'_> {
 
     fn modify_srq(&mut self, args: ModifySrq) -> Result<(), Errno> {
         self.change_srq(&args)
+    }
+
+    fn resize_srq(&mut self, args: ResizeSrq) -> Result<U32, Errno> {
+        self.require(VerbsVersion::V3)?;
+        self.move_srq(&args)
     }
 
     fn query_srq(&mut self, srq: Handle) -> Result<SrqAttr, Errno> {

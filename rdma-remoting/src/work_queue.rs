@@ -2,6 +2,7 @@
 
 use crate::request::{Addressing, RecvWqe, SendFormat, SendWqe, WorkRequest, WqeError};
 use crate::ring::Place;
+use crate::segment::Part;
 use farlane_abi::queue::{
     MAX_INLINE_BYTES, MAX_SGE, QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED,
     QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry,
@@ -9,6 +10,7 @@ use farlane_abi::queue::{
 };
 use farlane_worker::wake;
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use thiserror::Error;
 
@@ -58,6 +60,41 @@ pub trait SharedSource: WorkSource<RecvWqe> {
     /// Who posts has to ring from now on, or need not any more. Whoever wants rings looks once more
     /// after this.
     fn want_rings(&self, wanted: bool);
+    /// Has the requests that are posted from now on lie elsewhere. Those that wait stay where they
+    /// are; returns the number of the first that does not. `None` where more wait than there is
+    /// room for from now on, or it does not lie in shared memory.
+    ///
+    /// # Errors
+    /// [`QueueError::Index`] of a queue that makes no sense.
+    fn move_to(&mut self, _to: Entries) -> Result<Option<u32>, QueueError> {
+        Ok(None)
+    }
+}
+
+/// Room for requests of a shared receive queue, at the distance that they have where they lie now.
+#[derive(Debug)]
+pub struct Entries {
+    part: Part,
+    /// A power of two.
+    count: u32,
+}
+
+impl Entries {
+    /// The beginning of `part`.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] where that is shorter than the layout needs.
+    pub(crate) fn new(part: Part, layout: &SrqLayout) -> Result<Self, OutOfBounds> {
+        part.memory.require(layout.entries_bytes())?;
+        let count = layout.entries;
+        Ok(Self { part, count })
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.count
+    }
 }
 
 const MAX_SEND_STRIDE: usize = {
@@ -78,6 +115,20 @@ pub struct SharedQueue<W: WorkRequest, const N: usize> {
     taken: u32,
     /// Requests whose place was given back so far.
     retired: u32,
+    /// Where entries lie that come, once they were [moved](Self::move_entries).
+    moved: Option<Part>,
+    /// Where those lie that were there before that, oldest first.
+    before: VecDeque<Before>,
+}
+
+/// Entries of a queue from before it was moved.
+struct Before {
+    /// Number of the first request behind them.
+    until: u32,
+    /// Where they lie; where the queue's words do, where there is none.
+    part: Option<Part>,
+    /// Of the entries.
+    place: Place,
 }
 
 /// The send queue of a queue pair in shared memory.
@@ -103,7 +154,43 @@ impl<W: WorkRequest, const N: usize> SharedQueue<W, N> {
             place,
             taken: 0,
             retired: 0,
+            moved: None,
+            before: VecDeque::new(),
         }
+    }
+
+    /// As [`SharedSource::move_to`].
+    fn move_entries(
+        &mut self,
+        Entries { part, count }: Entries,
+    ) -> Result<Option<u32>, QueueError> {
+        let first = self.produced()?;
+        if first.wrapping_sub(self.retired) > count {
+            return Ok(None);
+        }
+        let place = self.place;
+        (self.place.entries_at, self.place.entries) = (0, count);
+        let part = self.moved.replace(part);
+        // Nothing lies where nothing was posted since the time before.
+        let waits_from = self.before.back().map_or(self.taken, |before| before.until);
+        if waits_from != first {
+            self.before.push_back(Before {
+                until: first,
+                part,
+                place,
+            });
+        }
+        Ok(Some(first))
+    }
+
+    /// Where the next request lies.
+    fn next(&self) -> (&SharedMemory, usize) {
+        let (part, place) = match self.before.front() {
+            Some(before) => (&before.part, &before.place),
+            None => (&self.moved, &self.place),
+        };
+        let memory = part.as_ref().map_or(&self.memory, |part| &part.memory);
+        (memory, place.entry(self.taken))
     }
 
     fn produced(&self) -> Result<u32, QueueError> {
@@ -138,9 +225,12 @@ impl<W: WorkRequest, const N: usize> WorkSource<W> for SharedQueue<W, N> {
         }
         let mut buffer = [0; N];
         let entry = &mut buffer[..self.place.stride.min(N)];
-        let at = self.place.entry(self.taken);
-        self.memory.read_bytes(at, entry)?;
+        let (memory, at) = self.next();
+        memory.read_bytes(at, entry)?;
         self.taken = self.taken.wrapping_add(1);
+        if self.before.front().is_some_and(|b| b.until == self.taken) {
+            self.before.pop_front();
+        }
         into.parse_as(&self.format, entry)?;
         Ok(true)
     }
@@ -157,12 +247,17 @@ impl<W: WorkRequest, const N: usize> WorkSource<W> for SharedQueue<W, N> {
     fn discard(&mut self) {
         if let Ok(word) = self.memory.word(self.place.produced_at) {
             self.taken = word.load(Ordering::Acquire);
+            self.before.clear();
             self.give_back(self.taken);
         }
     }
 }
 
 impl SharedSource for SharedRecvQueue {
+    fn move_to(&mut self, to: Entries) -> Result<Option<u32>, QueueError> {
+        self.move_entries(to)
+    }
+
     fn queued(&self) -> u32 {
         self.produced()
             .map_or(1, |produced| produced.wrapping_sub(self.taken))

@@ -1,15 +1,17 @@
-//! Completion queues that are resized and memory that is registered anew, while they are in use.
+//! Completion queues and shared receive queues that are resized and memory that is registered anew,
+//! while they are in use.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use common::{Backend, End, connect, context, until};
+use common::{Backend, End, connect, connect_to, context, until};
 use farlane_abi::Errno;
-use farlane_abi::queue::{OP_RDMA_WRITE, SEND_SIGNALED, WC_STATUS_REM_ACCESS_ERR};
+use farlane_abi::queue::{OP_RDMA_WRITE, OP_SEND, SEND_SIGNALED, WC_STATUS_REM_ACCESS_ERR};
 use farlane_abi::rdma::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_WRITE};
 use farlane_rdma_client::{
-    Completion, Cq, Error, Mr, MrChange, Payload, Pd, SendRequest, Sge, VerbsVersion,
+    Completion, Cq, Error, Mr, MrChange, Payload, Pd, Qp, QpCaps, QpInit, RecvRequest, SendRequest,
+    Sge, Srq, VerbsVersion,
 };
 
 /// Bytes of each end's memory.
@@ -32,7 +34,7 @@ impl Local {
 fn ends(backend: &Backend, locals: [&Local; 2]) -> [End; 2] {
     let ends = locals.map(|local| {
         let context = context(backend.host_link());
-        assert_eq!(context.negotiate().unwrap(), VerbsVersion::V2);
+        assert_eq!(context.negotiate().unwrap(), VerbsVersion::V3);
         // SAFETY: memory of a test outlives its ends, and is looked at when a transfer has ended.
         unsafe { End::new(&context, local.address(), BYTES) }
     });
@@ -71,6 +73,18 @@ fn take(cq: &Cq, numbers: std::ops::Range<u64>) {
     for number in numbers {
         until("a completion", || cq.poll(&mut taken[..1]).unwrap() == 1);
         assert_eq!((taken[0].status, taken[0].wr_id.get()), (0, number));
+    }
+}
+
+fn empty_send(wr_id: u64) -> SendRequest<'static> {
+    SendRequest {
+        wr_id,
+        opcode: OP_SEND,
+        flags: SEND_SIGNALED,
+        imm: 0,
+        remote_addr: 0,
+        rkey: 0,
+        payload: Payload::Gather(&[]),
     }
 }
 
@@ -139,6 +153,75 @@ fn an_event_that_was_asked_for_comes_from_a_queue_that_was_resized_since() {
         assert_eq!(one.channel.wait().unwrap().handle(), one.cq.handle());
         take(&one.cq, number..number + 1);
     }
+}
+
+/// Messages that come while the queue that they take requests from is resized.
+#[test]
+fn a_shared_receive_queue_keeps_what_waits_however_often_it_is_resized() {
+    let backend = Backend::start();
+    let context = context(backend.host_link());
+    context.negotiate().unwrap();
+    let pd = Pd::allocate(&context).unwrap();
+    let (sends, receives) = (
+        Cq::create(&context, 64, None).unwrap(),
+        Cq::create(&context, 64, None).unwrap(),
+    );
+    let srq = Srq::create(&pd, 4, 1).unwrap();
+    let caps = QpCaps {
+        send_wr: 64,
+        send_sge: 1,
+        ..QpCaps::default()
+    };
+    let init = |srq| QpInit {
+        recv_cq: &receives,
+        srq,
+        ..QpInit::reliable(&sends, caps)
+    };
+    let sender = Qp::create(&pd, &init(None)).unwrap();
+    let receiver = Qp::create(&pd, &init(Some(&srq))).unwrap();
+    let gid = context.gid(1, 0).unwrap().raw;
+    connect_to(&sender, receiver.number(), gid);
+    connect_to(&receiver, sender.number(), gid);
+    let (mut posted, mut sent, mut received) = (0, 0, 0);
+    let sizes = [64, 16, 8, 9, 512, 8, 10_000, 8].iter().cycle();
+    for (round, requests) in sizes.take(200).enumerate() {
+        let round = u64::try_from(round).unwrap();
+        while posted - received < 1 + round % 8 {
+            let request = RecvRequest {
+                wr_id: posted,
+                scatter: &[],
+            };
+            srq.post_recv(&request).unwrap();
+            posted += 1;
+        }
+        // A message is under way.
+        sender.post_send(&empty_send(sent)).unwrap();
+        sent += 1;
+        srq.resize(*requests).unwrap();
+        assert_eq!(srq.query().unwrap().requests.get(), srq.requests());
+        assert!(srq.requests() >= *requests);
+        take(&receives, received..received + 1);
+        take(&sends, received..received + 1);
+        received += 1;
+    }
+    while posted > received {
+        sender.post_send(&empty_send(received)).unwrap();
+        take(&receives, received..received + 1);
+        take(&sends, received..received + 1);
+        received += 1;
+    }
+    // One that waits for a request is told of it wherever it lies.
+    sender.post_send(&empty_send(received)).unwrap();
+    srq.resize(3).unwrap();
+    let request = RecvRequest {
+        wr_id: received,
+        scatter: &[],
+    };
+    srq.post_recv(&request).unwrap();
+    take(&receives, received..received + 1);
+    take(&sends, received..received + 1);
+    assert_eq!(errno(srq.resize(0)), Some(Errno::EINVAL));
+    assert_eq!(errno(srq.resize(u32::MAX)), Some(Errno::EINVAL));
 }
 
 #[test]

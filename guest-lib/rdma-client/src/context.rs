@@ -107,7 +107,7 @@ impl Context {
         }
         let limits = match self.version() {
             VerbsVersion::V1 => DeviceLimits::default(),
-            VerbsVersion::V2 => self.verbs().device_limits(&())?,
+            VerbsVersion::V2 | VerbsVersion::V3 => self.verbs().device_limits(&())?,
         };
         Ok(self.limits.get_or_init(|| limits))
     }

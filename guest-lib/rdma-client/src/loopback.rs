@@ -293,7 +293,7 @@ fn result_bytes(number: u32) -> usize {
         18 => size_of::<rdma::DeviceLimits>(),
         25 => size_of::<rdma::Srq>(),
         27 => size_of::<rdma::SrqAttr>(),
-        34 => 4,
+        34 | 35 => 4,
         _ => 0,
     }
 }

@@ -171,7 +171,7 @@ impl Qp {
         };
         let qp = match version {
             VerbsVersion::V1 => context.verbs().create_qp(&base),
-            VerbsVersion::V2 => context.verbs().create_qp_ex(&CreateQpEx {
+            VerbsVersion::V2 | VerbsVersion::V3 => context.verbs().create_qp_ex(&CreateQpEx {
                 base,
                 srq: uses.srq.as_ref().map_or(0, |srq| srq.handle()).into(),
                 xrcd: uses.xrcd.as_ref().map_or(0, |xrcd| xrcd.handle()).into(),

@@ -3,14 +3,15 @@
 use crate::arena::Part;
 use crate::header::Header;
 use crate::pd::Destroyed;
-use crate::work::{Producer, RecvPlace, RecvQueue, RecvRequest};
+use crate::work::{Moved, Producer, RecvPlace, RecvQueue, RecvRequest};
 use crate::{Context, Cq, Error, Pd, Xrcd};
 use farlane_abi::Errno;
-use farlane_abi::queue::{QP_OFF_ENTRIES, SrqLayout};
+use farlane_abi::queue::{QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, SrqLayout};
 use farlane_abi::rdma::{
-    CreateSrq, MAX_QPS, MAX_SRQS, ModifySrq, SRQ_LIMIT, SrqAttr, VerbsVersion, slot_of,
+    CreateSrq, MAX_QPS, MAX_SRQS, ModifySrq, ResizeSrq, SRQ_LIMIT, SrqAttr, VerbsVersion, slot_of,
 };
 use farlane_sys::sync::lock;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 /// A shared receive queue of a protection domain.
@@ -19,6 +20,7 @@ pub struct Srq {
     pd: Arc<Pd>,
     part: Part,
     header: Arc<Header>,
+    /// What it was made with.
     layout: SrqLayout,
     /// Elements of a request.
     elements: u32,
@@ -123,7 +125,9 @@ impl Srq {
     /// Requests that it has room for.
     #[must_use]
     pub fn requests(&self) -> u32 {
-        self.layout.entries
+        let recv = lock(&self.recv);
+        let moved = recv.moved.as_ref();
+        moved.map_or(self.layout.entries, |moved| moved.entries)
     }
 
     /// Elements that a request may have.
@@ -143,6 +147,57 @@ impl Srq {
             limit: limit.into(),
             ..ModifySrq::default()
         })
+    }
+
+    /// Gives it room for at least so many requests. What waits in it stays.
+    ///
+    /// # Errors
+    /// `EINVAL` for none, for too many, and where more wait, or its limit is higher; `EOPNOTSUPP`
+    /// where the backend's [version](Context::version) has no such call; `ENOMEM` where kernel or
+    /// backend have no memory for them, `ENODEV` where the device is gone, `EPROTO` for an answer
+    /// that cannot be.
+    pub fn resize(&self, requests: u32) -> Result<(), Error> {
+        let context = self.context();
+        if context.version() < VerbsVersion::V3 {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
+        let layout = SrqLayout::new(requests, self.elements).filter(|_| requests > 0);
+        let layout = layout.ok_or(Error::Invalid("number of requests"))?;
+        let part = context.take(layout.entries_bytes())?;
+        let request = ResizeSrq {
+            srq: self.handle.into(),
+            region: part.region().into(),
+            offset: part.offset()?.into(),
+            requests: layout.entries.into(),
+        };
+        // From the answer on requests lie elsewhere: nobody posts one meanwhile.
+        let mut recv = lock(&self.recv);
+        let first = context.verbs().resize_srq(&request)?.get();
+        if first != recv.produced {
+            context.keep(part);
+            return Err(Errno::EPROTO.into());
+        }
+        let moved = Moved {
+            part,
+            entries: layout.entries,
+            first,
+            before: Vec::new(),
+        };
+        let Some(earlier) = recv.moved.replace(moved) else {
+            return Ok(());
+        };
+        // A consumer word that makes no sense has them kept.
+        let word = self.part.word(QP_OFF_RECV_CONSUMED);
+        let left = first.wrapping_sub(word.load(Ordering::Acquire));
+        let mut before = earlier.before;
+        if earlier.first != first {
+            before.push((first, earlier.part));
+        }
+        before.retain(|(until, _)| first.wrapping_sub(*until) < left);
+        if let Some(moved) = &mut recv.moved {
+            moved.before = before;
+        }
+        Ok(())
     }
 
     /// Its attributes.
@@ -198,6 +253,12 @@ impl Srq {
     pub(crate) fn part(&self) -> &Part {
         &self.part
     }
+
+    /// Looks at where entries lie since it was resized.
+    #[cfg(test)]
+    pub(crate) fn moved<T>(&self, look: impl FnOnce(&Moved) -> T) -> Option<T> {
+        lock(&self.recv).moved.as_ref().map(look)
+    }
 }
 
 impl Drop for Srq {
@@ -206,6 +267,10 @@ impl Drop for Srq {
         if self.destroy().is_err() {
             let part = self.part.leave();
             self.context().keep(part);
+            let moved = lock(&self.recv).moved.take();
+            for part in moved.into_iter().flat_map(Moved::into_parts) {
+                self.context().keep(part);
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Shared receive queues against a backend that the test plays.
 
 use crate::arena::Part;
-use crate::loopback::{Rig, read};
+use crate::loopback::{Rig, agreeable, read};
 use crate::{
     Cq, Errno, Payload, Pd, Qp, QpAttr, QpCaps, QpInit, RecvRequest, SendList, SendRequest,
     SendTail, Sge, Srq, Xrcd,
@@ -229,4 +229,88 @@ fn an_old_backend_has_no_domains() {
     rig.context.negotiate().unwrap();
     let error = Xrcd::open(&rig.context).unwrap_err();
     assert_eq!(error.errno(), Errno::EOPNOTSUPP);
+}
+
+#[test]
+fn requests_of_a_queue_that_was_resized_lie_elsewhere() {
+    // Three were posted before each resize.
+    let mut first = 0_u32;
+    let answer = move |number, _: &[u8]| match number {
+        35 => {
+            first += 3;
+            Ok(first.to_le_bytes().to_vec())
+        }
+        17 => Ok(3_u32.to_le_bytes().to_vec()),
+        _ => Ok(agreeable(number)),
+    };
+    let rig = Rig::new(false, Box::new(answer));
+    let (_, srq) = shared(&rig, 4);
+    let post = |wr_id| {
+        let scatter = &[];
+        srq.post_recv(&RecvRequest { wr_id, scatter })
+    };
+    (0..3).for_each(|wr_id| post(wr_id).unwrap());
+    for (requests, room) in [(0, None), (u32::MAX, None), (5, Some(8))] {
+        let resized = srq.resize(requests);
+        assert_eq!(resized.is_ok(), room.is_some());
+        assert_eq!(srq.requests(), room.unwrap_or(4));
+    }
+    // Room for eight, of which three wait where they did.
+    (3..8).for_each(|wr_id| post(wr_id).unwrap());
+    assert_eq!(post(8), Err(Errno::ENOMEM));
+    assert_eq!(word(srq.part(), QP_OFF_RECV_PRODUCED), 8);
+    let stride = 64;
+    let entry = |part: &Part, at: usize| -> u64 {
+        let entry: RecvEntry = read(part, at);
+        entry.wr_id.get()
+    };
+    assert_eq!(entry(srq.part(), QP_OFF_ENTRIES + 2 * stride), 2);
+    let moved = srq.moved(|moved| [3, 7].map(|at: usize| entry(&moved.part, at * stride)));
+    assert_eq!(moved, Some([3, 7]));
+    // What the backend has taken since is given back.
+    srq.part()
+        .word(QP_OFF_RECV_CONSUMED)
+        .store(8, Ordering::SeqCst);
+    assert_eq!(srq.resize(16).unwrap_err().errno(), Errno::EPROTO);
+    assert_eq!(srq.requests(), 8);
+}
+
+#[test]
+fn a_backend_that_has_no_such_call_is_not_asked_to_resize_one() {
+    let rig = Rig::of_version(KNOWN, 2);
+    let (_, srq) = shared(&rig, 4);
+    let refused = srq.resize(8).map_err(|e| e.errno());
+    assert_eq!((refused, srq.requests()), (Err(Errno::EOPNOTSUPP), 4));
+}
+
+#[test]
+fn a_queue_that_is_resized_again_and_again_lies_in_few_places() {
+    let mut resizes = 0;
+    let answer = move |number, _: &[u8]| match number {
+        35 => {
+            resizes += 1;
+            Ok(u32::from(resizes > 1).to_le_bytes().to_vec())
+        }
+        17 => Ok(3_u32.to_le_bytes().to_vec()),
+        _ => Ok(agreeable(number)),
+    };
+    let rig = Rig::new(false, Box::new(answer));
+    let (_, srq) = shared(&rig, 4);
+    let request = RecvRequest {
+        wr_id: 1,
+        scatter: &[],
+    };
+    srq.resize(8).unwrap();
+    // It waits all the time, where it was posted.
+    srq.post_recv(&request).unwrap();
+    let before = || srq.moved(|moved| moved.before.len());
+    for _ in 0..100 {
+        srq.resize(64).unwrap();
+        assert_eq!(before(), Some(1));
+    }
+    srq.part()
+        .word(QP_OFF_RECV_CONSUMED)
+        .store(1, Ordering::SeqCst);
+    srq.resize(64).unwrap();
+    assert_eq!((before(), srq.requests()), (Some(0), 64));
 }

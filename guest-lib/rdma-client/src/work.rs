@@ -60,6 +60,30 @@ pub(crate) struct Producer {
     pub(crate) produced: u32,
     /// The consumer word when it was last looked at.
     pub(crate) consumed: u32,
+    /// Where entries lie, of a queue that was resized.
+    pub(crate) moved: Option<Moved>,
+}
+
+/// Where the entries of a queue lie that was resized.
+#[derive(Debug)]
+pub(crate) struct Moved {
+    /// At its beginning.
+    pub part: Part,
+    /// A power of two.
+    pub entries: u32,
+    /// Number of the first request that lies there.
+    pub first: u32,
+    /// What the backend may read still, each until it has consumed so many: but what lies where
+    /// the queue's words do.
+    pub before: Vec<(u32, Part)>,
+}
+
+impl Moved {
+    /// All that the backend may read.
+    pub fn into_parts(self) -> impl Iterator<Item = Part> {
+        let before = self.before.into_iter().map(|(_, part)| part);
+        before.chain([self.part])
+    }
 }
 
 impl Producer {
@@ -209,7 +233,7 @@ impl<'a> SendQueue<'a> {
         let last = match qp.layout().version {
             VerbsVersion::V1 if tail.is_some() => return Err(Errno::EINVAL),
             VerbsVersion::V1 => OP_RDMA_READ,
-            VerbsVersion::V2 => OP_ATOMIC_WRITE,
+            VerbsVersion::V2 | VerbsVersion::V3 => OP_ATOMIC_WRITE,
         };
         if request.opcode > last {
             return Err(Errno::EINVAL);
@@ -332,11 +356,17 @@ impl<'a> RecvQueue<'a> {
     pub fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Errno> {
         let (place, part) = (self.place, self.place.part);
         let consumed = || part.word(QP_OFF_RECV_CONSUMED).load(Ordering::Acquire);
+        let entries = self.producer.moved.as_ref();
+        let entries = entries.map_or(place.entries, |moved| moved.entries);
         let index = self
             .producer
-            .vacant(place.entries, consumed)
+            .vacant(entries, consumed)
             .ok_or(Errno::ENOMEM)?;
-        let offset = place.entries_at + index * place.stride;
+        let (part, begin) = match &self.producer.moved {
+            None => (part, place.entries_at),
+            Some(moved) => (&moved.part, 0),
+        };
+        let offset = begin + index * place.stride;
         let entry = RecvEntry {
             wr_id: request.wr_id.into(),
             num_sge: within(request.scatter.len(), place.elements)?.into(),
@@ -387,7 +417,7 @@ mod tests {
             takes in proptest::collection::vec(0_u32..40, 1..60),
         ) {
             let entries = 1 << log_entries;
-            let mut producer = Producer { produced: start, consumed: start };
+            let mut producer = Producer { produced: start, consumed: start, moved: None };
             let mut consumed = start;
             for take in takes {
                 while let Some(index) = producer.vacant(entries, || consumed) {
@@ -401,7 +431,8 @@ mod tests {
 
         #[test]
         fn a_consumer_word_that_makes_no_sense_never_yields_more_room(produced: u32, word: u32) {
-            let mut producer = Producer { produced, consumed: produced.wrapping_sub(8) };
+            let consumed = produced.wrapping_sub(8);
+            let mut producer = Producer { produced, consumed, moved: None };
             let vacant = producer.vacant(8, || word);
             prop_assert_eq!(vacant.is_some(), produced.wrapping_sub(word) < 8);
         }

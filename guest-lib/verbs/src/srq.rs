@@ -130,17 +130,25 @@ unsafe fn make(
     Ok(made)
 }
 
-/// `ibv_modify_srq`: asks for one event when fewer requests are left than the limit. No other size
-/// is possible (`IBV_DEVICE_SRQ_RESIZE`).
+/// `ibv_modify_srq`: gives it room for so many requests, then asks for one event when fewer of them
+/// are left than the limit.
 pub unsafe fn modify(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
     // SAFETY: by the caller's contract.
     let (state, attr) = unsafe { (state(srq), &*attr) };
-    match mask.cast_unsigned() {
-        0 => 0,
-        IBV_SRQ_LIMIT => answer(state.srq.set_limit(attr.srq_limit).map_err(|e| e.errno())),
-        mask if mask & !(IBV_SRQ_LIMIT | IBV_SRQ_MAX_WR) == 0 => fail(EOPNOTSUPP),
-        _ => fail(EINVAL),
+    let mask = mask.cast_unsigned();
+    if mask & !(IBV_SRQ_LIMIT | IBV_SRQ_MAX_WR) != 0 {
+        return fail(EINVAL);
     }
+    let changes = || {
+        if mask & IBV_SRQ_MAX_WR != 0 {
+            state.srq.resize(attr.max_wr)?;
+        }
+        match mask & IBV_SRQ_LIMIT {
+            0 => Ok(()),
+            _ => state.srq.set_limit(attr.srq_limit),
+        }
+    };
+    answer(changes().map_err(|error| error.errno()))
 }
 
 /// `ibv_query_srq`.

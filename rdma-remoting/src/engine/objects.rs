@@ -7,7 +7,7 @@ use super::{Progress, Schedule, Turn};
 use crate::completion_queue::CompletionSink;
 use crate::memory::PdHandle;
 use crate::request::SrqNumber;
-use crate::work_queue::SharedSource;
+use crate::work_queue::{Entries, SharedSource};
 use farlane_abi::Errno;
 use std::any::Any;
 use std::sync::Arc;
@@ -73,6 +73,13 @@ pub trait EngineSrq: Any + Send + Sync {
     /// # Errors
     /// `EINVAL` where it never has as many.
     fn set_limit(&self, limit: u32) -> Result<(), Errno>;
+    /// Has the requests that are posted from now on lie there; returns the number of the first one,
+    /// as its [source](SharedSource::move_to) does.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where the engine cannot; `EINVAL` where more wait than there is room for, or
+    /// that is less than the limit, or nothing can be taken any more.
+    fn resize(&self, to: Entries) -> Result<u32, Errno>;
     /// The limit; zero where there is none, or it was told of.
     fn limit(&self) -> u32;
     /// Takes note of what was posted: its process has rung, or it was scheduled.

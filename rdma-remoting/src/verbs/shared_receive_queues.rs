@@ -8,13 +8,15 @@ use crate::inbox::Scheduled;
 use crate::ledger::Resource;
 use crate::objects::{InDomain, Member, SrqObject, SrqTurns};
 use crate::request::SrqNumber;
-use crate::work_queue::shared_receive_queue;
+use crate::work_queue::{Entries, shared_receive_queue};
 use farlane_abi::Errno;
 use farlane_abi::queue::SrqLayout;
 use farlane_abi::rdma::{
-    CreateSrq, Handle, MAX_QPS, ModifySrq, SRQ_LIMIT, SRQ_MAX_WR, Srq, SrqAttr, slot_of,
+    CreateSrq, Handle, MAX_QPS, ModifySrq, ResizeSrq, SRQ_LIMIT, SRQ_MAX_WR, Srq, SrqAttr, slot_of,
 };
+use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 impl CallHost<'_> {
     pub(super) fn add_srq(&self, args: &CreateSrq) -> Result<Srq, Errno> {
@@ -63,7 +65,7 @@ impl CallHost<'_> {
             Ok(SrqObject {
                 turns: Arc::new(SrqTurns { engine, scheduled }),
                 in_domain,
-                layout,
+                room: AtomicU32::new(layout.entries),
                 elements: args.elements.get(),
                 _part: part,
                 _pd: pd,
@@ -84,9 +86,9 @@ impl CallHost<'_> {
     pub(super) fn change_srq(&self, args: &ModifySrq) -> Result<(), Errno> {
         let srq = self.srq(args.srq)?;
         match args.mask.get() {
-            // `IBV_DEVICE_SRQ_RESIZE` is no capability of the device.
+            // That takes other memory: `resize_srq`.
             mask if mask & SRQ_MAX_WR != 0 => Err(Errno::EOPNOTSUPP),
-            SRQ_LIMIT if args.limit.get() <= srq.layout.entries => {
+            SRQ_LIMIT if args.limit.get() <= srq.room.load(Ordering::Relaxed) => {
                 srq.turns.engine.set_limit(args.limit.get())
             }
             0 => Ok(()),
@@ -94,10 +96,23 @@ impl CallHost<'_> {
         }
     }
 
+    pub(super) fn move_srq(&self, args: &ResizeSrq) -> Result<U32, Errno> {
+        if args.requests.get() == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let srq = self.srq(args.srq)?;
+        let layout = SrqLayout::new(args.requests.get(), srq.elements).ok_or(Errno::EINVAL)?;
+        let part = self.part(args.region, args.offset, layout.entries_bytes())?;
+        let entries = Entries::new(part, &layout).map_err(|_| Errno::EINVAL)?;
+        let first = srq.turns.engine.resize(entries)?;
+        srq.room.store(layout.entries, Ordering::Relaxed);
+        Ok(first.into())
+    }
+
     pub(super) fn describe_srq(&self, srq: Handle) -> Result<SrqAttr, Errno> {
         let srq = self.srq(srq)?;
         Ok(SrqAttr {
-            requests: srq.layout.entries.into(),
+            requests: srq.room.load(Ordering::Relaxed).into(),
             elements: srq.elements.into(),
             limit: srq.turns.engine.limit().into(),
         })

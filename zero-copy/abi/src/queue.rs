@@ -336,7 +336,7 @@ impl QpLayout {
         let payload = (send_sge.max(1) as usize * size_of::<Sge>()).max(inline_bytes as usize);
         let tail = match version {
             VerbsVersion::V1 => 0,
-            VerbsVersion::V2 => size_of::<SendTail>(),
+            VerbsVersion::V2 | VerbsVersion::V3 => size_of::<SendTail>(),
         };
         Some(Self {
             send_entries: send_wr.max(1).next_power_of_two(),
@@ -392,8 +392,14 @@ impl SrqLayout {
     /// Bytes that it takes of a segment, a multiple of [`QUEUE_ALIGN`].
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {
-        let end = QP_OFF_ENTRIES + self.entries as usize * self.stride;
-        (end as u64).next_multiple_of(QUEUE_ALIGN)
+        QP_OFF_ENTRIES as u64 + self.entries_bytes()
+    }
+
+    /// Bytes that its entries take of a segment alone, a multiple of [`QUEUE_ALIGN`].
+    #[must_use]
+    pub fn entries_bytes(&self) -> u64 {
+        let bytes = self.entries as usize * self.stride;
+        (bytes as u64).next_multiple_of(QUEUE_ALIGN)
     }
 }
 

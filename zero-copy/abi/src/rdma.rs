@@ -94,6 +94,12 @@ call_table! {
         /// answer is the number of that completion: those before it, and the queue's words, stay
         /// where they are. `EINVAL` where more completions wait than there is room for.
         34 => fn resize_cq(ResizeCq) -> U32;
+        /// Has the entries of a shared receive queue lie elsewhere, from the next request on that
+        /// is posted: its process posts none meanwhile. The answer is the number of that request;
+        /// those before it, and the queue's words, stay where they are. `EINVAL` where more
+        /// requests wait than there is room for, or where that is less than the queue's limit;
+        /// `EOPNOTSUPP` before version 3.
+        35 => fn resize_srq(ResizeSrq) -> U32;
         /// Opens a domain of extended reliable connections (IBTA annex A14). `EOPNOTSUPP` in
         /// version 1.
         29 => fn open_xrcd(()) -> Handle;
@@ -116,11 +122,13 @@ pub enum VerbsVersion {
     V1 = 1,
     /// Send requests may have a [`SendTail`](crate::queue::SendTail).
     V2 = 2,
+    /// Shared receive queues may be resized.
+    V3 = 3,
 }
 
 impl VerbsVersion {
     /// All, the newest first.
-    const ALL: [Self; 2] = [Self::V2, Self::V1];
+    const ALL: [Self; 3] = [Self::V3, Self::V2, Self::V1];
 
     /// That of a number; `None` for one that this side does not have.
     #[must_use]
@@ -303,6 +311,20 @@ pod! {
         pub offset: U32,
         /// Entries.
         pub entries: U32,
+    }
+
+    /// Another number of requests of a shared receive queue.
+    pub struct ResizeSrq {
+        /// The shared receive queue.
+        pub srq: U32,
+        /// The segment that holds its entries from now on:
+        /// [`SrqLayout::entries_bytes`](crate::queue::SrqLayout::entries_bytes) of as many
+        /// elements as before.
+        pub region: U32,
+        /// Where they begin there, a multiple of 64. No other queue overlaps them.
+        pub offset: U32,
+        /// Requests.
+        pub requests: U32,
     }
 
     /// Creation of a queue pair.
@@ -593,6 +615,21 @@ pod! {
     }
 }
 
+impl DeviceLimits {
+    /// What of them there is in this version.
+    #[must_use]
+    pub fn of_version(self, version: VerbsVersion) -> Self {
+        let since = match version {
+            VerbsVersion::V1 | VerbsVersion::V2 => DEVICE_CAPS_OF_V3,
+            VerbsVersion::V3 => 0,
+        };
+        Self {
+            device_cap_flags: (self.device_cap_flags.get() & !since).into(),
+            ..self
+        }
+    }
+}
+
 impl VersionRange {
     /// What this side has.
     #[must_use]
@@ -650,6 +687,8 @@ numbers! { u32:
 
 // Device capability flags, of `enum ibv_device_cap_flags` and its extension.
 numbers! { u64:
+    /// Shared receive queues can be resized.
+    DEVICE_SRQ_RESIZE = 1 << 13,
     /// Memory windows of type 1.
     DEVICE_MEM_WINDOW = 1 << 17,
     /// Memory windows of type 2, which belong to a protection domain and the queue pair that binds
@@ -658,6 +697,9 @@ numbers! { u64:
     /// Writes of 8 bytes at once.
     DEVICE_ATOMIC_WRITE = 1 << 40,
 }
+
+/// Capabilities that come with version 3.
+const DEVICE_CAPS_OF_V3: u64 = DEVICE_SRQ_RESIZE;
 
 // Values of `enum ibv_mw_type`.
 numbers! { u32:
@@ -846,9 +888,9 @@ mod tests {
     fn the_newest_version_of_both_sides_is_taken() {
         assert_eq!(range(1, 1).newest(), Some(VerbsVersion::V1));
         assert_eq!(range(1, 2).newest(), Some(VerbsVersion::V2));
-        assert_eq!(range(2, 9).newest(), Some(VerbsVersion::V2));
-        assert_eq!(VersionRange::ours().newest(), Some(VerbsVersion::V2));
-        for (min, max) in [(3, 9), (0, 0), (2, 1), (u32::MAX, 0)] {
+        assert_eq!(range(2, 9).newest(), Some(VerbsVersion::V3));
+        assert_eq!(VersionRange::ours().newest(), Some(VerbsVersion::V3));
+        for (min, max) in [(4, 9), (0, 0), (2, 1), (u32::MAX, 0)] {
             assert_eq!(range(min, max).newest(), None);
         }
     }
@@ -859,6 +901,17 @@ mod tests {
             assert_eq!(VerbsVersion::from_wire(version.to_wire()), Some(version));
         }
         assert_eq!(VerbsVersion::from_wire(0), None);
-        assert_eq!(VerbsVersion::from_wire(3), None);
+        assert_eq!(VerbsVersion::from_wire(4), None);
+    }
+
+    #[test]
+    fn a_version_has_no_capabilities_of_a_later_one() {
+        let all = DeviceLimits {
+            device_cap_flags: u64::MAX.into(),
+            ..DeviceLimits::default()
+        };
+        let flags = |version| all.of_version(version).device_cap_flags.get();
+        assert_eq!(flags(VerbsVersion::V3), u64::MAX);
+        assert_eq!(flags(VerbsVersion::V2), !DEVICE_SRQ_RESIZE);
     }
 }

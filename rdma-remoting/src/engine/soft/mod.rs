@@ -35,16 +35,19 @@ use farlane_abi::queue::{
     MAX_CQ_ENTRIES, MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, MAX_SGE, MAX_WQ_ENTRIES,
 };
 use farlane_abi::rdma::{
-    ATOMIC_HCA, DEVICE_ATOMIC_WRITE, DEVICE_MEM_WINDOW, DEVICE_MEM_WINDOW_TYPE_2B, DEVICE_XRC,
-    DeviceAttr, DeviceLimits, PortAttr,
+    ATOMIC_HCA, DEVICE_ATOMIC_WRITE, DEVICE_MEM_WINDOW, DEVICE_MEM_WINDOW_TYPE_2B,
+    DEVICE_SRQ_RESIZE, DEVICE_XRC, DeviceAttr, DeviceLimits, PortAttr,
 };
 use groups::{MEMBERS_OF_A_PORT, MEMBERSHIPS_OF_A_PORT};
 pub use objects::{SoftCq, SoftSrq};
 use std::sync::Arc;
 
 /// What it can do of what not every device can.
-const DEVICE_CAPS: u64 =
-    DEVICE_MEM_WINDOW | DEVICE_XRC | DEVICE_MEM_WINDOW_TYPE_2B | DEVICE_ATOMIC_WRITE;
+const DEVICE_CAPS: u64 = DEVICE_MEM_WINDOW
+    | DEVICE_XRC
+    | DEVICE_MEM_WINDOW_TYPE_2B
+    | DEVICE_ATOMIC_WRITE
+    | DEVICE_SRQ_RESIZE;
 
 /// Largest number of queue pairs of the engine.
 const MAX_QUEUE_PAIRS: u32 = 1 << 18;

@@ -10,7 +10,7 @@ use crate::engine::{
 };
 use crate::request::{RecvWqe, SrqNumber};
 use crate::shared_receive_queue::SharedReceives;
-use crate::work_queue::WorkSource;
+use crate::work_queue::{Entries, WorkSource};
 use crate::xrc::XrcDomain;
 use farlane_abi::Errno;
 use farlane_abi::rdma::EVENT_SRQ_ERR;
@@ -113,6 +113,10 @@ impl EngineSrq for SoftSrq {
         Ok(())
     }
 
+    fn resize(&self, to: Entries) -> Result<u32, Errno> {
+        self.receives.move_to(to).ok_or(Errno::EINVAL)
+    }
+
     fn limit(&self) -> u32 {
         self.receives.limit()
     }
@@ -170,5 +174,14 @@ impl TryFrom<Named> for Receives {
             Named::Shared(srq) => Self::Shared(Arc::clone(&own::<SoftSrq>(srq)?.receives)),
             Named::Domain(domain) => Self::Domain(own(domain)?),
         })
+    }
+}
+
+#[cfg(test)]
+impl dyn EngineSrq {
+    /// The requests of one of the software engine, for tests of where they lie.
+    pub fn receives(&self) -> &Arc<SharedReceives> {
+        let srq: &dyn Any = self;
+        &srq.downcast_ref::<SoftSrq>().unwrap().receives
     }
 }

@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 mod extended_connections;
+mod resizing;
 
 /// A program of version 2: its segments are the pages of one file.
 struct Program {

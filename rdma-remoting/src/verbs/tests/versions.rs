@@ -75,8 +75,8 @@ fn the_newest_version_that_both_have_is_settled_once() {
     for (index, (theirs, settled)) in [
         (range(1, 2), Ok(2)),
         (range(1, 1), Ok(1)),
-        (range(2, u32::MAX), Ok(2)),
-        (range(3, 9), Err(Errno::EOPNOTSUPP)),
+        (range(2, u32::MAX), Ok(3)),
+        (range(4, 9), Err(Errno::EOPNOTSUPP)),
         (range(2, 1), Err(Errno::EOPNOTSUPP)),
         (range(0, 0), Err(Errno::EOPNOTSUPP)),
     ]

@@ -8,7 +8,7 @@ use crate::engine::{
 };
 use crate::memory::{MemoryRegion, PdHandle, WindowKind};
 use crate::request::{MemoryKey, RecvWqe, SendWqe, SrqNumber, Target};
-use crate::work_queue::{SharedSource, WorkSource};
+use crate::work_queue::{Entries, SharedSource, WorkSource};
 use farlane_abi::Errno;
 use farlane_abi::queue::{Completion, WC_OPCODE_RECV, WC_OPCODE_SEND};
 use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr, QpAttr};
@@ -401,6 +401,10 @@ impl EngineSrq for DriverSrq {
     }
 
     fn set_limit(&self, _: u32) -> Result<(), Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn resize(&self, _: Entries) -> Result<u32, Errno> {
         Err(Errno::EOPNOTSUPP)
     }
 

@@ -420,7 +420,7 @@ impl<'a> End<'a> {
     fn post_send(&self, peer: &Self, input: &mut Input<'_>) {
         let opcodes = match self.layout.version {
             VerbsVersion::V1 => 6,
-            VerbsVersion::V2 => OP_FLUSH + 1,
+            VerbsVersion::V2 | VerbsVersion::V3 => OP_FLUSH + 1,
         };
         let (opcode, flags, sges) = (input.u8() % opcodes, input.u8() % 32, input.u8() % 18);
         let is_fetch = matches!(opcode, OP_COMPARE_SWAP | OP_FETCH_ADD);

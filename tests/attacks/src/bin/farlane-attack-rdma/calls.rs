@@ -9,8 +9,8 @@ use farlane_abi::arena::CALL_PAYLOAD_BYTES;
 use farlane_abi::queue::QpLayout;
 use farlane_abi::rdma::{
     AllocBuffer, AllocMw, CreateAh, CreateCq, CreateQp, CreateQpEx, CreateSrq, MR_SOURCE_BUFFER,
-    MW_TYPE_2, McastGroup, ModifyQp, ModifySrq, QPT_RC, RegMr, ReregMr, ResizeCq, VERBS_CALLS,
-    VerbsStubs, VersionRange,
+    MW_TYPE_2, McastGroup, ModifyQp, ModifySrq, QPT_RC, RegMr, ReregMr, ResizeCq, ResizeSrq,
+    VERBS_CALLS, VerbsStubs, VersionRange,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_attacks::Random;
@@ -67,6 +67,13 @@ fn handles(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
                 ..McastGroup::default()
             }),
             verbs.query_srq(&handle).map(drop),
+            verbs
+                .resize_srq(&ResizeSrq {
+                    srq: handle,
+                    requests: 1.into(),
+                    ..ResizeSrq::default()
+                })
+                .map(drop),
             verbs.destroy_srq(&handle),
             verbs.close_xrcd(&handle),
             verbs.dealloc_mw(&handle),
@@ -298,6 +305,7 @@ fn random_arguments(session: &Session, table: &mut Table) -> Result<(), Failure>
             "create_cq" => size_of::<CreateCq>(),
             "rereg_mr" => size_of::<ReregMr>(),
             "resize_cq" => size_of::<ResizeCq>(),
+            "resize_srq" => size_of::<ResizeSrq>(),
             "create_qp" => size_of::<CreateQp>(),
             "create_srq" => size_of::<CreateSrq>(),
             "modify_srq" => size_of::<ModifySrq>(),
@@ -345,7 +353,7 @@ fn wrong_lengths(session: &Session, table: &mut Table) {
         .step_by(7)
         .chain([498, 512, 4096, 1 << 20, u32::MAX - 15, u32::MAX]);
     for length in lengths {
-        for number in (0..48).chain([1 << 31, u32::MAX]) {
+        for number in (0..64).chain([1 << 31, u32::MAX]) {
             let answer = session.raw_call(number, &args, length);
             silent |= answer == Err(Errno::ETIMEDOUT) || answer == Err(Errno::ENODEV);
             tried += 1;

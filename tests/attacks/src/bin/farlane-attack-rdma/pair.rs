@@ -163,7 +163,7 @@ impl Qp {
         };
         let qp = match layout.version {
             VerbsVersion::V1 => verbs.create_qp(&base),
-            VerbsVersion::V2 => verbs.create_qp_ex(&CreateQpEx {
+            VerbsVersion::V2 | VerbsVersion::V3 => verbs.create_qp_ex(&CreateQpEx {
                 base,
                 srq: srq.into(),
                 xrcd: xrcd.into(),

@@ -11,9 +11,11 @@ use farlane_abi::queue::{
     WC_STATUS_REM_INV_REQ_ERR, WC_STATUS_SUCCESS,
 };
 use farlane_abi::rdma::{
-    CreateSrq, ModifySrq, QPT_RC, QPT_XRC_RECV, QPT_XRC_SEND, SRQ_LIMIT, SRQ_MAX_WR, VerbsStubs,
+    CreateSrq, ModifySrq, QPT_RC, QPT_XRC_RECV, QPT_XRC_SEND, ResizeSrq, SRQ_LIMIT, SRQ_MAX_WR,
+    VerbsStubs,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
+use farlane_abi::zerocopy::little_endian::U32;
 use farlane_attacks::Random;
 use farlane_transport::{DeviceInfo, Map};
 use std::sync::atomic::Ordering;
@@ -112,9 +114,54 @@ fn forged(
         });
         table.refused(GROUP, &format!("modify_srq with {what}"), outcome, BAD);
     }
+    resizes(session, witness, decent, srq, table)?;
     verbs.destroy_srq(&srq)?;
     let twice = verbs.destroy_srq(&srq);
     table.refused(GROUP, "destroy_srq twice", twice, BAD);
+    Ok(())
+}
+
+/// Other entries of a queue where there can be none.
+fn resizes(
+    session: &Session,
+    witness: &Known,
+    decent: &CreateSrq,
+    srq: U32,
+    table: &mut Table,
+) -> Result<(), Failure> {
+    let verbs = VerbsStubs(session);
+    let to = |region: U32, offset: u32, requests: u32| ResizeSrq {
+        srq,
+        region,
+        offset: offset.into(),
+        requests: requests.into(),
+    };
+    let own = decent.region;
+    for (what, args) in [
+        ("no requests", to(own, 1 << 16, 0)),
+        ("too many requests", to(own, 1 << 16, u32::MAX)),
+        ("a place that is its own words'", to(own, 0, REQUESTS)),
+        ("a place that is not aligned", to(own, 8, REQUESTS)),
+        ("a place beyond its segment", to(own, 1 << 20, REQUESTS)),
+        ("a place beyond all", to(own, 0xffff_ffc0, REQUESTS)),
+        ("a region that is none", to(60_000.into(), 0, REQUESTS)),
+        ("the header", to(session.header_region.into(), 0, REQUESTS)),
+        (
+            "the witness's memory",
+            to(witness.last_region.into(), 0, REQUESTS),
+        ),
+    ] {
+        let outcome = verbs.resize_srq(&args).map(drop);
+        table.refused(GROUP, &format!("resize_srq to {what}"), outcome, BAD);
+    }
+    // To and fro, and each time the place before is free again.
+    let mut moved = 0;
+    for round in 0..1000 {
+        let offset = (1 + round % 2) << 16;
+        moved += u32::from(verbs.resize_srq(&to(own, offset, REQUESTS)).is_ok());
+    }
+    let said = format!("{moved} done");
+    table.many(GROUP, "resize_srq to and fro", 1000, &said, moved == 1000);
     Ok(())
 }
 

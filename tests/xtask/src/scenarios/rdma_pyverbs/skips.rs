@@ -88,12 +88,6 @@ pub const SKIPS: &[Skip] = &[
         because: "no paging on demand in a VM: its memory is pinned while it is registered",
         in_guest: true,
     },
-    Skip {
-        reason: "SRQ resize is not supported",
-        at_most: 1,
-        because: "no shared receive queue that changes its size",
-        in_guest: true,
-    },
 ];
 
 /// Skipped tests, sorted by reason.
