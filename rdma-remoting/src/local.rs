@@ -88,6 +88,18 @@ impl LocalCompletionQueue {
         })
     }
 
+    /// Completions that nobody has taken.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        lock(&self.queue).len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Takes the oldest completion.
     pub fn poll(&self) -> Option<Completion> {
         lock(&self.queue).pop_front()

@@ -7,8 +7,8 @@ use crate::request::{Binding, Element, MemoryKey};
 use crate::table::Table;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
-    ACCESS_REMOTE_WRITE,
+    ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC,
+    ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
 };
 use farlane_abi::width::{to_u64, to_usize};
 use farlane_sys::sync::{read, write};
@@ -32,7 +32,8 @@ impl Access {
             | ACCESS_REMOTE_WRITE
             | ACCESS_REMOTE_READ
             | ACCESS_REMOTE_ATOMIC
-            | ACCESS_MW_BIND;
+            | ACCESS_MW_BIND
+            | ACCESS_FLUSH_GLOBAL;
         (bits & !known == 0).then_some(Self(bits))
     }
 
@@ -73,6 +74,12 @@ impl Access {
         self.0 & ACCESS_REMOTE_ATOMIC != 0
     }
 
+    /// The peer may flush it.
+    #[must_use]
+    pub fn flush(self) -> bool {
+        self.0 & ACCESS_FLUSH_GLOBAL != 0
+    }
+
     /// The owner may bind memory windows to it.
     #[must_use]
     pub fn binds_windows(self) -> bool {
@@ -86,6 +93,7 @@ impl Access {
             Use::RemoteRead => self.remote_read(),
             Use::RemoteWrite => self.remote_write(),
             Use::RemoteAtomic => self.remote_atomic(),
+            Use::RemoteFlush => self.flush(),
         }
     }
 }
@@ -103,6 +111,8 @@ pub enum Use {
     RemoteWrite,
     /// Carries out an atomic operation on it for the peer.
     RemoteAtomic,
+    /// Flushes it for the peer.
+    RemoteFlush,
 }
 
 /// Why a key does not open what is asked for.
@@ -394,6 +404,25 @@ impl MemoryTable {
         }
     }
 
+    /// Opens all of what a peer of a queue pair names by a key, as
+    /// [`open_to_peer`](Self::open_to_peer) does.
+    ///
+    /// # Errors
+    /// See [`KeyError`].
+    pub fn open_all_to_peer(
+        &self,
+        of: (PdHandle, Binder),
+        key: MemoryKey,
+        wanted: Use,
+    ) -> Result<Part, KeyError> {
+        let (address, length) = match read(&self.keyed).table.get(key.0).map(|slot| &**slot) {
+            Some(Slot::Region(region)) => (region.iova, region.length),
+            Some(Slot::Window(window)) => window.range().ok_or(KeyError::Unknown(key))?,
+            None => return Err(KeyError::Unknown(key)),
+        };
+        self.open_to_peer(of, key, address, length, wanted)
+    }
+
     /// Opens what an element of a work request names.
     ///
     /// # Errors
@@ -516,7 +545,7 @@ impl MemoryRegion {
         let allowed = match wanted {
             Use::LocalRead => true,
             Use::LocalWrite => self.access.local_write(),
-            Use::RemoteRead | Use::RemoteWrite | Use::RemoteAtomic => {
+            Use::RemoteRead | Use::RemoteWrite | Use::RemoteAtomic | Use::RemoteFlush => {
                 self.access.allows_peer(wanted)
             }
         };

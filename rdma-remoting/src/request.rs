@@ -2,10 +2,11 @@
 
 use crate::address::{AddressVector, AhHandle, Datagram, QpNumber};
 use farlane_abi::queue::{
-    MAX_INLINE_BYTES, MAX_SGE, OP_ATOMIC_WRITE, OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD,
-    OP_LOCAL_INVALIDATE, OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM,
-    OP_SEND_INVALIDATE, RecvEntry, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
-    SEND_TAIL, SendEntry, SendTail, Sge,
+    FLUSH_GLOBAL, FLUSH_OF_RANGE, FLUSH_OF_REGION, FLUSH_PERSISTENT, MAX_INLINE_BYTES, MAX_SGE,
+    OP_ATOMIC_WRITE, OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FLUSH, OP_LOCAL_INVALIDATE,
+    OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM, OP_SEND_INVALIDATE,
+    RecvEntry, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SEND_TAIL, SendEntry,
+    SendTail, Sge,
 };
 use farlane_abi::rdma::VerbsVersion;
 use farlane_abi::width::{halves, to_usize};
@@ -47,6 +48,18 @@ pub enum Opcode {
     SendInvalidate(MemoryKey),
     /// Write 8 bytes to the peer's memory at once.
     AtomicWrite,
+    /// See to it that what was written to the peer's memory is visible there, or outlasts a loss of
+    /// power.
+    Flush(Flush),
+}
+
+/// What a flush makes sure of (IBTA annex A19, memory placement extensions).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flush {
+    /// What was written outlasts a loss of power; else it is visible to all.
+    pub is_persistent: bool,
+    /// So many bytes from the request's address on; all that its key names where there is none.
+    pub length: Option<u64>,
 }
 
 /// What a memory window is bound to (IBTA 10.6.7). Nothing of it is checked.
@@ -431,6 +444,7 @@ impl Head {
             (OP_LOCAL_INVALIDATE, _) => Opcode::LocalInvalidate(self.key()),
             (OP_SEND_INVALIDATE, _) => Opcode::SendInvalidate(self.key()),
             (OP_ATOMIC_WRITE, _) => Opcode::AtomicWrite,
+            (OP_FLUSH, VerbsVersion::V3) => return self.flush().map(Opcode::Flush),
             _ => return Err(WqeError::Opcode(number)),
         };
         // Whom a message is for lies in the place of operands that the operation has not.
@@ -469,7 +483,9 @@ impl Head {
         let number = match opcode {
             // They are no messages.
             Opcode::LocalInvalidate(_) | Opcode::Bind(_) => return Ok(Target::Peer),
-            Opcode::CompareSwap { .. } | Opcode::FetchAdd { .. } => self.entry.inline_bytes.get(),
+            Opcode::CompareSwap { .. } | Opcode::FetchAdd { .. } | Opcode::Flush(_) => {
+                self.entry.inline_bytes.get()
+            }
             _ => {
                 let [number, _] = halves(self.operands()?.0);
                 number
@@ -481,6 +497,23 @@ impl Head {
     /// The key to invalidate.
     fn key(&self) -> MemoryKey {
         MemoryKey(self.entry.imm.get())
+    }
+
+    fn flush(&self) -> Result<Flush, WqeError> {
+        let (length, placement_and_extent) = self.operands()?;
+        let [placement, extent] = halves(placement_and_extent);
+        let nonsense = || WqeError::Operands(OP_FLUSH);
+        if placement == 0 || placement & !(FLUSH_GLOBAL | FLUSH_PERSISTENT) != 0 {
+            return Err(nonsense());
+        }
+        Ok(Flush {
+            is_persistent: placement & FLUSH_PERSISTENT != 0,
+            length: match extent {
+                FLUSH_OF_RANGE => Some(length),
+                FLUSH_OF_REGION => None,
+                _ => return Err(nonsense()),
+            },
+        })
     }
 
     fn binding(&self) -> Result<Binding, WqeError> {
@@ -511,13 +544,17 @@ impl Opcode {
             | Self::CompareSwap { .. }
             | Self::FetchAdd { .. }
             | Self::LocalInvalidate(_)
-            | Self::Bind(_) => false,
+            | Self::Bind(_)
+            | Self::Flush(_) => false,
         }
     }
 
     /// Whether it moves bytes.
     fn has_data(self) -> bool {
-        !matches!(self, Self::LocalInvalidate(_) | Self::Bind(_))
+        !matches!(
+            self,
+            Self::LocalInvalidate(_) | Self::Bind(_) | Self::Flush(_)
+        )
     }
 }
 
@@ -639,6 +676,62 @@ mod tests {
         version: VerbsVersion::V2,
         addressing: Addressing::Connected,
     };
+
+    const V3: SendFormat = SendFormat {
+        version: VerbsVersion::V3,
+        addressing: Addressing::Connected,
+    };
+
+    #[test]
+    fn a_flush_says_what_it_is_of_and_what_it_makes_sure_of() {
+        let parse = |format: &SendFormat, flags, a: u64, b: u64| {
+            let head = SendEntry {
+                opcode: OP_FLUSH,
+                flags,
+                inline_bytes: 77.into(),
+                ..Default::default()
+            };
+            let tail = SendTail {
+                a: a.into(),
+                b: b.into(),
+            };
+            let mut request = SendWqe::default();
+            let parsed = request.parse_as(format, &entry(head, tail.as_bytes()));
+            parsed.map(|()| (request.opcode, request.target))
+        };
+        let flush = |is_persistent, length| {
+            Opcode::Flush(Flush {
+                is_persistent,
+                length,
+            })
+        };
+        let (range, region) = (0, u64::from(FLUSH_OF_REGION) << 32);
+        for (a, b, meant) in [
+            (5, range | 1, flush(false, Some(5))),
+            (u64::MAX, range | 2, flush(true, Some(u64::MAX))),
+            (5, region | 1, flush(false, None)),
+            (0, region | 3, flush(true, None)),
+        ] {
+            let parsed = parse(&V3, SEND_TAIL, a, b);
+            assert_eq!(parsed, Ok((meant, Target::Peer)));
+        }
+        let nonsense = Err(WqeError::Operands(OP_FLUSH));
+        for b in [0, 4, 1 << 31 | 1, 2 << 32 | 1, u64::MAX, region] {
+            assert_eq!(parse(&V3, SEND_TAIL, 5, b), nonsense, "{b:#x}");
+        }
+        assert_eq!(parse(&V3, 0, 5, 1), nonsense);
+        let unknown = Err(WqeError::Opcode(OP_FLUSH));
+        assert_eq!(parse(&V2, SEND_TAIL, 5, 1), unknown);
+        let data = parse(&V3, SEND_TAIL | SEND_INLINE, 5, 1);
+        assert_eq!(data, Err(WqeError::Inline(77)));
+        let domain = SendFormat {
+            addressing: Addressing::Domain,
+            ..V3
+        };
+        let queue = Target::SharedReceive(SrqNumber::of(77));
+        let parsed = parse(&domain, SEND_TAIL, 5, 1);
+        assert_eq!(parsed, Ok((flush(false, Some(5)), queue)));
+    }
 
     /// Knows the handle 5.
     struct Five;
@@ -836,7 +929,7 @@ mod tests {
         #[test]
         fn any_bytes_are_a_request_within_limits_or_an_error(
             bytes in prop::collection::vec(any::<u8>(), 0..1400),
-            kind in 0u8..14, flags in 0u8..33,
+            kind in 0u8..14, flags in 0u8..33, is_newest: bool,
         ) {
             let mut send = SendWqe::default();
             if send.parse(&bytes).is_ok() {
@@ -849,7 +942,8 @@ mod tests {
                     *to = byte;
                 }
             }
-            if send.parse_as(&V2, &bytes).is_ok() {
+            let format = if is_newest { V3 } else { V2 };
+            if send.parse_as(&format, &bytes).is_ok() {
                 prop_assert!(send.elements.as_slice().len() <= ELEMENTS);
                 prop_assert!(send.inline().is_none_or(|i| i.len() <= INLINE));
             }

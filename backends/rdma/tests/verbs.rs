@@ -24,6 +24,14 @@ fn errno() -> Option<c_int> {
     Error::last_os_error().raw_os_error()
 }
 
+/// Calls a function of the extended structure.
+macro_rules! call {
+    ($qp:ident.$name:ident($($arg:expr),*)) => { ((*$qp).$name.unwrap())($qp, $($arg),*) };
+}
+
+#[path = "verbs/flushes.rs"]
+mod flushes;
+
 /// An open device, a domain, a completion queue and registered memory of a program.
 struct Program {
     context: *mut ibv_context,
@@ -93,10 +101,16 @@ impl Program {
 
     /// Has a queue pair write to itself.
     unsafe fn connect(&self, qp: *mut ibv_qp_ex) {
+        // SAFETY: as below.
+        unsafe { self.connect_granting(qp, 15) };
+    }
+
+    /// The same, with these rights of the peer.
+    unsafe fn connect_granting(&self, qp: *mut ibv_qp_ex, rights: u32) {
         let mut gid = ibv_gid { raw: [0; 16] };
         let mut attr: ibv_qp_attr = zeroed();
         attr.port_num = 1;
-        attr.qp_access_flags = 15;
+        attr.qp_access_flags = rights;
         attr.path_mtu = 3;
         attr.max_dest_rd_atomic = 1;
         attr.max_rd_atomic = 1;
@@ -124,12 +138,19 @@ impl Program {
 
     /// The next completion: number and status.
     unsafe fn completion(&self) -> (u64, ibv_wc_status) {
+        // SAFETY: as below.
+        let wc = unsafe { self.work_completion() };
+        (wc.wr_id, wc.status)
+    }
+
+    /// The next completion.
+    unsafe fn work_completion(&self) -> ibv_wc {
         let mut wc: ibv_wc = zeroed();
         // SAFETY: as a C program calls it.
         until("a completion", || unsafe {
             completion::poll(self.cq, 1, &raw mut wc) == 1
         });
-        (wc.wr_id, wc.status)
+        wc
     }
 
     /// Whether there is no completion now.
@@ -140,11 +161,6 @@ impl Program {
             completion::poll(self.cq, 1, &raw mut wc) == 0
         }
     }
-}
-
-/// Calls a function of the extended structure.
-macro_rules! call {
-    ($qp:ident.$name:ident($($arg:expr),*)) => { ((*$qp).$name.unwrap())($qp, $($arg),*) };
 }
 
 unsafe fn requests_are_posted_whole_or_not_at_all() {
@@ -461,6 +477,7 @@ fn a_program_has_the_extended_interfaces() {
         requests_are_posted_whole_or_not_at_all();
         a_datagram_is_for_whom_the_list_says();
         words_are_changed_and_windows_are_bound_in_a_list();
+        flushes::what_was_written_is_flushed_or_the_flush_refused();
         a_parent_domain_keeps_what_it_is_of();
         a_context_is_imported_by_a_copy_of_its_file();
     }

@@ -6,7 +6,7 @@ use crate::header::Header;
 use crate::qp::Qp;
 use farlane_abi::Errno;
 use farlane_abi::queue::{
-    OP_ATOMIC_WRITE, OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_LOCAL_INVALIDATE,
+    OP_ATOMIC_WRITE, OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FLUSH, OP_LOCAL_INVALIDATE,
     OP_RDMA_READ, QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED,
     QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, RecvEntry, SEND_INLINE, SEND_TAIL, SendEntry,
     SendTail,
@@ -233,7 +233,8 @@ impl<'a> SendQueue<'a> {
         let last = match qp.layout().version {
             VerbsVersion::V1 if tail.is_some() => return Err(Errno::EINVAL),
             VerbsVersion::V1 => OP_RDMA_READ,
-            VerbsVersion::V2 | VerbsVersion::V3 => OP_ATOMIC_WRITE,
+            VerbsVersion::V2 => OP_ATOMIC_WRITE,
+            VerbsVersion::V3 => OP_FLUSH,
         };
         if request.opcode > last {
             return Err(Errno::EINVAL);
@@ -253,7 +254,7 @@ impl<'a> SendQueue<'a> {
             imm: request.imm.into(),
             remote_addr: request.remote_addr.into(),
             rkey: request.rkey.into(),
-            // Atomic operations have no inline bytes, and their tail no room.
+            // Atomic operations and flushes have no inline bytes, and their tail no room.
             inline_bytes: number.into(),
             ..SendEntry::default()
         };
@@ -391,7 +392,12 @@ impl<'a> RecvQueue<'a> {
 fn may_be_inline(opcode: u8) -> bool {
     !matches!(
         opcode,
-        OP_RDMA_READ | OP_COMPARE_SWAP | OP_FETCH_ADD | OP_LOCAL_INVALIDATE | OP_BIND_WINDOW
+        OP_RDMA_READ
+            | OP_COMPARE_SWAP
+            | OP_FETCH_ADD
+            | OP_LOCAL_INVALIDATE
+            | OP_BIND_WINDOW
+            | OP_FLUSH
     )
 }
 

@@ -8,8 +8,8 @@ use crate::sys::*;
 use farlane_abi::Errno;
 use farlane_abi::control::ADDRESS_SPACE_BYTES;
 use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
-    ACCESS_REMOTE_WRITE, ODP_IMPLICIT, ODP_SUPPORT,
+    ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC,
+    ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, ODP_IMPLICIT, ODP_SUPPORT,
 };
 use farlane_abi::width::to_usize;
 use farlane_rdma_client::{Mr, MrChange, Pd};
@@ -22,7 +22,8 @@ const RIGHTS: u32 = ACCESS_LOCAL_WRITE
     | ACCESS_REMOTE_WRITE
     | ACCESS_REMOTE_READ
     | ACCESS_REMOTE_ATOMIC
-    | ACCESS_MW_BIND;
+    | ACCESS_MW_BIND
+    | ACCESS_FLUSH_GLOBAL;
 
 /// What of a registration can change.
 const REREG_FLAGS: u32 =
@@ -162,7 +163,8 @@ pub(crate) fn rights(asked: c_uint) -> Option<u32> {
 }
 
 /// `ibv_reg_mr_iova2`. Hints are dropped; rights that cannot be given (zero-based
-/// addresses, on-demand paging of memory that has to be pinned) are refused.
+/// addresses, flushes that outlast a loss of power, on-demand paging of memory that has to be
+/// pinned) are refused.
 pub unsafe fn reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,

@@ -12,11 +12,12 @@ use crate::sys::*;
 use crate::window::Binding;
 use farlane_abi::Errno;
 use farlane_abi::queue::{
-    OP_ATOMIC_WRITE, OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_LOCAL_INVALIDATE,
-    OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM, OP_SEND_INVALIDATE,
+    FLUSH_GLOBAL, FLUSH_OF_RANGE, FLUSH_OF_REGION, FLUSH_PERSISTENT, OP_ATOMIC_WRITE,
+    OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FLUSH, OP_LOCAL_INVALIDATE, OP_RDMA_READ,
+    OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM, OP_SEND_INVALIDATE,
 };
-use farlane_abi::rdma::DEVICE_ATOMIC_WRITE;
-use farlane_abi::width::to_usize;
+use farlane_abi::rdma::{DEVICE_ATOMIC_WRITE, DEVICE_FLUSH_GLOBAL};
+use farlane_abi::width::{to_u64, to_usize};
 use farlane_rdma_client::{DeviceLimits, Payload, SendList, SendRequest, SendTail, Sge};
 use farlane_sys::sync::lock;
 use std::ffi::{c_int, c_void};
@@ -55,14 +56,13 @@ impl Operations {
         limits: &DeviceLimits,
     ) -> Result<Self, Errno> {
         let when = |operations: u64, has: bool| if has { operations } else { 0 };
+        let has = |flag| limits.device_cap_flags.get() & flag != 0;
         let unreliable = UNRELIABLE | when(OF_WINDOWS, limits.max_mw.get() != 0);
         let reliable = unreliable
             | IBV_QP_EX_WITH_RDMA_READ
             | when(ATOMICS, limits.atomic_cap.get() != 0)
-            | when(
-                IBV_QP_EX_WITH_ATOMIC_WRITE,
-                limits.device_cap_flags.get() & DEVICE_ATOMIC_WRITE != 0,
-            );
+            | when(IBV_QP_EX_WITH_ATOMIC_WRITE, has(DEVICE_ATOMIC_WRITE))
+            | when(IBV_QP_EX_WITH_FLUSH, has(DEVICE_FLUSH_GLOBAL));
         let possible = match qp_type {
             IBV_QPT_RC | IBV_QPT_XRC_SEND => reliable,
             IBV_QPT_UC => unreliable,
@@ -277,8 +277,8 @@ requests! {
     fn send_imm(imm_data: u32) = IBV_QP_EX_WITH_SEND_WITH_IMM, OP_SEND_IMM { imm: imm_data };
 }
 
-/// Adds an atomic operation.
-unsafe fn atomic(
+/// Adds an operation on memory of the peer that has operands besides.
+unsafe fn operate(
     qp: *mut ibv_qp_ex,
     operation: u64,
     opcode: u8,
@@ -310,7 +310,7 @@ unsafe extern "C" fn atomic_cmp_swp(
     };
     let (operation, target) = (IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, (rkey, remote_addr));
     // SAFETY: by the caller's contract.
-    unsafe { atomic(qp, operation, OP_COMPARE_SWAP, target, operands) };
+    unsafe { operate(qp, operation, OP_COMPARE_SWAP, target, operands) };
 }
 
 /// `ibv_wr_atomic_fetch_add`.
@@ -326,7 +326,7 @@ unsafe extern "C" fn atomic_fetch_add(
     };
     let (operation, target) = (IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, (rkey, remote_addr));
     // SAFETY: by the caller's contract.
-    unsafe { atomic(qp, operation, OP_FETCH_ADD, target, operands) };
+    unsafe { operate(qp, operation, OP_FETCH_ADD, target, operands) };
 }
 
 /// `ibv_wr_bind_mw`, of a window of type 2: it has the key when the request has been posted.
@@ -396,8 +396,43 @@ macro_rules! refused {
 }
 
 refused! {
-    fn flush(u32, u64, usize, u8, u8);
     fn send_tso(*mut c_void, u16, u16);
+}
+
+/// Operands of a flush; `EINVAL` for a placement type or a selectivity level that does not exist.
+fn flush_operands(length: usize, placement: u8, level: u8) -> Result<SendTail, Errno> {
+    let (placement, level) = (u32::from(placement), u32::from(level));
+    let known = FLUSH_GLOBAL | FLUSH_PERSISTENT;
+    let is_known = matches!(level, FLUSH_OF_RANGE | FLUSH_OF_REGION);
+    if placement == 0 || placement & !known != 0 || !is_known {
+        return Err(Errno::EINVAL);
+    }
+    Ok(SendTail {
+        a: to_u64(length).into(),
+        b: (u64::from(level) << u32::BITS | u64::from(placement)).into(),
+    })
+}
+
+/// `ibv_wr_flush`.
+unsafe extern "C" fn flush(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    length: usize,
+    placement: u8,
+    level: u8,
+) {
+    let target = (rkey, remote_addr);
+    match flush_operands(length, placement, level) {
+        // SAFETY: by the caller's contract.
+        Ok(operands) => unsafe { operate(qp, IBV_QP_EX_WITH_FLUSH, OP_FLUSH, target, operands) },
+        Err(error) => {
+            // SAFETY: by the caller's contract.
+            if let Some(posting) = unsafe { posting(qp) } {
+                lock(&posting.list).refuse(error);
+            }
+        }
+    }
 }
 
 /// `ibv_wr_set_xrc_srqn`.
@@ -525,6 +560,19 @@ mod tests {
         for never in [IBV_QP_EX_WITH_TSO, IBV_QP_EX_WITH_FLUSH, 1 << 10, 1 << 63] {
             assert_eq!(new(never, IBV_QPT_RC), Err(Errno::EOPNOTSUPP));
         }
+        let flushing = DeviceLimits {
+            device_cap_flags: DEVICE_FLUSH_GLOBAL.into(),
+            ..none
+        };
+        for (qp_type, can) in [
+            (IBV_QPT_RC, true),
+            (IBV_QPT_XRC_SEND, true),
+            (IBV_QPT_UC, false),
+            (IBV_QPT_UD, false),
+        ] {
+            let flush = Operations::new(IBV_QP_EX_WITH_FLUSH, qp_type, &flushing);
+            assert_eq!(flush.is_ok(), can);
+        }
         let datagrams = DeviceLimits {
             max_ah: 1.into(),
             ..none
@@ -545,6 +593,16 @@ mod tests {
         };
         assert!(new(OF_WINDOWS, IBV_QPT_UC).is_err());
         assert!(Operations::new(OF_WINDOWS, IBV_QPT_UC, &windows).is_ok());
+    }
+
+    #[test]
+    fn a_flush_is_of_a_range_or_a_region_and_of_known_placements() {
+        let operands = flush_operands(77, 1, 1).unwrap();
+        assert_eq!((operands.a.get(), operands.b.get()), (77, 1 << 32 | 1));
+        for (placement, level) in [(0, 0), (4, 0), (255, 0), (1, 2), (3, 255)] {
+            let refused = flush_operands(8, placement, level);
+            assert_eq!(refused, Err(Errno::EINVAL), "{placement} {level}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use crate::sys::*;
 use farlane_abi::Errno;
-use farlane_abi::rdma::{self, QpAttr};
+use farlane_abi::rdma::{self, QpAttr, VerbsVersion};
 
 /// Attributes that this library knows how to carry.
 const CARRIED: u32 = rdma::QP_STATE
@@ -35,7 +35,6 @@ const IDLE_ACCESS: u32 = IBV_ACCESS_MW_BIND
     | IBV_ACCESS_ZERO_BASED
     | IBV_ACCESS_ON_DEMAND
     | IBV_ACCESS_HUGETLB
-    | IBV_ACCESS_FLUSH_GLOBAL
     | IBV_ACCESS_FLUSH_PERSISTENT;
 
 /// A C enumeration's value as the byte that it is on the wire.
@@ -43,9 +42,10 @@ fn byte(value: u32) -> Result<u8, Errno> {
     u8::try_from(value).map_err(|_| Errno::EINVAL)
 }
 
-/// The attributes that `mask` names, as they go to the backend. `EOPNOTSUPP` for one that cannot
-/// be carried (alternate path, resizing, rate limit), `EINVAL` for one that no number fits.
-pub fn to_wire(attr: &ibv_qp_attr, mask: u32) -> Result<QpAttr, Errno> {
+/// The attributes that `mask` names, as they go to a backend of that version. `EOPNOTSUPP` for one
+/// that cannot be carried (alternate path, resizing, rate limit), `EINVAL` for one that no number
+/// fits.
+pub fn to_wire(version: VerbsVersion, attr: &ibv_qp_attr, mask: u32) -> Result<QpAttr, Errno> {
     if mask & !CARRIED != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
@@ -60,7 +60,11 @@ pub fn to_wire(attr: &ibv_qp_attr, mask: u32) -> Result<QpAttr, Errno> {
         QP_CUR_STATE => wire.cur_qp_state = byte(attr.cur_qp_state)?;
         QP_EN_SQD_ASYNC_NOTIFY => wire.en_sqd_async_notify = attr.en_sqd_async_notify;
         QP_ACCESS_FLAGS => {
-            wire.qp_access_flags = (attr.qp_access_flags & !IDLE_ACCESS).into();
+            let idle = match version {
+                VerbsVersion::V1 | VerbsVersion::V2 => IDLE_ACCESS | IBV_ACCESS_FLUSH_GLOBAL,
+                VerbsVersion::V3 => IDLE_ACCESS,
+            };
+            wire.qp_access_flags = (attr.qp_access_flags & !idle).into();
         };
         QP_PKEY_INDEX => wire.pkey_index = attr.pkey_index.into();
         QP_PORT => wire.port_num = attr.port_num;
@@ -177,6 +181,10 @@ mod tests {
         max_inline_data: 0,
     };
 
+    fn to_wire(attr: &ibv_qp_attr, mask: u32) -> Result<QpAttr, Errno> {
+        super::to_wire(VerbsVersion::V3, attr, mask)
+    }
+
     /// Attributes with a different value in each field.
     fn sample() -> QpAttr {
         QpAttr {
@@ -237,8 +245,16 @@ mod tests {
     #[test]
     fn access_flags_that_allow_a_peer_nothing_are_dropped() {
         let mut attr = from_wire(&sample(), NO_CAP);
-        attr.qp_access_flags |= IBV_ACCESS_ON_DEMAND | IBV_ACCESS_FLUSH_GLOBAL;
+        attr.qp_access_flags |= IBV_ACCESS_ON_DEMAND | IBV_ACCESS_FLUSH_PERSISTENT;
         assert_eq!(to_wire(&attr, CARRIED), Ok(sample()));
+        attr.qp_access_flags |= IBV_ACCESS_FLUSH_GLOBAL;
+        let before = super::to_wire(VerbsVersion::V2, &attr, CARRIED);
+        assert_eq!(before, Ok(sample()));
+        let flags = to_wire(&attr, CARRIED).unwrap().qp_access_flags;
+        assert_eq!(
+            flags,
+            sample().qp_access_flags.get() | rdma::ACCESS_FLUSH_GLOBAL
+        );
     }
 
     #[test]

@@ -259,7 +259,7 @@ pub unsafe fn modify(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_
     // SAFETY: by the caller's contract.
     let (state, attr) = unsafe { (state(qp), &*attr) };
     let mask = meant(state.qp.qp_type(), mask.cast_unsigned());
-    let result = qp_attr::to_wire(attr, mask)
+    let result = qp_attr::to_wire(state.qp.context().version(), attr, mask)
         .and_then(|wire| state.qp.modify(&wire, mask).map_err(|error| error.errno()));
     if result.is_ok() && mask & IBV_QP_STATE != 0 {
         // SAFETY: by the caller's contract.

@@ -8,15 +8,19 @@ use crate::{post, queue_pair};
 use farlane_abi::Errno;
 use farlane_abi::queue::OP_BIND_WINDOW;
 use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
+    ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
+    ACCESS_REMOTE_WRITE,
 };
 use farlane_rdma_client::{Mw, Payload, SendRequest, SendTail};
 use std::ffi::c_int;
 
 /// Rights that a window can have. What the owner may do is none of its business, and may be among
 /// them as in those of a registration.
-const RIGHTS: u32 =
-    ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
+const RIGHTS: u32 = ACCESS_LOCAL_WRITE
+    | ACCESS_REMOTE_WRITE
+    | ACCESS_REMOTE_READ
+    | ACCESS_REMOTE_ATOMIC
+    | ACCESS_FLUSH_GLOBAL;
 /// Bits of a key that change when its window is bound (`ibv_inc_rkey`).
 const TAG: u32 = 0xff;
 

@@ -149,6 +149,9 @@ impl Window {
         if !region.access.binds_windows() || writes && !region.access.local_write() {
             return Err(WindowError::Rights(binding.region));
         }
+        if access.flush() && !region.access.flush() {
+            return Err(WindowError::Rights(binding.region));
+        }
         let (address, length) = (binding.address, binding.length);
         let skip = region.skip(address, length).ok_or({
             WindowError::Bounds(KeyError::Bounds {
@@ -176,6 +179,12 @@ impl Window {
             WindowKind::Two => bound.binder == binder,
         };
         (self.pd == pd && is_for).then_some(bound)
+    }
+
+    /// Address and length of what it is bound to.
+    pub fn range(&self) -> Option<(u64, u64)> {
+        let bound = self.bound.as_ref()?;
+        Some((bound.address, bound.length))
     }
 
     /// Opens what a peer of a queue pair names by its key.

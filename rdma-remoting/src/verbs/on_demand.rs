@@ -1,8 +1,8 @@
 //! On-demand paging, where registered memory need be there only when it is used.
 
 use farlane_abi::rdma::{
-    DEVICE_XRC, DeviceLimits, ODP_ATOMIC, ODP_IMPLICIT, ODP_READ, ODP_RECV, ODP_SEND, ODP_SRQ_RECV,
-    ODP_SUPPORT, ODP_WRITE,
+    DEVICE_FLUSH_GLOBAL, DEVICE_XRC, DeviceLimits, ODP_ATOMIC, ODP_FLUSH, ODP_IMPLICIT, ODP_READ,
+    ODP_RECV, ODP_SEND, ODP_SRQ_RECV, ODP_SUPPORT, ODP_WRITE,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 
@@ -12,13 +12,17 @@ pub(super) fn announce(limits: &mut DeviceLimits) {
     let has = |limit: U32| limit.get() != 0;
     let shared = when(ODP_SRQ_RECV, has(limits.max_srq));
     let unreliable = ODP_SEND | ODP_RECV | ODP_WRITE | shared;
-    let reliable = unreliable | ODP_READ | when(ODP_ATOMIC, has(limits.atomic_cap));
+    let has_flag = |flag| limits.device_cap_flags.get() & flag != 0;
+    let reliable = unreliable
+        | ODP_READ
+        | when(ODP_ATOMIC, has(limits.atomic_cap))
+        | when(ODP_FLUSH, has_flag(DEVICE_FLUSH_GLOBAL));
+    let extended = when(reliable, has_flag(DEVICE_XRC));
     limits.odp_general_caps = (ODP_SUPPORT | ODP_IMPLICIT).into();
     limits.odp_rc_caps = reliable.into();
     limits.odp_uc_caps = unreliable.into();
     limits.odp_ud_caps = when(ODP_SEND | ODP_RECV | shared, has(limits.max_ah)).into();
-    let has_xrc = limits.device_cap_flags.get() & DEVICE_XRC != 0;
-    limits.odp_xrc_caps = when(reliable, has_xrc).into();
+    limits.odp_xrc_caps = extended.into();
 }
 
 #[cfg(test)]
@@ -41,11 +45,11 @@ mod tests {
             max_srq: 1.into(),
             max_ah: 1.into(),
             atomic_cap: 1.into(),
-            device_cap_flags: DEVICE_XRC.into(),
+            device_cap_flags: (DEVICE_XRC | DEVICE_FLUSH_GLOBAL).into(),
             ..DeviceLimits::default()
         };
         announce(&mut limits);
-        let all = plain | ODP_READ | ODP_ATOMIC | ODP_SRQ_RECV;
+        let all = plain | ODP_READ | ODP_ATOMIC | ODP_SRQ_RECV | ODP_FLUSH;
         assert_eq!(limits.odp_rc_caps.get(), all);
         assert_eq!(limits.odp_xrc_caps.get(), all);
         assert_eq!(limits.odp_uc_caps.get(), plain | ODP_SRQ_RECV);

@@ -6,6 +6,7 @@
 mod addresses;
 mod atomics;
 mod ends;
+mod flushes;
 mod keys;
 mod messages;
 mod rig;

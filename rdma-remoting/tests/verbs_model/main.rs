@@ -18,7 +18,7 @@ use farlane_rdma_remoting::engine::soft::{SoftEngine, SoftSrq};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, PdHandle, WindowKind};
 use farlane_rdma_remoting::request::{
-    Binding, Element, MemoryKey, Opcode, RecvWqe, SendWqe, SrqNumber, Target,
+    Binding, Element, Flush, MemoryKey, Opcode, RecvWqe, SendWqe, SrqNumber, Target,
 };
 use farlane_rdma_remoting::shared_receive_queue::SharedReceives;
 use farlane_rdma_remoting::xrc::XrcDomain;
@@ -35,7 +35,7 @@ const MEMORY: u16 = 256;
 /// Protection domain of the queue pairs, and another one.
 const PD: u32 = 1;
 const OTHER_PD: u32 = 2;
-const EVERYTHING: u32 = ALL | ACCESS_REMOTE_ATOMIC | ACCESS_MW_BIND;
+const EVERYTHING: u32 = ALL | ACCESS_REMOTE_ATOMIC | ACCESS_MW_BIND | ACCESS_FLUSH_GLOBAL;
 /// Set in the numbers of receive requests.
 const RECEIVE: u64 = 1 << 63;
 /// No turn carries out more: in one each side gets as far as it can.
@@ -93,6 +93,11 @@ enum Operation {
         add: u64,
     },
     AtomicWrite,
+    /// Of what a piece says, or of all that its key names.
+    Flush {
+        is_persistent: bool,
+        is_range: bool,
+    },
     LocalInvalidate(Key),
     Bind {
         window: usize,
@@ -207,6 +212,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         6 => Just(EVERYTHING & !ACCESS_MW_BIND),
         1 => Just(ACCESS_REMOTE_READ),
         1 => 0u32..64,
+        1 => Just(ACCESS_FLUSH_GLOBAL),
     ];
     // What can be invalidated is a window of type 2.
     let second = || prop_oneof![5 => Just(Key::Window(1)), 1 => key(10)];
@@ -221,6 +227,8 @@ fn operation() -> impl Strategy<Value = Operation> {
             .prop_map(|(compare, swap)| Operation::CompareSwap { compare, swap }),
         3 => (0u64..3).prop_map(|add| Operation::FetchAdd { add }),
         3 => Just(Operation::AtomicWrite),
+        3 => (prop::bool::weighted(0.1), any::<bool>())
+            .prop_map(|(is_persistent, is_range)| Operation::Flush { is_persistent, is_range }),
         1 => second().prop_map(Operation::LocalInvalidate),
         5 => (0usize..2, piece(key(0)), access)
             .prop_map(|(window, to, access)| Operation::Bind { window, to, access }),
@@ -848,13 +856,23 @@ impl Scene {
             Operation::CompareSwap { compare, swap } => Opcode::CompareSwap { compare, swap },
             Operation::FetchAdd { add } => Opcode::FetchAdd { add },
             Operation::AtomicWrite => Opcode::AtomicWrite,
+            Operation::Flush {
+                is_persistent,
+                is_range,
+            } => Opcode::Flush(Flush {
+                is_persistent,
+                length: is_range.then_some(remote.length.into()),
+            }),
             Operation::LocalInvalidate(_) => Opcode::LocalInvalidate(invalidated),
             Operation::Bind { window, to, access } => {
                 Opcode::Bind(self.known[side].bind(window, to, access))
             }
         };
         // As the parser of requests sees to it.
-        if matches!(request.opcode, Opcode::LocalInvalidate(_) | Opcode::Bind(_)) {
+        if matches!(
+            request.opcode,
+            Opcode::LocalInvalidate(_) | Opcode::Bind(_) | Opcode::Flush(_)
+        ) {
             elements.clear();
         }
         request.elements.set(&elements).unwrap();
@@ -982,7 +1000,11 @@ proptest! {
     fn a_program_does_what_the_model_does(
         scenery in scenery(),
         rnr_retry in prop_oneof![Just(0u8), Just(3), Just(7)],
-        qp_access in prop_oneof![3 => Just(EVERYTHING), 1 => 0u32..16],
+        qp_access in prop_oneof![
+            3 => Just(EVERYTHING),
+            1 => (0u32..16, any::<bool>())
+                .prop_map(|(rights, flush)| rights | (u32::from(flush) * ACCESS_FLUSH_GLOBAL)),
+        ],
         first in vec(any::<u8>(), usize::from(MEMORY)),
         steps in vec(step(), 1..100),
     ) {

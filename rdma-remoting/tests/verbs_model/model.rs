@@ -8,7 +8,7 @@ use crate::PD;
 use farlane_abi::queue::*;
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::address::{GroupGid, QpNumber};
-use farlane_rdma_remoting::request::{Opcode, RecvWqe, SendWqe, SrqNumber, Target};
+use farlane_rdma_remoting::request::{Flush, Opcode, RecvWqe, SendWqe, SrqNumber, Target};
 pub use memory::{Memory, Region, Window};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -432,6 +432,7 @@ impl Model {
             Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate(_) => {
                 self.send(who, &request, &data)
             }
+            Opcode::Flush(flush) => self.flush(who, &request, flush),
             _ => self.rdma(who, &request, &data, &places),
         });
         match answer {
@@ -540,6 +541,22 @@ impl Model {
             self.arrives(who, length, (WC_FLAG_IMM, request.immediate));
         }
         Ok(())
+    }
+
+    /// Nothing changes: what was written is there.
+    fn flush(&mut self, who: usize, request: &SendWqe, flush: Flush) -> Result<(), Refusal> {
+        let to = self.qps[who].peer;
+        let of = (self.remote_pd(to), to);
+        let memory = &self.sides[self.qps[to].side];
+        let (key, address, right) = (request.rkey, request.remote_address, ACCESS_FLUSH_GLOBAL);
+        let is_open = match flush.length {
+            Some(length) => memory.remote(of, key, address, length, right).is_some(),
+            None => memory.opens(of, key, right),
+        };
+        if is_open && !flush.is_persistent && self.access & right != 0 {
+            return Ok(());
+        }
+        Err(self.refuse(to, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR))
     }
 
     fn move_bytes(

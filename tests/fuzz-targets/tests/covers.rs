@@ -54,8 +54,8 @@ const EVERYTHING: &[u8] = &[
     WC_OPCODE_BIND_WINDOW,
     WC_OPCODE_LOCAL_INVALIDATE,
     WC_OPCODE_ATOMIC_WRITE,
+    WC_OPCODE_FLUSH,
 ];
-/// A flush is an operation of the format that no queue pair carries out.
 const OPERATIONS: u8 = OP_FLUSH + 1;
 
 #[test]

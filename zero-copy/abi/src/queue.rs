@@ -83,8 +83,8 @@ pod! {
         pub remote_addr: U64,
         /// RDMA and atomics: key of the peer's memory. Binding: the window's next key.
         pub rkey: U32,
-        /// Bytes of inline data that follow. Atomics of an extended reliable connection: number of
-        /// the shared receive queue.
+        /// Bytes of inline data that follow. Atomics and flushes of an extended reliable
+        /// connection: number of the shared receive queue.
         pub inline_bytes: U32,
     }
 
@@ -95,6 +95,7 @@ pod! {
     /// |---|---|---|
     /// | [`OP_COMPARE_SWAP`] | value to compare with | value to store |
     /// | [`OP_FETCH_ADD`] | value to add | zero |
+    /// | [`OP_FLUSH`] | length in bytes | low: `FLUSH_*`; high: `FLUSH_OF_*` |
     /// | [`OP_BIND_WINDOW`] | length in bytes | low: key of the region; high: `ACCESS_*` |
     /// | datagrams | low half: address handle; high half: queue pair number | low half: Q_Key |
     /// | extended reliable connections | low half: number of the shared receive queue | zero |
@@ -189,8 +190,17 @@ pub const OP_BIND_WINDOW: u8 = 8;
 pub const OP_SEND_INVALIDATE: u8 = 9;
 /// Write of 8 bytes at the peer at once.
 pub const OP_ATOMIC_WRITE: u8 = 10;
-/// Flush of what was written at the peer.
+/// Flush of what was written at the peer; from version 3 on.
 pub const OP_FLUSH: u8 = 11;
+
+/// Placement types of a flush: what was written is visible to all who see the memory.
+pub const FLUSH_GLOBAL: u32 = 1 << 0;
+/// What was written outlasts a loss of power.
+pub const FLUSH_PERSISTENT: u32 = 1 << 1;
+/// What a flush is of: bytes from its address on.
+pub const FLUSH_OF_RANGE: u32 = 0;
+/// All that its key names.
+pub const FLUSH_OF_REGION: u32 = 1;
 
 /// The request completes into the completion queue.
 pub const SEND_SIGNALED: u8 = 1 << 0;
@@ -258,6 +268,8 @@ numbers! { u8:
     WC_OPCODE_BIND_WINDOW = 5,
     /// Invalidation of a key of the own side.
     WC_OPCODE_LOCAL_INVALIDATE = 6,
+    /// Flush.
+    WC_OPCODE_FLUSH = 8,
     /// Write of 8 bytes at once.
     WC_OPCODE_ATOMIC_WRITE = 9,
     /// Receive.

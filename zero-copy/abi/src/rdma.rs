@@ -122,7 +122,7 @@ pub enum VerbsVersion {
     V1 = 1,
     /// Send requests may have a [`SendTail`](crate::queue::SendTail).
     V2 = 2,
-    /// Shared receive queues may be resized.
+    /// Shared receive queues may be resized; send requests may flush.
     V3 = 3,
 }
 
@@ -620,11 +620,14 @@ impl DeviceLimits {
     #[must_use]
     pub fn of_version(self, version: VerbsVersion) -> Self {
         let since = match version {
-            VerbsVersion::V1 | VerbsVersion::V2 => DEVICE_CAPS_OF_V3,
-            VerbsVersion::V3 => 0,
+            VerbsVersion::V1 | VerbsVersion::V2 => (DEVICE_CAPS_OF_V3, ODP_FLUSH),
+            VerbsVersion::V3 => (0, 0),
         };
+        let (caps, odp) = since;
         Self {
-            device_cap_flags: (self.device_cap_flags.get() & !since).into(),
+            device_cap_flags: (self.device_cap_flags.get() & !caps).into(),
+            odp_rc_caps: (self.odp_rc_caps.get() & !odp).into(),
+            odp_xrc_caps: (self.odp_xrc_caps.get() & !odp).into(),
             ..self
         }
     }
@@ -675,6 +678,8 @@ numbers! { u32:
     ACCESS_REMOTE_ATOMIC = 1 << 3,
     /// Memory windows may be bound to it.
     ACCESS_MW_BIND = 1 << 4,
+    /// The peer may flush it: see to it that what it has written is visible.
+    ACCESS_FLUSH_GLOBAL = 1 << 8,
     /// Hints (relaxed ordering, huge pages) that may be ignored: `IBV_ACCESS_OPTIONAL_RANGE`.
     ACCESS_OPTIONAL = 0x3ff0_0000,
 }
@@ -694,12 +699,14 @@ numbers! { u64:
     /// Memory windows of type 2, which belong to a protection domain and the queue pair that binds
     /// them.
     DEVICE_MEM_WINDOW_TYPE_2B = 1 << 24,
+    /// Flushes that make visible what was written.
+    DEVICE_FLUSH_GLOBAL = 1 << 38,
     /// Writes of 8 bytes at once.
     DEVICE_ATOMIC_WRITE = 1 << 40,
 }
 
 /// Capabilities that come with version 3.
-const DEVICE_CAPS_OF_V3: u64 = DEVICE_SRQ_RESIZE;
+const DEVICE_CAPS_OF_V3: u64 = DEVICE_SRQ_RESIZE | DEVICE_FLUSH_GLOBAL;
 
 // Values of `enum ibv_mw_type`.
 numbers! { u32:
@@ -836,6 +843,8 @@ numbers! { u32:
     ODP_ATOMIC = 16,
     /// Receive by a request of a shared receive queue.
     ODP_SRQ_RECV = 32,
+    /// Flush.
+    ODP_FLUSH = 64,
 }
 
 /// Bit of device_cap_flags: extended reliable connections.
@@ -908,10 +917,15 @@ mod tests {
     fn a_version_has_no_capabilities_of_a_later_one() {
         let all = DeviceLimits {
             device_cap_flags: u64::MAX.into(),
+            odp_rc_caps: u32::MAX.into(),
+            odp_xrc_caps: u32::MAX.into(),
             ..DeviceLimits::default()
         };
-        let flags = |version| all.of_version(version).device_cap_flags.get();
-        assert_eq!(flags(VerbsVersion::V3), u64::MAX);
-        assert_eq!(flags(VerbsVersion::V2), !DEVICE_SRQ_RESIZE);
+        assert_eq!(all.of_version(VerbsVersion::V3), all);
+        let before = all.of_version(VerbsVersion::V2);
+        let later = DEVICE_SRQ_RESIZE | DEVICE_FLUSH_GLOBAL;
+        assert_eq!(before.device_cap_flags.get(), !later);
+        assert_eq!(before.odp_rc_caps.get(), !ODP_FLUSH);
+        assert_eq!(before.odp_xrc_caps.get(), !ODP_FLUSH);
     }
 }

@@ -35,8 +35,8 @@ use farlane_abi::queue::{
     MAX_CQ_ENTRIES, MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, MAX_SGE, MAX_WQ_ENTRIES,
 };
 use farlane_abi::rdma::{
-    ATOMIC_HCA, DEVICE_ATOMIC_WRITE, DEVICE_MEM_WINDOW, DEVICE_MEM_WINDOW_TYPE_2B,
-    DEVICE_SRQ_RESIZE, DEVICE_XRC, DeviceAttr, DeviceLimits, PortAttr,
+    ATOMIC_HCA, DEVICE_ATOMIC_WRITE, DEVICE_FLUSH_GLOBAL, DEVICE_MEM_WINDOW,
+    DEVICE_MEM_WINDOW_TYPE_2B, DEVICE_SRQ_RESIZE, DEVICE_XRC, DeviceAttr, DeviceLimits, PortAttr,
 };
 use groups::{MEMBERS_OF_A_PORT, MEMBERSHIPS_OF_A_PORT};
 pub use objects::{SoftCq, SoftSrq};
@@ -47,7 +47,8 @@ const DEVICE_CAPS: u64 = DEVICE_MEM_WINDOW
     | DEVICE_XRC
     | DEVICE_MEM_WINDOW_TYPE_2B
     | DEVICE_ATOMIC_WRITE
-    | DEVICE_SRQ_RESIZE;
+    | DEVICE_SRQ_RESIZE
+    | DEVICE_FLUSH_GLOBAL;
 
 /// Largest number of queue pairs of the engine.
 const MAX_QUEUE_PAIRS: u32 = 1 << 18;

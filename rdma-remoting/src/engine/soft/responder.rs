@@ -9,7 +9,7 @@ use super::waits::Place;
 use crate::completion_queue::CompletionSink as _;
 use crate::engine::QpNumber;
 use crate::memory::{Access, Part, PdHandle, Use};
-use crate::request::{MemoryKey, RecvWqe, Target, WqeError};
+use crate::request::{Flush, MemoryKey, RecvWqe, Target, WqeError};
 use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::QueueError;
 use crate::xrc::XrcReceives;
@@ -25,6 +25,7 @@ use farlane_abi::rdma::{
 };
 use farlane_sys::warn_limited;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// What a responder answers instead of doing what was asked: a NAK (IBTA 9.7.5.2), where its
 /// transport has answers.
@@ -299,6 +300,34 @@ impl Responder {
     /// Whether the peer has a right.
     fn grants(&self, right: fn(Access) -> bool) -> bool {
         Access::from_wire(self.attr.qp_access_flags.get()).is_some_and(right)
+    }
+
+    /// Flushes memory for a peer. All that it has written through this connection was copied by
+    /// this thread, or by system calls of it, so a fence makes it visible to all. Nothing that it
+    /// writes outlasts a loss of power: that is refused as a right that no memory has.
+    pub fn flush_memory(
+        &mut self,
+        qp: &QpCommon,
+        (rkey, address): (MemoryKey, u64),
+        flush: Flush,
+    ) -> Result<(), Nak> {
+        let is_allowed = !flush.is_persistent && self.grants(Access::flush);
+        let of = (self.remote_pd(qp), qp.binder);
+        let wanted = Use::RemoteFlush;
+        let opened = match flush.length {
+            Some(length) => qp.memory.open_to_peer(of, rkey, address, length, wanted),
+            None => qp.memory.open_all_to_peer(of, rkey, wanted),
+        };
+        match opened {
+            Ok(_) if is_allowed => {
+                fence(Ordering::SeqCst);
+                Ok(())
+            }
+            other => {
+                log::debug!("{}: a flush is refused: {other:?}", qp.number);
+                Err(self.refuse(qp, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR))
+            }
+        }
     }
 
     /// Opens memory for a peer's RDMA write or read, or its atomic operation.

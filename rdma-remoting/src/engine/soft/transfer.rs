@@ -115,6 +115,11 @@ impl<P: Payload> Incoming<'_, P> {
             }
             Opcode::FetchAdd { add } => self.fetch(transfer, budget, AtomicOp::FetchAdd(add)),
             Opcode::AtomicWrite => self.store(transfer, budget),
+            Opcode::Flush(flush) => {
+                let named = (self.request.rkey, self.request.remote_address);
+                self.responder.flush_memory(self.qp, named, flush)?;
+                Ok(true)
+            }
             // They are no messages.
             Opcode::LocalInvalidate(_) | Opcode::Bind(_) => {
                 Err(Refusal::Local(WC_STATUS_LOC_QP_OP_ERR))

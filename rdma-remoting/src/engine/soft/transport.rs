@@ -74,7 +74,8 @@ impl Transport {
             Opcode::Read
             | Opcode::CompareSwap { .. }
             | Opcode::FetchAdd { .. }
-            | Opcode::AtomicWrite => matches!(self, Self::Reliable | Self::XrcInitiator),
+            | Opcode::AtomicWrite
+            | Opcode::Flush(_) => matches!(self, Self::Reliable | Self::XrcInitiator),
             Opcode::LocalInvalidate(_) | Opcode::Bind(_) | Opcode::SendInvalidate(_) => {
                 matches!(self, Self::Reliable | Self::Unreliable | Self::XrcInitiator)
             }

@@ -96,6 +96,19 @@ impl Memory {
         (is_for && bound.access & right != 0 && is_inside).then_some(place)
     }
 
+    /// Whether a key names something for the peer of queue pair `to`.
+    pub fn opens(&self, of: (u32, usize), key: MemoryKey, right: u32) -> bool {
+        let bound = |window: &Window| window.bound.as_ref().map(|bound| bound.place.clone());
+        let window = self.windows.iter().find(|window| window.key == key);
+        let place = window.map_or(Some(0..self.bytes.len()), bound);
+        let length = |place: &Range<usize>| (place.end - place.start) as u64;
+        place.is_some_and(|place| {
+            let address = IOVA + place.start as u64;
+            self.remote(of, key, address, length(&place), right)
+                .is_some()
+        })
+    }
+
     pub fn bind(&mut self, by: usize, binding: &Binding) -> bool {
         let leads = |window: &Window| window.key.0 >> 8 == binding.window.0 >> 8;
         let Some(which) = self.windows.iter().position(leads) else {
@@ -105,7 +118,8 @@ impl Memory {
         if is_second && (self.windows[1].bound.is_some() || binding.length == 0) {
             return false;
         }
-        let remote = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
+        let remote =
+            ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC | ACCESS_FLUSH_GLOBAL;
         if binding.access & !(remote | ACCESS_LOCAL_WRITE) != 0 {
             return false;
         }
@@ -116,6 +130,7 @@ impl Memory {
             if binding.access & writes != 0 {
                 needs |= ACCESS_LOCAL_WRITE;
             }
+            needs |= binding.access & ACCESS_FLUSH_GLOBAL;
             let region = self.region(PD, binding.region);
             if region.is_none_or(|region| region.access & needs != needs) {
                 return false;

@@ -4,16 +4,17 @@
 use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_abi::queue::{
     CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_ENTRIES, CQ_OFF_PRODUCED, Completion, CqLayout,
-    MAX_INLINE_BYTES, MAX_SGE, OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FLUSH,
-    OP_LOCAL_INVALIDATE, OP_SEND_INVALIDATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED,
+    FLUSH_OF_REGION, MAX_INLINE_BYTES, MAX_SGE, OP_BIND_WINDOW, OP_COMPARE_SWAP, OP_FETCH_ADD,
+    OP_FLUSH, OP_LOCAL_INVALIDATE, OP_SEND_INVALIDATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED,
     QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry,
     SEND_TAIL, SendEntry, SendTail, Sge, SrqLayout, WC_STATUS_SUCCESS,
 };
 use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
-    ACCESS_REMOTE_WRITE, MULTICAST_QPN, QP_STATE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT,
-    QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, QpAttr,
-    UC_TO_RTR, UC_TO_RTS, UD_TO_INIT, UD_TO_RTR, UD_TO_RTS, VerbsVersion, XRC_TARGET_TO_RTS,
+    ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_REMOTE_ATOMIC,
+    ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, MULTICAST_QPN, QP_STATE, QP_TO_INIT, QP_TO_RTR,
+    QP_TO_RTS, QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_RECV,
+    QPT_XRC_SEND, QpAttr, UC_TO_RTR, UC_TO_RTS, UD_TO_INIT, UD_TO_RTR, UD_TO_RTS, VerbsVersion,
+    XRC_TARGET_TO_RTS,
 };
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_rdma_remoting::address::{
@@ -22,7 +23,7 @@ use farlane_rdma_remoting::address::{
 use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
 use farlane_rdma_remoting::engine::soft::{SoftCq, SoftEngine, SoftSrq};
 use farlane_rdma_remoting::engine::{
-    EngineQp, ContextSpec, EngineContext as _, PortAddress, QpSpec, Receives,
+    ContextSpec, EngineContext as _, EngineQp, PortAddress, QpSpec, Receives,
 };
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle, WindowKind};
 use farlane_rdma_remoting::request::{
@@ -57,7 +58,8 @@ const EVERYTHING: u32 = ACCESS_LOCAL_WRITE
     | ACCESS_REMOTE_WRITE
     | ACCESS_REMOTE_READ
     | ACCESS_REMOTE_ATOMIC
-    | ACCESS_MW_BIND;
+    | ACCESS_MW_BIND
+    | ACCESS_FLUSH_GLOBAL;
 /// Memory windows: their kinds and protection domains.
 const WINDOWS: [(WindowKind, u32); 3] = [
     (WindowKind::One, 1),
@@ -331,7 +333,8 @@ impl<'a> End<'a> {
         self.modify(QPS_RESET, 0, QpAttr::default());
         let attr = QpAttr {
             port_num: 1,
-            qp_access_flags: (u32::from(!bits & 7) | ACCESS_REMOTE_ATOMIC).into(),
+            qp_access_flags: (u32::from(!bits & 7) | ACCESS_REMOTE_ATOMIC | ACCESS_FLUSH_GLOBAL)
+                .into(),
             ..QpAttr::default()
         };
         self.modify(QPS_INIT, to_init, attr);
@@ -423,7 +426,8 @@ impl<'a> End<'a> {
             VerbsVersion::V2 | VerbsVersion::V3 => OP_FLUSH + 1,
         };
         let (opcode, flags, sges) = (input.u8() % opcodes, input.u8() % 32, input.u8() % 18);
-        let is_fetch = matches!(opcode, OP_COMPARE_SWAP | OP_FETCH_ADD);
+        // Operations on the peer's memory that have operands.
+        let has_operands = matches!(opcode, OP_COMPARE_SWAP | OP_FETCH_ADD | OP_FLUSH);
         // Which side's keys the operation names.
         let (own, named) = match opcode {
             OP_BIND_WINDOW => (self, self),
@@ -444,12 +448,14 @@ impl<'a> End<'a> {
             rkey: Self::any_key(named, input).into(),
             inline_bytes: match &peer.domain {
                 // Their operands leave no other place for the number.
-                Some((_, number)) if is_fetch => (number.get() ^ u32::from(input.u8() >> 7)).into(),
+                Some((_, number)) if has_operands => {
+                    (number.get() ^ u32::from(input.u8() >> 7)).into()
+                }
                 _ => u32::from(input.u8()).into(),
             },
         };
         let mut bytes = head.as_bytes().to_vec();
-        if self.layout.version == VerbsVersion::V2 && flags & SEND_TAIL != 0 {
+        if self.layout.version > VerbsVersion::V1 && flags & SEND_TAIL != 0 {
             let tail = match self.kind {
                 QPT_UD => {
                     let numbers = [self.qp.number(), peer.qp.number()].map(QpNumber::get);
@@ -457,11 +463,18 @@ impl<'a> End<'a> {
                     let (handle, qkey) = (input.u8() % 6, input.u8() % 2);
                     SendTail::datagram(handle.into(), *input.pick(&numbers), qkey.into())
                 }
-                QPT_XRC_SEND if opcode != OP_BIND_WINDOW && !is_fetch => {
+                QPT_XRC_SEND if opcode != OP_BIND_WINDOW && !has_operands => {
                     let number = peer.domain.as_ref().map_or(0, |(_, number)| number.get());
                     SendTail {
                         a: u64::from(number ^ u32::from(input.u8() >> 7)).into(),
                         b: 0.into(),
+                    }
+                }
+                _ if opcode == OP_FLUSH => {
+                    let (length, what) = (Self::length(input), u64::from(input.u8()));
+                    SendTail {
+                        a: u64::from(length).into(),
+                        b: (((what >> 7) * u64::from(FLUSH_OF_REGION)) << 32 | what & 7).into(),
                     }
                 }
                 _ => {
@@ -656,7 +669,7 @@ fn format(version: VerbsVersion) -> SendFormat {
 /// The parsers alone, which must find no more in an entry than there is.
 fn parse(entry: &[u8]) {
     let mut send = SendWqe::default();
-    for version in [VerbsVersion::V1, VerbsVersion::V2] {
+    for version in [VerbsVersion::V1, VerbsVersion::V2, VerbsVersion::V3] {
         if send.parse_as(&format(version), entry).is_err() {
             continue;
         }
@@ -688,7 +701,7 @@ pub fn run(data: &[u8]) {
         let flags = input.u8();
         let version = match flags & 8 {
             0 => VerbsVersion::V1,
-            _ => VerbsVersion::V2,
+            _ => VerbsVersion::V3,
         };
         let layout = QpLayout::of(
             version,

@@ -13,6 +13,7 @@
 mod atomics;
 mod calls;
 mod datagrams;
+mod flushes;
 mod maps;
 mod packets;
 mod pair;
@@ -75,6 +76,7 @@ fn attack(witness: &Path) -> Result<bool, Failure> {
     work::attack(&device, &witness, &mut table)?;
     datagrams::attack(&device, &witness, &mut table)?;
     atomics::attack(&device, &witness, &mut table)?;
+    flushes::attack(&device, &witness, &mut table)?;
     windows::attack(&device, &witness, &mut table)?;
     shared::attack(&device, &witness, &mut table)?;
     Ok(table.close())

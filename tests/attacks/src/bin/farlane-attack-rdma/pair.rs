@@ -211,7 +211,7 @@ impl Qp {
         self.produced.set(produced.load(Ordering::Acquire));
         let init = QpAttr {
             port_num: 1,
-            qp_access_flags: ALL.into(),
+            qp_access_flags: (ALL | rdma::ACCESS_FLUSH_GLOBAL).into(),
             ..state(rdma::QPS_INIT)
         };
         self.modify(session, rdma::QP_TO_INIT, init)?;

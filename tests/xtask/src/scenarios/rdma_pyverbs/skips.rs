@@ -71,12 +71,6 @@ pub const SKIPS: &[Skip] = &[
         in_guest: false,
     },
     Skip {
-        reason: "Create custom mr with additional access flags 258 is not supported",
-        at_most: 2,
-        because: "no FLUSH",
-        in_guest: true,
-    },
-    Skip {
         reason: "There are no huge pages of size 2M allocated",
         at_most: 3,
         because: "no huge page that the kernel keeps for programs (`vm.nr_hugepages`)",
