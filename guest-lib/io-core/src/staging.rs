@@ -1,18 +1,27 @@
 //! Between files and device memory that is not mapped: chunk by chunk through a buffer, in two
 //! halves where the device copies by itself. Then one chunk is between file and buffer while the
-//! one before, or after, is between buffer and device.
+//! one before, or after, is between buffer and device. Long reads are shared by threads.
 
 use crate::bounce::{Bounce, LARGE_BYTES, SMALL_BYTES};
 use crate::provider::Provider;
 use crate::sys::{self, Direction};
+use farlane_transport::with_signals_blocked;
 use rustix::io::Errno;
+use std::num::NonZero;
 use std::os::fd::RawFd;
+use std::sync::OnceLock;
+use std::thread::Builder;
 
 /// Fewest and most bytes of a chunk; between them it is a quarter of the request. On an H200 1 MiB
 /// of the page cache went at 7.2 GB/s in chunks of 256 KiB and 6.3 GB/s in one, 64 MiB at 8.3 GB/s
 /// in chunks of 1 MiB and 7.8 GB/s in those of 256 KiB (`pread` alone: 8.9 GB/s).
 const CHUNK_MIN: usize = SMALL_BYTES;
 const CHUNK_MAX: usize = LARGE_BYTES / 2;
+/// Most threads that share a read, and fewest bytes for each: one copies out of the page cache at a
+/// sixth of what the bus to the device can do. Writes are not shared, as most file systems take one
+/// at a time of a file.
+const READERS: usize = 4;
+const READER_BYTES: usize = 4 << 20;
 
 /// Device memory, and a buffer that its content goes through.
 struct Stage<'a> {
@@ -103,7 +112,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Reads from the file: the bytes that have arrived, and what ended it before.
-    fn read(&mut self, fd: RawFd, offset: u64) -> (usize, Result<(), Errno>) {
+    fn read(&mut self, fd: RawFd, offset: u64) -> Part {
         let (mut arrived, mut copying) = (0, 0);
         let mut step = || {
             while arrived + copying < self.length {
@@ -136,7 +145,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Writes to the file: the bytes that it has taken, and what ended it before.
-    fn write(&mut self, fd: RawFd, offset: u64) -> (usize, Result<(), Errno>) {
+    fn write(&mut self, fd: RawFd, offset: u64) -> Part {
         let mut written = 0;
         let mut step = || {
             self.copy_out(0)?;
@@ -173,6 +182,68 @@ impl Drop for Stage<'_> {
     }
 }
 
+/// What a part of a read has moved, and what ended it before.
+type Part = (usize, Result<(), Errno>);
+
+fn read_part(fd: RawFd, provider: &dyn Provider, memory: (usize, usize), offset: u64) -> Part {
+    match Stage::new(provider, Direction::Read, memory) {
+        Ok(mut stage) => stage.read(fd, offset),
+        Err(error) => (0, Err(error)),
+    }
+}
+
+/// How many threads share a read of that length.
+fn readers(length: usize) -> usize {
+    static PROCESSORS: OnceLock<usize> = OnceLock::new();
+    let most = (length / READER_BYTES).min(READERS);
+    if most <= 1 {
+        return 1;
+    }
+    let found = || std::thread::available_parallelism().map_or(1, NonZero::get);
+    most.min(*PROCESSORS.get_or_init(found))
+}
+
+/// Reads to equal parts of the memory at the same time, in this thread and others, which get no
+/// signals and end with the call. Parts count up to the first one that is short.
+fn read_in_parts(
+    fd: RawFd,
+    provider: &dyn Provider,
+    (address, length): (usize, usize),
+    offset: u64,
+    readers: usize,
+) -> Part {
+    let share = length.div_ceil(readers).next_multiple_of(CHUNK_MAX);
+    let part = |start: usize| {
+        let memory = (address + start, share.min(length - start));
+        read_part(fd, provider, memory, offset + start as u64)
+    };
+    let others = (share..length).step_by(share);
+    std::thread::scope(|scope| {
+        let others: Vec<_> = with_signals_blocked(|| {
+            let begin = |start| {
+                let thread = Builder::new().name("farlane-io".into());
+                (start, thread.spawn_scoped(scope, move || part(start)).ok())
+            };
+            others.map(begin).collect()
+        });
+        let (mut moved, mut result) = part(0);
+        for (start, thread) in others {
+            let is_whole = result.is_ok() && moved == start;
+            // A program may have as many threads as it is allowed.
+            let (more, end) = match thread {
+                Some(thread) => thread.join().unwrap_or((0, Err(Errno::FAULT))),
+                None if is_whole => part(start),
+                None => (0, Ok(())),
+            };
+            if is_whole {
+                moved += more;
+                result = end;
+            }
+        }
+        (moved, result)
+    })
+}
+
 /// Moves `length` bytes between `offset` of a file and `address` in memory of `provider` that is
 /// not mapped; a read ends at the end of the file.
 ///
@@ -185,10 +256,10 @@ pub(crate) fn transfer(
     memory: (usize, usize),
     offset: u64,
 ) -> Result<usize, Errno> {
-    let mut stage = Stage::new(provider, direction, memory)?;
-    let (moved, result) = match direction {
-        Direction::Read => stage.read(fd, offset),
-        Direction::Write => stage.write(fd, offset),
+    let (moved, result) = match (direction, readers(memory.1)) {
+        (Direction::Read, 1) => read_part(fd, provider, memory, offset),
+        (Direction::Read, readers) => read_in_parts(fd, provider, memory, offset, readers),
+        (Direction::Write, _) => Stage::new(provider, direction, memory)?.write(fd, offset),
     };
     match result {
         Err(error) if moved == 0 => Err(error),

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define SIZE (1 << 20)
+#define SIZE (16 << 20)
 #define SUCCESS 0
 #define INVALID_VALUE 1
 #define INVALID_CONTEXT 201

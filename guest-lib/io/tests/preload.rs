@@ -214,7 +214,12 @@ fn a_process_that_is_killed_leaves_position_and_file_as_far_as_it_has_written() 
 
 /// Runs a story with the CUDA driver of the tests; what it tells.
 fn cuda_story(name: &str) -> String {
-    let (folder, path, _) = file(2 << 20);
+    cuda_story_of(name, 2 << 20)
+}
+
+/// The same with a file of that length.
+fn cuda_story_of(name: &str, length: usize) -> String {
+    let (folder, path, _) = file(length);
     let driver = folder.path().join("libcuda.so.1");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_cuda.c");
     let words = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1", "-o"];
@@ -249,6 +254,15 @@ fn memory_of_a_cuda_driver_is_copied_while_the_file_is_read_or_written() {
     assert_eq!(
         cuda_story("cuda_pinned"),
         format!("{} 0 0 20\n", 4 * round + broken)
+    );
+}
+
+#[test]
+fn long_reads_to_memory_of_a_cuda_driver_are_shared_by_threads() {
+    let moved = 2 * (16 << 20) + 13_000_000 + 7 + (8 << 20);
+    assert_eq!(
+        cuda_story_of("cuda_shared", 20 << 20),
+        format!("{moved} 0 0 7\n")
     );
 }
 

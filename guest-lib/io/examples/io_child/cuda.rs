@@ -6,6 +6,9 @@ use std::ffi::{CStr, c_int, c_void};
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
 
+/// Bytes of an allocation.
+const SIZE: usize = 16 << 20;
+
 /// What the driver of the tests has besides the functions of a driver: each takes the number of an
 /// allocation or a device.
 struct Driver {
@@ -89,7 +92,6 @@ pub fn of_no_context(file: &File, content: &[u8]) -> Result<()> {
 /// Memory that is mapped in a reservation of addresses, and addresses that are memory of the
 /// program after an allocation.
 pub fn mapped(file: &File, content: &[u8]) -> Result<()> {
-    const MAPPED: usize = 1 << 20;
     let driver = Driver::load()?;
     let fd = file.as_raw_fd();
     // SAFETY: device pointers go to calls only; the program's memory is mapped and large enough.
@@ -99,7 +101,7 @@ pub fn mapped(file: &File, content: &[u8]) -> Result<()> {
         ensure!(bytes(device, 0, 50_000) == &content[11..50_011]);
         // Past the end of what is mapped: nothing is moved, nor the position.
         ensure!(libc::lseek(fd, 777, libc::SEEK_SET) == 777);
-        let end = at.wrapping_add(MAPPED - 1000);
+        let end = at.wrapping_add(SIZE - 1000);
         let parts = [vector(end, 0, 4096)];
         ensure!(libc::readv(fd, parts.as_ptr(), 1) == -1 && errno() == libc::EFAULT);
         ensure!(libc::pread(fd, at.cast(), 50_000, 11) == 50_000);
@@ -107,19 +109,19 @@ pub fn mapped(file: &File, content: &[u8]) -> Result<()> {
             libc::read(fd, end.cast(), 4096),
             libc::write(fd, end.cast(), 4096),
             libc::pread(fd, end.cast(), 4096, 0),
-            libc::pread(fd, at.wrapping_add(MAPPED).cast(), 4096, 0),
+            libc::pread(fd, at.wrapping_add(SIZE).cast(), 4096, 0),
         ];
         ensure!(refused == [-1; 4] && errno() == libc::EFAULT, "{refused:?}");
         ensure!(libc::lseek(fd, 0, libc::SEEK_CUR) == 777, "The position");
         ensure!(libc::read(fd, end.cast(), 1000) == 1000);
-        ensure!(bytes(device, MAPPED - 1000, 1000) == &content[777..1777]);
+        ensure!(bytes(device, SIZE - 1000, 1000) == &content[777..1777]);
         (driver.free)(1);
         // Adopted, gone, and used again by the program, which nobody tells.
         let at = (driver.allocate)(1);
         ensure!(libc::pread(fd, at.cast(), 4096, 0) == 4096);
         (driver.free)(1);
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        ensure!(libc::mprotect(at.cast(), MAPPED, access) == 0);
+        ensure!(libc::mprotect(at.cast(), SIZE, access) == 0);
         let parts = [vector(at, 0, 3000), vector(at, 50_000, 5000)];
         ensure!(libc::preadv(fd, parts.as_ptr(), 2, 5) == 8000, "preadv");
         ensure!(bytes(at, 0, 3000) == &content[5..3005]);
@@ -162,7 +164,7 @@ pub fn cuda(file: &File, content: &[u8]) -> Result<()> {
         ensure!(back == bytes(device, 0, 10_000), "Other bytes in the file");
         at_position_and_end(file, content, at, device)?;
         // Beyond the allocation, and after it is gone.
-        let beyond = at.wrapping_add((1 << 20) - 10).cast();
+        let beyond = at.wrapping_add(SIZE - 10).cast();
         ensure!(
             libc::pread(fd, beyond, 4096, 0) == -1 && errno() == libc::EFAULT,
             "Beyond the end"
@@ -268,6 +270,63 @@ pub fn pinned(file: &File, content: &[u8]) -> Result<()> {
             libc::pwrite(fd, at.cast(), ALL, end),
         ];
         ensure!(moved == [-1; 2] && errno() == libc::EFAULT, "{moved:?}");
+        (driver.free)(0);
+    }
+    Ok(())
+}
+
+/// Reads that threads share.
+pub fn shared(file: &File, content: &[u8]) -> Result<()> {
+    let driver = Driver::load()?;
+    let fd = file.as_raw_fd();
+    let end = i64::try_from(content.len())?;
+    // SAFETY: device pointers go to calls only.
+    unsafe {
+        (driver.register)(2);
+        let (at, device) = ((driver.allocate)(0), (driver.content)(0));
+        // Up to the end of the file, which lies in the last part, in the first one, between two.
+        for (offset, left) in [(1, SIZE), (end - 13_000_000, 13_000_000), (end - 7, 7)] {
+            let moved = libc::pread(fd, at.cast(), SIZE, offset);
+            ensure!(
+                moved == left.cast_signed(),
+                "{moved} at {offset}, errno {}",
+                errno()
+            );
+            let from = usize::try_from(offset)?;
+            ensure!(
+                bytes(device, 0, left) == &content[from..from + left],
+                "At {offset}"
+            );
+        }
+        let moved = libc::pread(fd, at.cast(), SIZE, end - (8 << 20));
+        ensure!(moved == 8 << 20, "{moved} up to the end of a part");
+        ensure!(libc::pread(fd, at.cast(), SIZE, end) == 0, "Behind the end");
+        // Every thread's copies are failures; then no thread can be made.
+        (driver.break_after)(0);
+        let moved = libc::pread(fd, at.cast(), SIZE, 0);
+        ensure!(moved == -1 && errno() == libc::EFAULT, "Broken: {moved}");
+        (driver.break_after)(c_int::MAX);
+        let none = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        ensure!(libc::setrlimit(libc::RLIMIT_NPROC, &raw const none) == 0);
+        // The limit is not root's.
+        if libc::geteuid() == 0 {
+            ensure!(libc::setresuid(65534, 65534, 65534) == 0);
+        }
+        let thread = std::thread::Builder::new().spawn(|| ());
+        ensure!(thread.is_err(), "A thread can be made");
+        let moved = libc::pread(fd, at.cast(), SIZE, 2);
+        ensure!(
+            moved == SIZE.cast_signed(),
+            "Without threads: {moved}, errno {}",
+            errno()
+        );
+        ensure!(
+            bytes(device, 0, SIZE) == &content[2..2 + SIZE],
+            "Without threads"
+        );
         (driver.free)(0);
     }
     Ok(())

@@ -454,6 +454,7 @@ fn main() -> Result<()> {
         "cuda" => cuda::cuda(&file, &content)?,
         "cuda_mappings" => cuda::mapped(&file, &content)?,
         "cuda_pinned" => cuda::pinned(&file, &content)?,
+        "cuda_shared" => cuda::shared(&file, &content)?,
         "cuda_contexts" => cuda::of_no_context(&file, &content)?,
         "guards" => guards::guards(file, path)?,
         "moves" => moves::moves(&file, &content)?,
