@@ -8,7 +8,7 @@ use farlane_abi::queue::{
     OP_RDMA_WRITE, OP_SEND, WC_STATUS_LOC_PROT_ERR, WC_STATUS_REM_ACCESS_ERR, WC_STATUS_SUCCESS,
     WC_STATUS_WR_FLUSH_ERR,
 };
-use farlane_rdma_client::{Completion, Mr};
+use farlane_rdma_client::{Buffer, Completion, Mr};
 use std::path::Path;
 
 /// Completions that are taken at once.
@@ -21,6 +21,9 @@ const NOT_READY: usize = 64;
 const FLUSHED: usize = 63;
 /// What a storm of registrations registers.
 const REGISTERED: usize = 1 << 20;
+/// What a storm of buffers allocates: as much as the backend clears at once, and far more.
+const ALLOCATED: usize = 256 << 10;
+const MUCH: usize = 64 << 20;
 
 /// What an attacker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -43,6 +46,10 @@ pub enum Attack {
     Registrations,
     /// 16 threads that make queue pairs and destroy them.
     Creations,
+    /// 16 threads that allocate buffers of 256 KiB and free them.
+    Buffers,
+    /// The same, 4 of them buffers of 64 MiB, in which something is moved before.
+    LargeBuffers,
 }
 
 /// Queue pairs that always have requests under way.
@@ -68,7 +75,7 @@ pub fn run(attack: Attack, socket: &Path) -> Result<()> {
         Attack::OddPieces => flow(1, 256, [61, ELEMENTS]).run(socket),
         Attack::NotReady => not_ready(socket),
         Attack::Errors => errors(socket),
-        Attack::Registrations => storm(socket, |program| {
+        Attack::Registrations => storm(socket, |_, program| {
             let address = program.mr.address();
             let rights = crate::rig::ACCESS;
             // SAFETY: the memory is never freed.
@@ -76,7 +83,12 @@ pub fn run(attack: Attack, socket: &Path) -> Result<()> {
                 .destroy()?;
             Ok(())
         }),
-        Attack::Creations => storm(socket, |program| program.queue_pair(16).map(drop)),
+        Attack::Creations => storm(socket, |_, program| program.queue_pair(16).map(drop)),
+        Attack::Buffers => storm(socket, |_, program| allocate(program)),
+        Attack::LargeBuffers => storm(socket, |thread, program| match thread {
+            0 => allocate_and_use(program),
+            _ => allocate(program),
+        }),
     }
 }
 
@@ -174,8 +186,29 @@ fn errors(socket: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes calls in several threads of several contexts.
-fn storm(socket: &Path, call: impl Fn(&Program) -> Result<()> + Sync) -> Result<()> {
+fn allocate(program: &Program) -> Result<()> {
+    Buffer::in_host_memory(program.pd.context(), ALLOCATED)?;
+    Ok(())
+}
+
+/// Has the backend touch all of a buffer: it moves one half to the other.
+fn allocate_and_use(program: &Program) -> Result<()> {
+    let buffer = Buffer::in_host_memory(program.pd.context(), MUCH)?;
+    let address = buffer.address() as u64;
+    let whole = (0, MUCH);
+    let mr = Mr::register_buffer(&program.pd, &buffer, whole, address, crate::rig::ACCESS)?;
+    let pair = program.pair(1)?;
+    program.move_within(&pair, &mr, MUCH / 2)?;
+    check(
+        &program.poll(&mut [Completion::default()])?[0],
+        WC_STATUS_SUCCESS,
+    )?;
+    mr.destroy()?;
+    Ok(())
+}
+
+/// Makes calls in several threads of several contexts: each says which one of its context it is.
+fn storm(socket: &Path, call: impl Fn(usize, &Program) -> Result<()> + Sync) -> Result<()> {
     let [contexts, threads] = STORM;
     let programs: Vec<Program> = (0..contexts)
         .map(|_| Program::open(socket, 16))
@@ -184,12 +217,12 @@ fn storm(socket: &Path, call: impl Fn(&Program) -> Result<()> + Sync) -> Result<
     std::thread::scope(|scope| {
         let each = programs
             .iter()
-            .flat_map(|one| std::iter::repeat_n(one, threads));
-        for program in each {
+            .flat_map(|one| std::iter::repeat_n(one, threads).enumerate());
+        for (thread, program) in each {
             let call = &call;
             scope.spawn(move || {
                 loop {
-                    if let Err(e) = call(program) {
+                    if let Err(e) = call(thread, program) {
                         eprintln!("{e:?}");
                         std::process::exit(1);
                     }

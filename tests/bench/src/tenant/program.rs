@@ -131,6 +131,25 @@ impl Program {
         Ok(())
     }
 
+    /// A write of so many bytes from the beginning of a region to those behind them.
+    pub fn move_within(&self, [qp, _]: &Pair, region: &Mr, bytes: usize) -> Result<()> {
+        let from = region.address() as u64;
+        qp.post_send(&SendRequest {
+            wr_id: 0,
+            opcode: OP_RDMA_WRITE,
+            flags: SEND_SIGNALED,
+            imm: 0,
+            remote_addr: from + bytes as u64,
+            rkey: region.rkey(),
+            payload: Payload::Gather(&[Sge {
+                addr: from.into(),
+                length: u32::try_from(bytes)?.into(),
+                lkey: region.lkey().into(),
+            }]),
+        })?;
+        Ok(())
+    }
+
     pub fn post_receive(&self, qp: &Qp, bytes: usize) -> Result<()> {
         qp.post_recv(&RecvRequest {
             wr_id: 0,

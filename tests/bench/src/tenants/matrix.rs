@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Beside whom an attacker's figures are told: ib_write_bw as it is without options.
 const ORDINARY: &str = "ordinary";
 /// Names of attackers, and what they do.
-const ATTACKS: [(&str, &str); 8] = [
+const ATTACKS: [(&str, &str); 10] = [
     ("large-flow", "8 MiB writes, 8 under way"),
     ("many-queue-pairs", "2,000 busy queue pairs"),
     ("tiny-messages", "8-byte writes, 256 under way"),
@@ -28,6 +28,8 @@ const ATTACKS: [(&str, &str); 8] = [
     ("errors", "requests that fail, and flushes"),
     ("registrations", "16 threads that register 1 MiB"),
     ("creations", "16 threads that make queue pairs"),
+    ("buffers", "16 threads that allocate 256 KiB"),
+    ("large-buffers", "the same, 4 of them 64 MiB"),
 ];
 
 /// How long the victim's latency is measured, and how many samples there are at least: of fewer
