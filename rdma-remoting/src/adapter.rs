@@ -2,7 +2,6 @@
 //! context, and the ports' addresses.
 
 use crate::context::Context;
-use crate::control::Control;
 use crate::counters::Counters;
 use crate::engine::{Engine, PortAddress, RawGid};
 use crate::ledger::Ledger;
@@ -62,8 +61,6 @@ pub(crate) struct Adapter {
     /// What its ports share, and none may take alone.
     pub ledger: Arc<Ledger>,
     pub workers: Vec<Worker>,
-    /// Carries out calls in their place, where it was started.
-    pub control: Arc<Control>,
     pub lids: Arc<Lids>,
 }
 
@@ -79,7 +76,6 @@ impl Adapter {
             counters,
             ledger,
             workers,
-            control: Arc::default(),
             lids: Arc::default(),
         }
     }
@@ -117,8 +113,8 @@ impl Adapter {
         }
     }
 
-    /// Takes contexts from their workers. When it returns, they get no turn any more, and no call
-    /// of theirs is carried out: where one has its turn, or a call, just now, after that.
+    /// Takes contexts from their workers. When it returns, they get no turn any more: where one has
+    /// its turn just now, after that.
     pub fn discharge_all(&self, contexts: &[Arc<Context>]) {
         let all: HashSet<_> = contexts.iter().map(Arc::as_ptr).collect();
         let workers = self.workers.iter();
@@ -128,8 +124,6 @@ impl Adapter {
         for (worker, generation) in changed {
             worker.wait_left(&all, generation);
         }
-        // No worker hands one of them over any more.
-        self.control.withdraw(&all);
     }
 
     /// Gives a port with this GID a LID, until [`forget_port`](Self::forget_port).

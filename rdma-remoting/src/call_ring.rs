@@ -41,8 +41,6 @@ pub struct Served {
     pub calls: u32,
     /// A caller sleeps and must be woken.
     pub wake: bool,
-    /// The call that comes next is none of those that were to be answered.
-    pub next_is_other: bool,
 }
 
 impl CallRing {
@@ -72,97 +70,45 @@ impl CallRing {
     pub fn serve<C: Fn() -> bool>(
         &mut self,
         clock: impl FnOnce() -> C,
-        call: impl FnMut(u32, &[u8], &mut [u8]) -> Result<usize, Errno>,
-    ) -> Result<Served, CallRingError> {
-        self.serve_those(clock, |_| true, call)
-    }
-
-    /// The same, but up to the first call whose number is not one of those.
-    ///
-    /// # Errors
-    /// As [`serve`](Self::serve).
-    pub fn serve_those<C: Fn() -> bool>(
-        &mut self,
-        clock: impl FnOnce() -> C,
-        is_one: impl Fn(u32) -> bool,
         mut call: impl FnMut(u32, &[u8], &mut [u8]) -> Result<usize, Errno>,
     ) -> Result<Served, CallRingError> {
-        let waiting = self.waiting()?;
-        let is_over = (waiting > 1).then(clock);
-        let (mut calls, mut next_is_other) = (0, false);
-        while calls < waiting {
-            let head = self.head()?;
-            if !is_one(head.number.get()) {
-                next_is_other = true;
-                break;
-            }
-            self.serve_one(head, &mut call)?;
-            calls += 1;
-            if calls < waiting && is_over.as_ref().is_some_and(|is_over| is_over()) {
-                break;
-            }
-        }
-        self.served(calls, next_is_other)
-    }
-
-    /// Answers one call, whatever its number, where there is one.
-    ///
-    /// # Errors
-    /// As [`serve`](Self::serve).
-    pub fn serve_next(
-        &mut self,
-        mut call: impl FnMut(u32, &[u8], &mut [u8]) -> Result<usize, Errno>,
-    ) -> Result<Served, CallRingError> {
-        let calls = self.waiting()?.min(1);
-        if calls > 0 {
-            let head = self.head()?;
-            self.serve_one(head, &mut call)?;
-        }
-        self.served(calls, false)
-    }
-
-    /// How many calls wait.
-    fn waiting(&self) -> Result<u32, CallRingError> {
         let submitted = self
             .memory
             .word(OFF_CALL_SUBMITTED)?
             .load(Ordering::Acquire);
         let waiting = submitted.wrapping_sub(self.completed);
+        if waiting == 0 {
+            return Ok(Served::default());
+        }
         if waiting > CALL_SLOTS {
             return Err(CallRingError::Index {
                 submitted,
                 completed: self.completed,
             });
         }
-        Ok(waiting)
-    }
-
-    fn served(&self, calls: u32, next_is_other: bool) -> Result<Served, CallRingError> {
+        let is_over = (waiting > 1).then(clock);
+        let mut calls = 0;
+        while calls < waiting {
+            self.serve_one(&mut call)?;
+            calls += 1;
+            if calls < waiting && is_over.as_ref().is_some_and(|is_over| is_over()) {
+                break;
+            }
+        }
         Ok(Served {
             calls,
-            wake: calls > 0 && wake::must_wake(self.memory.word(OFF_CALLER_WAITING)?),
-            next_is_other,
+            wake: wake::must_wake(self.memory.word(OFF_CALLER_WAITING)?),
         })
-    }
-
-    /// Where the next call is.
-    fn slot(&self) -> usize {
-        let index = to_usize(u64::from(self.completed % CALL_SLOTS));
-        OFF_CALL_RING + index * CALL_SLOT_BYTES
-    }
-
-    /// The head of the next call, as it is now.
-    fn head(&self) -> Result<CallHeader, CallRingError> {
-        Ok(self.memory.read(self.slot())?)
     }
 
     fn serve_one(
         &mut self,
-        head: CallHeader,
         call: &mut impl FnMut(u32, &[u8], &mut [u8]) -> Result<usize, Errno>,
     ) -> Result<(), CallRingError> {
-        let slot = self.slot();
+        let index = to_usize(u64::from(self.completed % CALL_SLOTS));
+        let slot = OFF_CALL_RING + index * CALL_SLOT_BYTES;
         let payload = slot + size_of::<CallHeader>();
+        let head: CallHeader = self.memory.read(slot)?;
         let length = to_usize(head.length.get().into());
         let mut result = [0; CALL_PAYLOAD_BYTES];
         let outcome = if length > CALL_PAYLOAD_BYTES {
@@ -271,8 +217,7 @@ mod tests {
             served,
             Served {
                 calls: 1,
-                wake: true,
-                next_is_other: false,
+                wake: true
             }
         );
         let head: CallHeader = memory.read(OFF_CALL_RING).unwrap();

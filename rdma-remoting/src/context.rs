@@ -3,7 +3,6 @@
 use crate::address_handles::AddressHandles;
 use crate::async_ring::{AsyncRing, EventSink};
 use crate::call_ring::{CallRing, CallRingError};
-use crate::control::Control;
 use crate::counters::{self, Counters};
 use crate::engine::{ContextSpec, Destination, Engine, EngineContext, PortAddress, RawGid};
 use crate::inbox::Inbox;
@@ -14,10 +13,7 @@ use crate::ready::Ready;
 use crate::segment::Segment;
 use crate::throughput::Throughput;
 use farlane_abi::Errno;
-use farlane_abi::arena::{
-    BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_CALL_COMPLETED,
-    OFF_CALL_SUBMITTED, OFF_DEAD,
-};
+use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
 use farlane_abi::control::{EVENT_WAKE, MAX_SEGMENT_BYTES};
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::width::to_u64;
@@ -30,7 +26,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// A region that the process's kernel has vouched for.
 enum Attached {
@@ -47,25 +43,9 @@ enum Attached {
 
 pub(crate) struct Header {
     pub memory: SharedMemory,
-    /// Taken by the worker that serves the context, or by the control thread while a call is away,
-    /// and by nobody else.
+    /// Taken by the worker that serves the context, and by nobody else.
     pub calls: Mutex<CallRing>,
-    /// The next call is the control thread's. The worker says so, which then does not look at the
-    /// ring.
-    pub call_is_away: AtomicBool,
     pub asyncs: Arc<AsyncRing>,
-}
-
-impl Header {
-    /// Whether there is a call that is not answered, as the process can read it.
-    pub fn has_calls(&self) -> bool {
-        let word = |at| {
-            self.memory
-                .word(at)
-                .map(|word| word.load(Ordering::Acquire))
-        };
-        word(OFF_CALL_SUBMITTED).ok() != word(OFF_CALL_COMPLETED).ok()
-    }
 }
 
 /// Whose a context is: a port's.
@@ -79,7 +59,6 @@ pub(crate) struct Owner {
     pub account: Arc<Account>,
     pub throughput: Arc<Throughput>,
     pub limit: Arc<LogLimit>,
-    pub control: Arc<Control>,
 }
 
 /// One process's use of a device: an open `/dev/farlaneN`, or a connection to the host socket.
@@ -105,15 +84,11 @@ pub struct Context {
     throughput: Arc<Throughput>,
     /// Of what it can have logged.
     pub(crate) limit: Arc<LogLimit>,
-    /// Who carries out its calls that may take long, where its worker has others to serve.
-    pub(crate) control: Arc<Control>,
     header: OnceLock<Header>,
     regions: Mutex<HashMap<RegionId, Attached>>,
     objects: Mutex<Objects>,
     /// Which queue pairs and shared receive queues have turns.
     ready: Mutex<Ready<Member>>,
-    /// A call waits for that list: no turn begins before it has it.
-    ready_wanted: AtomicBool,
     /// Those that are scheduled.
     inbox: Arc<Inbox>,
     /// Cut off because of what it wrote.
@@ -170,7 +145,6 @@ impl Context {
             account,
             throughput,
             limit,
-            control,
         } = owner;
         let engine_context = engine.open(ContextSpec {
             address,
@@ -198,12 +172,10 @@ impl Context {
             account,
             throughput,
             limit,
-            control,
             header: OnceLock::new(),
             regions: Mutex::default(),
             objects: Mutex::new(objects),
             ready: Mutex::default(),
-            ready_wanted: AtomicBool::new(false),
             inbox: Arc::default(),
             failed: AtomicBool::new(false),
         }))
@@ -278,7 +250,6 @@ impl Context {
             let header = Header {
                 memory: shared.clone(),
                 calls: Mutex::new(CallRing::new(shared.clone())),
-                call_is_away: AtomicBool::new(false),
                 asyncs: Arc::new(AsyncRing::new(shared.clone(), Arc::clone(&self.events))),
             };
             self.header.set(header).map_err(|_| Errno::EEXIST)?;
@@ -410,25 +381,9 @@ impl Context {
         Ok(())
     }
 
-    /// Which have turns, to change that: after the turn of theirs that goes on.
+    /// Which have turns. Taken by the worker that serves the context, and where no worker does.
     pub(crate) fn ready(&self) -> MutexGuard<'_, Ready<Member>> {
-        self.ready_wanted.store(true, Ordering::Relaxed);
-        let ready = lock(&self.ready);
-        self.ready_wanted.store(false, Ordering::Relaxed);
-        ready
-    }
-
-    /// The same, to give them turns: not while somebody changes it, or waits for that. Others wait
-    /// for the worker, which therefore waits for nobody.
-    pub(crate) fn ready_for_turns(&self) -> Option<MutexGuard<'_, Ready<Member>>> {
-        if self.ready_wanted.load(Ordering::Relaxed) {
-            return None;
-        }
-        match self.ready.try_lock() {
-            Ok(ready) => Some(ready),
-            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        lock(&self.ready)
     }
 
     /// Where its queue pairs are scheduled.
@@ -479,11 +434,6 @@ impl Context {
     /// The word that says whether the backend must be woken.
     pub(crate) fn state_word(&self) -> Option<&AtomicU32> {
         self.header.get()?.memory.word(OFF_BACKEND_STATE).ok()
-    }
-
-    /// Its header, whether or not it gets turns.
-    pub(crate) fn header(&self) -> Option<&Header> {
-        self.header.get()
     }
 
     /// Its header, while it gets turns: it is there, and the context was not cut off.

@@ -14,7 +14,7 @@
 //! * [`context`], `objects`, `async_ring`: what one process owns; `verbs`: the calls on it;
 //!   `turn`: a context's turn, `drr`: how much of it each has, and `round`: who has one;
 //! * `worker`: the threads that give turns, `hand`: what each has at hand; [`nodes`]: those that
-//!   belong to NUMA nodes; `control`: the thread that carries out calls that may take long;
+//!   belong to NUMA nodes;
 //! * [`port`]: what a VM sees as its device, and [`peers`]: whom it may connect to; `adapter`: what
 //!   ports share, [`ledger`]: how much of it each has, [`throughput`]: how much each carries out;
 //!   [`server`]: all of them.
@@ -26,7 +26,6 @@ mod async_ring;
 pub mod call_ring;
 pub mod completion_queue;
 pub mod context;
-mod control;
 pub mod counters;
 mod draws;
 mod drr;

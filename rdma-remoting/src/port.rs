@@ -124,7 +124,6 @@ impl Port {
             account: Arc::clone(&self.account),
             throughput: Arc::clone(&self.throughput),
             limit: Arc::clone(&self.limit),
-            control: Arc::clone(&self.adapter.control),
         };
         let context = Context::new(id, owner, events, pool)?;
         self.adapter.enlist(&context);

@@ -29,8 +29,8 @@ const IDLE_OF_TENANT: usize = 128;
 const LOOKS_OF_OTHERS: usize = 8;
 /// Who had something to do is busy for so long.
 pub(crate) const BUSY: Duration = Duration::from_millis(10);
-/// A tenant that had something to do is not delayed by what may take long of others for so long.
-/// Not measured: who sends twenty messages a second is not to notice what others allocate.
+/// A tenant that had something to do counts as one that others delay for so long. Not measured: who
+/// sends twenty messages a second is not to notice how long others' turns may take.
 pub(crate) const LATELY: Duration = Duration::from_millis(100);
 
 /// How many have a turn in one of their worker's.
@@ -38,9 +38,6 @@ pub(crate) const LATELY: Duration = Duration::from_millis(100);
 pub(crate) enum Pace {
     /// As many as there is time for: others wait.
     Bounded,
-    /// The same, and other tenants have had something to do lately: what may take long is done
-    /// elsewhere.
-    Shared,
     /// All have a turn, however long it takes.
     Whole,
 }
@@ -92,7 +89,7 @@ impl Look {
 
     fn idle_of_tenant(&self) -> usize {
         match self.pace {
-            Pace::Bounded | Pace::Shared => IDLE_OF_TENANT,
+            Pace::Bounded => IDLE_OF_TENANT,
             Pace::Whole => usize::MAX,
         }
     }
@@ -420,10 +417,6 @@ impl<T: Clone> Tenants<T> {
                 Err(until) => (Budget::NO_OPERATION, Some(until)),
             };
             let budget = tenant.deficit.turn(&budget);
-            its.pace = match look.pace {
-                Pace::Bounded if all_lately > was_lately => Pace::Shared,
-                pace => pace,
-            };
             let clock = || clock(&its);
             let rota = &mut tenant.rota;
             let mut came = rota.turn(&its, &budget, &mut idle, clock, &mut turn);

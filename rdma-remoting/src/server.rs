@@ -103,9 +103,7 @@ impl Server {
             })
             .collect::<io::Result<_>>()?;
         let ledger = Ledger::of_this_process(engine.device().max_qp.get().into());
-        let server = Self::of(engine, counters, workers, ledger);
-        server.adapter.control.start()?;
-        Ok(server)
+        Ok(Self::of(engine, counters, workers, ledger))
     }
 
     pub(crate) fn of(
@@ -134,12 +132,6 @@ impl Server {
     #[cfg(test)]
     pub(crate) fn generation(&self) -> u64 {
         self.adapter.workers.iter().map(Worker::generation).sum()
-    }
-
-    /// Its control thread.
-    #[cfg(test)]
-    pub(crate) fn control(&self) -> &Arc<crate::control::Control> {
-        &self.adapter.control
     }
 
     /// A port with address `gid`; `label` names it in the log.
@@ -185,12 +177,11 @@ impl Server {
         &self.adapter.counters
     }
 
-    /// Stops the workers, and the control thread. Contexts get no more turns.
+    /// Stops the workers. Contexts get no more turns.
     pub fn shutdown(&self) {
         for worker in &self.adapter.workers {
             worker.stop();
         }
-        self.adapter.control.stop();
     }
 }
 

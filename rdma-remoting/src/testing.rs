@@ -1,14 +1,8 @@
 //! What tests of contexts and workers have in common.
 
-use crate::address::AddressVector;
 use crate::context::Context;
 use crate::engine::soft::SoftEngine;
-use crate::engine::{
-    AhHandle, ContextSpec, CqSpec, Engine, EngineContext, EngineCq, EngineQp, EngineSrq,
-    EngineXrcDomain, QpSpec, SrqSpec,
-};
-use crate::memory::{MemoryRegion, PdHandle, WindowKind};
-use crate::request::MemoryKey;
+use crate::engine::{ContextSpec, Engine, EngineContext};
 use crate::{EventSink, Port, Server};
 use farlane_abi::Errno;
 use farlane_abi::arena::{
@@ -19,7 +13,6 @@ use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr};
 use farlane_zero_copy::{Mapping, Region, SharedMemory};
 use rustix::fs::{MemfdFlags, SealFlags};
-use std::any::Any;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -91,35 +84,24 @@ impl Header {
         self.0.word(at).unwrap().load(Ordering::Acquire)
     }
 
-    /// Calls that were made.
-    pub fn submitted(&self) -> u32 {
-        self.word(OFF_CALL_SUBMITTED)
-    }
-
     /// Calls that were answered.
     pub fn completed(&self) -> u32 {
         self.word(OFF_CALL_COMPLETED)
     }
 
-    /// Makes a call.
-    pub fn call(&self, number: u32, args: &[u8]) {
-        let at = self.word(OFF_CALL_SUBMITTED);
-        let slot = OFF_CALL_RING + usize::try_from(at % CALL_SLOTS).unwrap() * CALL_SLOT_BYTES;
-        let head = CallHeader {
-            number: number.into(),
-            length: u32::try_from(args.len()).unwrap().into(),
-            ..Default::default()
-        };
-        self.0.write(slot, &head).unwrap();
-        let payload = slot + size_of::<CallHeader>();
-        self.0.write_bytes(payload, args).unwrap();
-        let submitted = self.0.word(OFF_CALL_SUBMITTED).unwrap();
-        submitted.store(at.wrapping_add(1), Ordering::Release);
-    }
-
     /// Asks for the device's attributes, so often.
     pub fn query_device(&self, times: u32) {
-        (0..times).for_each(|_| self.call(QUERY_DEVICE, &[]));
+        for _ in 0..times {
+            let at = self.word(OFF_CALL_SUBMITTED);
+            let slot = usize::try_from(at % CALL_SLOTS).unwrap() * CALL_SLOT_BYTES;
+            let head = CallHeader {
+                number: QUERY_DEVICE.into(),
+                ..Default::default()
+            };
+            self.0.write(OFF_CALL_RING + slot, &head).unwrap();
+            let submitted = self.0.word(OFF_CALL_SUBMITTED).unwrap();
+            submitted.store(at.wrapping_add(1), Ordering::Release);
+        }
     }
 }
 
@@ -145,77 +127,5 @@ impl<F: Fn() + Send + Sync> Engine for Hooked<F> {
 
     fn open(&self, spec: ContextSpec) -> Result<Arc<dyn EngineContext>, Errno> {
         self.engine.open(spec)
-    }
-}
-
-/// A context of the software engine, whose queue pairs somebody else makes.
-pub struct Making<F> {
-    pub context: Arc<dyn EngineContext>,
-    pub make: F,
-}
-
-impl<F: Fn(QpSpec) -> Arc<dyn EngineQp> + Send + Sync + 'static> EngineContext for Making<F> {
-    fn alloc_pd(&self) -> Result<PdHandle, Errno> {
-        self.context.alloc_pd()
-    }
-
-    fn dealloc_pd(&self, pd: PdHandle) {
-        self.context.dealloc_pd(pd);
-    }
-
-    fn reg_mr(&self, memory: MemoryRegion) -> Result<MemoryKey, Errno> {
-        self.context.reg_mr(memory)
-    }
-
-    fn rereg_mr(&self, key: MemoryKey, memory: MemoryRegion) -> Result<(), Errno> {
-        self.context.rereg_mr(key, memory)
-    }
-
-    fn dereg_mr(&self, key: MemoryKey) -> Result<(), Errno> {
-        self.context.dereg_mr(key)
-    }
-
-    fn mr_owner(&self, key: MemoryKey) -> Option<Arc<dyn Any + Send + Sync>> {
-        self.context.mr_owner(key)
-    }
-
-    fn alloc_mw(&self, pd: PdHandle, kind: WindowKind) -> Result<MemoryKey, Errno> {
-        self.context.alloc_mw(pd, kind)
-    }
-
-    fn dealloc_mw(&self, key: MemoryKey) -> Result<(), Errno> {
-        self.context.dealloc_mw(key)
-    }
-
-    fn keys(&self) -> u64 {
-        self.context.keys()
-    }
-
-    fn create_cq(&self, spec: CqSpec) -> Result<Arc<dyn EngineCq>, Errno> {
-        self.context.create_cq(spec)
-    }
-
-    fn create_srq(&self, spec: SrqSpec) -> Result<Arc<dyn EngineSrq>, Errno> {
-        self.context.create_srq(spec)
-    }
-
-    fn create_xrc_domain(&self) -> Result<Arc<dyn EngineXrcDomain>, Errno> {
-        self.context.create_xrc_domain()
-    }
-
-    fn create_ah(&self, pd: PdHandle, address: &AddressVector) -> Result<AhHandle, Errno> {
-        self.context.create_ah(pd, address)
-    }
-
-    fn destroy_ah(&self, ah: AhHandle) {
-        self.context.destroy_ah(ah);
-    }
-
-    fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno> {
-        Ok((self.make)(spec))
-    }
-
-    fn close(&self) -> u64 {
-        self.context.close()
     }
 }

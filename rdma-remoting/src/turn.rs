@@ -5,14 +5,13 @@ use crate::context::{Context, Header};
 use crate::counters;
 use crate::engine::{Budget, OPERATION_COST, Progress};
 use crate::round::{Look, Pace};
-use crate::verbs::{CallHost, may_take_long};
+use crate::verbs::CallHost;
 use farlane_abi::control::EVENT_WAKE;
 use farlane_abi::rdma::Verbs as _;
 use farlane_sys::sync::lock;
 use farlane_zero_copy::SharedMemory;
 use std::cell::OnceCell;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
 /// The turn in which calls come.
@@ -40,13 +39,10 @@ impl Context {
     /// One turn: answers its calls, passes on events that wait, and gives queue pairs turns that
     /// may have something to do.
     pub(crate) fn poll(self: &Arc<Self>, look: &Look, budget: &Budget) -> Progress {
-        let mut progress = Progress::default();
         let Some(header) = self.served_header() else {
-            return progress;
+            return Progress::default();
         };
-        if !header.call_is_away.load(Ordering::Acquire) {
-            progress = self.answer(header, look, budget);
-        }
+        let mut progress = self.answer(header, look, budget);
         let events = header.asyncs.pass_on();
         if events > 0 {
             progress.worked = true;
@@ -56,8 +52,7 @@ impl Context {
         progress.and(self.turn_of_ready(&header.memory, look, &rest, || look.clock()))
     }
 
-    /// Answers its calls, up to one that may take long where others wait for the worker: that is
-    /// the control thread's.
+    /// Answers its calls.
     fn answer(self: &Arc<Self>, header: &Header, look: &Look, budget: &Budget) -> Progress {
         let mut progress = Progress::default();
         let mut calls = lock(&header.calls);
@@ -72,59 +67,28 @@ impl Context {
             };
             let mut host = CallHost::in_turn(self, CallTurn::new(look, budget, &is_over));
             let dispatch = |number, args: &[u8], out: &mut [u8]| host.dispatch(number, args, out);
-            let is_here = |number| look.pace != Pace::Shared || !may_take_long(number);
-            let served = calls.serve_those(begin, is_here, dispatch);
+            let served = calls.serve(begin, dispatch);
             progress = progress.and(host.carried_out());
             drop(calls);
-            let served = self.answered(served);
-            progress.used.cost += OPERATION_COST * u64::from(served.calls);
-            if served.next_is_other {
-                self.control.hand_over(self);
-            }
+            progress.used.cost += OPERATION_COST * u64::from(self.answered(served));
         }
         progress
     }
 
-    /// Counts calls that were answered, and wakes who waits for that.
-    fn answered(&self, served: Result<Served, CallRingError>) -> Served {
+    /// Counts calls that were answered, and wakes who waits for that. Returns how many.
+    fn answered(&self, served: Result<Served, CallRingError>) -> u32 {
         match served {
             Ok(served) => {
                 counters::count(&self.counters.calls, u64::from(served.calls));
                 if served.wake {
                     self.events.raise(EVENT_WAKE);
                 }
-                served
+                served.calls
             }
             Err(e) => {
                 self.cut_off(&e);
-                Served::default()
+                0
             }
-        }
-    }
-
-    /// The control thread: answers the call that is away, and gives the ring back to the worker.
-    pub(crate) fn answer_away(self: &Arc<Self>) {
-        if let Some(header) = self.served_header() {
-            let mut host = CallHost::new(self);
-            let dispatch = |number, args: &[u8], out: &mut [u8]| host.dispatch(number, args, out);
-            let mut calls = lock(&header.calls);
-            let served = calls.serve_next(dispatch);
-            drop(calls);
-            self.answered(served);
-        }
-        self.set_call_is_away(false);
-        // Who has made another call meanwhile has woken a worker that did not look at it. Either
-        // this sees the call, or whoever makes it sees that the worker sleeps, and rings.
-        fence(Ordering::SeqCst);
-        if self.header().is_some_and(Header::has_calls) {
-            self.inbox().wake();
-        }
-    }
-
-    /// Whether the next call is the control thread's.
-    pub(crate) fn set_call_is_away(&self, is_away: bool) {
-        if let Some(header) = self.header() {
-            header.call_is_away.store(is_away, Ordering::Release);
         }
     }
 
@@ -136,12 +100,7 @@ impl Context {
         budget: &Budget,
         clock: impl Fn() -> C,
     ) -> Progress {
-        let Some(mut ready) = self.ready_for_turns() else {
-            return Progress {
-                cut: true,
-                ..Progress::default()
-            };
-        };
+        let mut ready = self.ready();
         let now = look.now;
         ready.call_scheduled(self.inbox(), now);
         ready.call_rung(header, now);

@@ -34,11 +34,6 @@ use std::sync::Arc;
 /// this order.
 const MAX_DM_BYTES: u64 = 4 << 20;
 
-/// Whether this call may take long, by its number.
-pub(crate) fn may_take_long(number: u32) -> bool {
-    CallHost::SLOW.contains(&number)
-}
-
 /// Serves the calls of one context.
 pub(crate) struct CallHost<'a> {
     context: &'a Arc<Context>,
@@ -52,6 +47,7 @@ fn region_id(region: U32) -> Result<RegionId, Errno> {
 
 impl<'a> CallHost<'a> {
     /// For calls that come in no turn.
+    #[cfg(test)]
     pub fn new(context: &'a Arc<Context>) -> Self {
         Self {
             context,

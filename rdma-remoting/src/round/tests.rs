@@ -171,40 +171,6 @@ fn a_tenant_has_one_round_in_a_turn_whatever_it_has_open() {
     assert!(turn(&mut tenants, &|_| true).is_empty());
 }
 
-#[test]
-fn what_takes_long_is_done_elsewhere_while_other_tenants_have_something_to_do() {
-    let mut tenants = Tenants::default();
-    let mut look = Rig::new(0).look;
-    // Each is a tenant.
-    let all = [0, 1, 2];
-    tenants.set(&all, |_, _| false, |one| *one, |_| Arc::default());
-    let mut turn = |look: &Look, busy: &[usize]| {
-        let mut paces = Vec::new();
-        let poll = |one: &usize, look: &Look, _: &Budget| {
-            if busy.contains(one) {
-                paces.push((*one, look.pace));
-            }
-            Progress {
-                worked: busy.contains(one),
-                ..Progress::default()
-            }
-        };
-        tenants.turn_by(look, || || false, poll);
-        paces
-    };
-    for _ in 0..2 {
-        assert_eq!(turn(&look, &[1]), [(1, Pace::Bounded)]);
-    }
-    assert_eq!(turn(&look, &[2]), [(2, Pace::Shared)]);
-    look.now += LATELY / 2;
-    assert_eq!(turn(&look, &[1]), [(1, Pace::Shared)]);
-    look.now += LATELY / 2;
-    assert_eq!(turn(&look, &[1]), [(1, Pace::Bounded)]);
-    // Where all have a turn, however long it takes, there is nobody else to do it.
-    look.pace = Pace::Whole;
-    assert_eq!(turn(&look, &[2]), [(2, Pace::Whole)]);
-}
-
 /// The clock of the last turn is that of the next one where that follows at once: not after looks
 /// at many, and not where the worker may have slept.
 #[test]

@@ -8,21 +8,16 @@
 //! * a dispatcher from (number, bytes) to that trait,
 //! * a stub type for the guest, over any [`Caller`].
 //!
-//! A call with the mark `slow` may take long: the host can tell it from the others before it makes
-//! it.
-//!
 //! A second API is a second table. [`crate::rdma`] is the first one.
 //!
 //! ```
 //! use farlane_abi::{call_table, Errno};
 //! call_table! {
-//!     /// An API of two calls.
+//!     /// An API of one call.
 //!     pub trait Counter / CounterStubs / COUNTER_CALLS {
 //!         /// Adds to the counter and returns the new value.
 //!         1 => fn add(farlane_abi::zerocopy::little_endian::U32)
 //!             -> farlane_abi::zerocopy::little_endian::U32;
-//!         /// Stores the counter.
-//!         2 => fn store(()) -> (), slow;
 //!     }
 //! }
 //! struct Host(u32);
@@ -32,15 +27,11 @@
 //!         self.0 = self.0.checked_add(n.get()).ok_or(Errno::ERANGE)?;
 //!         Ok(self.0.into())
 //!     }
-//!     fn store(&mut self, (): ()) -> Result<(), Errno> {
-//!         Ok(())
-//!     }
 //! }
 //! let mut result = [0; 4];
 //! assert_eq!(Host(40).dispatch(1, &[2, 0, 0, 0], &mut result), Ok(4));
 //! assert_eq!(result, [42, 0, 0, 0]);
 //! assert_eq!(Host(0).dispatch(9, &[], &mut result), Err(Errno::ENOSYS));
-//! assert_eq!(Host::SLOW, [2]);
 //! ```
 
 use crate::Errno;
@@ -58,33 +49,19 @@ pub trait Caller {
     fn call(&self, number: u32, args: &[u8], result: &mut [u8]) -> Result<usize, Self::Error>;
 }
 
-/// The marks of calls.
-#[doc(hidden)]
-pub mod mark {
-    /// It may take long.
-    #[must_use]
-    pub const fn slow(number: u32) -> u32 {
-        number
-    }
-}
-
 /// Declares a remoted API; see the [module](self).
 #[macro_export]
 macro_rules! call_table {
     (
         $(#[$tdoc:meta])*
         pub trait $host:ident / $stubs:ident / $table:ident {
-            $($(#[$doc:meta])*
-                $number:literal => fn $name:ident($args:ty) -> $result:ty $(, $slow:ident)?;)*
+            $($(#[$doc:meta])* $number:literal => fn $name:ident($args:ty) -> $result:ty;)*
         }
     ) => {
         $(#[$tdoc])*
         ///
         /// The host's side.
         pub trait $host {
-            /// Numbers of the calls that may take long.
-            const SLOW: &'static [u32] = &[$($($crate::calls::mark::$slow($number),)?)*];
-
             $(
                 $(#[$doc])*
                 ///

@@ -56,9 +56,9 @@ call_table! {
         14 => fn destroy_qp(Handle) -> ();
         /// Allocates a buffer in host memory (paper section IV-C). `EAGAIN` where there is room as
         /// soon as memory that was freed is cleared.
-        15 => fn alloc_buffer(AllocBuffer) -> Buffer, slow;
+        15 => fn alloc_buffer(AllocBuffer) -> Buffer;
         /// Frees a buffer. Its memory is given to nobody else before the last mapping is gone.
-        16 => fn free_buffer(Handle) -> (), slow;
+        16 => fn free_buffer(Handle) -> ();
         /// Settles the version of the calls and queues that follow: the highest one that both
         /// sides have. Once a context; one that does not ask has version 1, which is the calls
         /// above. `EOPNOTSUPP` where there is none, `EBUSY` the second time.
