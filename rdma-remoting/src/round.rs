@@ -405,6 +405,7 @@ impl<T: Clone> Tenants<T> {
             {
                 (began, looks) = (time(), 0);
             }
+            let is_begin_known = looks < LOOKS_OF_OTHERS;
             let time_of_turn = match all_lately > was_lately {
                 true => TURN,
                 false => TURN_ALONE,
@@ -437,8 +438,11 @@ impl<T: Clone> Tenants<T> {
                 && (came.worked || its_looks >= BETWEEN_CLOCKS)
             {
                 let now = time();
-                let took = now.saturating_duration_since(began);
-                tenant.arrears.took(took, came.used);
+                // Else it has had nothing to do for long: once it owes nothing.
+                if is_begin_known {
+                    let took = now.saturating_duration_since(began);
+                    tenant.arrears.took(took, came.used);
+                }
                 (began, looks) = (now, 0);
                 self.ended = Some(now);
             } else {

@@ -207,6 +207,40 @@ fn a_turn_begins_when_the_last_one_ended_unless_there_was_something_in_between()
     }
 }
 
+/// Who has had nothing to do for long begins its turn when those before it have had theirs, which
+/// the clock was not looked at for.
+#[test]
+fn who_begins_again_does_not_owe_the_looks_at_those_before_it() {
+    let mut tenants = Tenants::default();
+    let all: Vec<usize> = (0..=100).collect();
+    tenants.set(&all, |_, _| false, |one| *one, |_| Arc::default());
+    let look = Rig::new(0).look;
+    let time = Cell::new(look.now);
+    let mut had = |busy: &[usize]| {
+        let mut had = Vec::new();
+        let poll = |one: &usize, _: &Look, _: &Budget| {
+            time.set(time.get() + Duration::from_micros(10));
+            let worked = busy.contains(one);
+            had.extend(worked.then_some(*one));
+            Progress {
+                worked,
+                used: Usage::default().at_least(u64::from(worked) * QUANTUM),
+                ..Progress::default()
+            }
+        };
+        let look = Look {
+            now: time.get(),
+            ..look
+        };
+        tenants.turn(&look, || time.get(), poll);
+        had
+    };
+    assert_eq!(had(&[0]), [0]);
+    for _ in 0..3 {
+        assert_eq!(had(&[0, 100]), [0, 100]);
+    }
+}
+
 /// Nobody has a worker for long where others want it; a message is cut for those, and not for one
 /// who may come.
 #[test]
