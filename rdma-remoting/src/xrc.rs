@@ -2,10 +2,11 @@
 //!
 //! Each message to a queue pair of a domain names one of its shared receive queues. What it does,
 //! with memory keys too, it does in that queue's protection domain, and it completes into that
-//! queue's completion queue.
+//! queue's completion queue: also where another context than the queue pair's has them.
 
 use crate::completion_queue::{CompletionSink, Overrun};
 use crate::draws::Draws;
+use crate::memory::MemoryTable;
 use crate::request::SrqNumber;
 use crate::shared_receive_queue::SharedReceives;
 use farlane_abi::queue::Completion;
@@ -15,9 +16,10 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
-/// A shared receive queue of a domain, and where its requests complete.
+/// A shared receive queue of a domain, the keys of its context, and where its requests complete.
 pub struct XrcReceives {
     receives: Arc<SharedReceives>,
+    memory: Arc<MemoryTable>,
     /// It has ended. Read by a message that moves bytes, which comes before any lock of the queue.
     ended: RwLock<bool>,
     /// None from its end on.
@@ -35,6 +37,12 @@ impl XrcReceives {
     #[must_use]
     pub fn receives(&self) -> &Arc<SharedReceives> {
         &self.receives
+    }
+
+    /// The memory that messages to it may name.
+    #[must_use]
+    pub fn memory(&self) -> &MemoryTable {
+        &self.memory
     }
 
     /// Holds it while a message that names it moves bytes; none where it has ended.
@@ -67,9 +75,14 @@ pub struct XrcDomain {
 }
 
 impl XrcDomain {
-    /// Adds a shared receive queue whose requests complete into `sink`, and returns its number: not
-    /// zero, and none that the domain has.
-    pub fn add(&self, receives: &Arc<SharedReceives>, sink: Arc<dyn CompletionSink>) -> SrqNumber {
+    /// Adds a shared receive queue whose requests name keys of `memory` and complete into `sink`.
+    /// Returns its number: not zero, and none that the domain has.
+    pub fn add(
+        &self,
+        receives: &Arc<SharedReceives>,
+        memory: &Arc<MemoryTable>,
+        sink: Arc<dyn CompletionSink>,
+    ) -> SrqNumber {
         let mut queues = write(&self.queues);
         let mut draws = lock(&self.draws);
         let number = loop {
@@ -81,6 +94,7 @@ impl XrcDomain {
         };
         let queue = XrcReceives {
             receives: Arc::clone(receives),
+            memory: Arc::clone(memory),
             ended: RwLock::new(false),
             sink: RwLock::new(Some(sink)),
         };
@@ -123,7 +137,11 @@ mod tests {
             let domain = XrcDomain::default();
             let source = Box::new(LocalQueue::<RecvWqe>::default());
             let receives = SharedReceives::new(source, PdHandle(1), Box::new(|_| ()));
-            let number = domain.add(&receives, LocalCompletionQueue::new(1));
+            let number = domain.add(
+                &receives,
+                &Arc::new(MemoryTable::new(1)),
+                LocalCompletionQueue::new(1),
+            );
             let queue = domain.find(number).unwrap();
             let let_go = AtomicBool::new(false);
             let held = queue.hold().unwrap();

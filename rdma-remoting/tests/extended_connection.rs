@@ -12,13 +12,13 @@ use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::Receives;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
-use farlane_rdma_remoting::memory::{Access, MemoryRegion, PdHandle};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
 use farlane_rdma_remoting::request::{
-    Element, MemoryKey, Opcode, RecvWqe, SendWqe, SrqNumber, Target,
+    Element, Flush, MemoryKey, Opcode, RecvWqe, SendWqe, SrqNumber, Target,
 };
 use farlane_rdma_remoting::shared_receive_queue::SharedReceives;
 use farlane_rdma_remoting::xrc::XrcDomain;
-use farlane_zero_copy::copy_from_slice;
+use farlane_zero_copy::{Region, copy_from_slice, copy_to_slice};
 use rig::*;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,16 +26,20 @@ use std::time::{Duration, Instant};
 const EXTENDED: Setup = Setup {
     kind: QPT_XRC_SEND,
     timeout: 0,
+    qp_access: ALL | ACCESS_FLUSH_GLOBAL,
     ..NORMAL
 };
 
-/// A shared receive queue of the domain: one of protection domain 10, 11.
+/// A shared receive queue of the domain: one of protection domain 10 of the target's context, and
+/// one of protection domain 11 of another.
 struct Queue {
     recvs: LocalQueue<RecvWqe>,
     shared: Arc<SharedReceives>,
     cq: Arc<LocalCompletionQueue>,
     number: SrqNumber,
     key: MemoryKey,
+    region: Region,
+    table: Arc<MemoryTable>,
 }
 
 struct Rig {
@@ -62,23 +66,27 @@ fn rig() -> Rig {
         LocalQueue::default(),
         Receives::Domain(Arc::clone(&domain) as _),
     );
-    let queues = [10, 11].map(|pd| {
+    let own = (Arc::clone(&target.table), target.region.clone());
+    let (table, region, _) = memory(&setup, Arc::default());
+    let queues = [(10, own), (11, (table, region))].map(|(pd, (table, region))| {
         let recvs = LocalQueue::default();
         let pd = PdHandle(pd);
         let shared = SharedReceives::new(Box::new(recvs.clone()), pd, Box::new(|_| ()));
         let cq = LocalCompletionQueue::new(8);
-        let region = MemoryRegion {
+        let registered = MemoryRegion {
             pd,
             iova: IOVA,
             offset: 0,
             length: BYTES,
-            access: Access::from_wire(ALL).unwrap(),
-            region: target.region.clone(),
+            access: Access::from_wire(ALL | ACCESS_FLUSH_GLOBAL).unwrap(),
+            region: region.clone(),
             owner: None,
         };
         Queue {
-            number: domain.add(&shared, cq.clone()),
-            key: target.table.insert(region).unwrap(),
+            number: domain.add(&shared, &table, cq.clone()),
+            key: table.insert(registered).unwrap(),
+            region,
+            table,
             recvs,
             shared,
             cq,
@@ -137,6 +145,13 @@ impl Rig {
         queue.recvs.post(request);
     }
 
+    /// Bytes of the memory of a queue's context.
+    fn contents(&self, at: usize, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        copy_to_slice(&self.queues[at].region, offset, &mut bytes).unwrap();
+        bytes
+    }
+
     fn received(&self, at: usize) -> Option<(u64, u8)> {
         let completion = self.queues[at].cq.poll()?;
         assert_eq!(completion.qp_num.get(), self.target.qp.number().get());
@@ -157,7 +172,8 @@ fn each_message_goes_to_the_queue_that_it_names_and_completes_there() {
         assert_eq!(r.initiator.next(), Some((1, WC_STATUS_SUCCESS)));
         assert_eq!(r.received(at), Some((wr_id, WC_STATUS_SUCCESS)));
         assert_eq!(r.received(1 - at), None);
-        assert_eq!(r.target.contents(offset, 16), sent[..16]);
+        assert_eq!(r.contents(at, offset, 16), sent[..16]);
+        assert_eq!(r.contents(1 - at, offset, 16), [0; 16]);
     }
     assert_eq!(
         r.target.next(),
@@ -167,23 +183,36 @@ fn each_message_goes_to_the_queue_that_it_names_and_completes_there() {
 }
 
 #[test]
-fn keys_are_those_of_the_domain_of_the_named_queue() {
-    let r = rig();
-    let sent = r.initiator.fill(5);
-    let write = |to: SrqNumber, key: MemoryKey| {
-        let mut write = r.request(Opcode::Write, 2, to, 32);
-        (write.remote_address, write.rkey) = (IOVA + 512, key);
+fn keys_are_those_of_the_context_and_domain_of_the_named_queue() {
+    for (to, of) in [(0, 0), (1, 1), (0, 1), (1, 0)] {
+        let r = rig();
+        let sent = r.initiator.fill(5);
+        let mut write = r.request(Opcode::Write, 2, r.queues[to].number, 32);
+        (write.remote_address, write.rkey) = (IOVA + 512, r.queues[of].key);
         r.initiator.sends.post(write);
         r.run();
-        r.initiator.next()
-    };
-    let [first, second] = &r.queues;
-    let done = write(second.number, second.key);
-    assert_eq!(done, Some((2, WC_STATUS_SUCCESS)));
-    assert_eq!(r.target.contents(512, 32), sent[..32]);
-    let refused = write(second.number, first.key);
-    assert_eq!(refused, Some((2, WC_STATUS_REM_ACCESS_ERR)));
-    assert_eq!(r.target.state(), QPS_ERR);
+        let (status, written) = match to == of {
+            true => (WC_STATUS_SUCCESS, &sent[..32]),
+            false => (WC_STATUS_REM_ACCESS_ERR, &[0; 32][..]),
+        };
+        assert_eq!(r.initiator.next(), Some((2, status)), "{to} {of}");
+        assert_eq!(r.contents(to, 512, 32), written);
+        assert_eq!(r.contents(1 - to, 512, 32), [0; 32]);
+        assert_eq!(r.target.state() == QPS_ERR, to != of);
+
+        let r = rig();
+        let length = Some(32);
+        let flush = Opcode::Flush(Flush {
+            length,
+            is_persistent: false,
+        });
+        let mut flush = r.request(flush, 3, r.queues[to].number, 0);
+        flush.elements.set(&[]).unwrap();
+        (flush.remote_address, flush.rkey) = (IOVA, r.queues[of].key);
+        r.initiator.sends.post(flush);
+        r.run();
+        assert_eq!(r.initiator.next(), Some((3, status)), "{to} {of}");
+    }
 }
 
 #[test]
@@ -192,7 +221,8 @@ fn a_number_that_the_domain_does_not_have_breaks_the_connection() {
     let queue = LocalQueue::<RecvWqe>::default();
     let shared = SharedReceives::new(Box::new(queue), PdHandle(10), Box::new(|_| ()));
     let foreign = loop {
-        let number = of_another.add(&shared, LocalCompletionQueue::new(1));
+        let table = Arc::new(MemoryTable::new(1));
+        let number = of_another.add(&shared, &table, LocalCompletionQueue::new(1));
         if rig().queues.iter().all(|queue| queue.number != number) {
             break number;
         }
@@ -328,7 +358,9 @@ fn who_has_received_into_a_queue_does_not_keep_it() {
         let recvs = LocalQueue::<RecvWqe>::default();
         let pd = PdHandle(10);
         let shared = SharedReceives::new(Box::new(recvs.clone()), pd, Box::new(|_| ()));
-        let number = r.domain.add(&shared, LocalCompletionQueue::new(1));
+        let number = r
+            .domain
+            .add(&shared, &r.queues[1].table, LocalCompletionQueue::new(1));
         recvs.post(RecvWqe::default());
         let mut request = r.request(opcode, 1, number, 0);
         request.elements.set(&[]).unwrap();

@@ -16,7 +16,7 @@ use farlane_rdma_remoting::address::{
 use farlane_rdma_remoting::engine::Receives;
 use farlane_rdma_remoting::engine::soft::{SoftEngine, SoftSrq};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
-use farlane_rdma_remoting::memory::{Access, MemoryRegion, PdHandle, WindowKind};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle, WindowKind};
 use farlane_rdma_remoting::request::{
     Binding, Element, Flush, MemoryKey, Opcode, RecvWqe, SendWqe, SrqNumber, Target,
 };
@@ -350,6 +350,11 @@ impl Shared {
         }
     }
 
+    /// Becomes one of the domain, for messages to memory of this table.
+    fn join(&self, domain: &XrcDomain, table: &Arc<MemoryTable>) -> SrqNumber {
+        domain.add(&self.receives, table, self.cq.clone())
+    }
+
     fn in_model(pd: u32, number: Option<SrqNumber>) -> SharedQueue {
         SharedQueue {
             pd,
@@ -446,21 +451,22 @@ impl Scenery {
     }
 }
 
+/// The keys of the side that receives into queues of the domain.
+fn target_table<'a>(ends: &'a [End], model: &Model) -> &'a Arc<MemoryTable> {
+    let mut all = ends.iter().zip(&model.qps);
+    let target = all.find(|(_, qp)| qp.kind == QPT_XRC_RECV);
+    &target.unwrap().0.table
+}
+
 impl Scene {
     fn new(scenery: Scenery, setup: Setup, first: &[u8]) -> Self {
         let engine = SoftEngine::new();
         let domain = Arc::<XrcDomain>::default();
         let pds = scenery.shared();
         let shared: Vec<Shared> = pds.iter().map(|pd| Shared::new(*pd)).collect();
-        let in_domain = |queue: &Shared| match scenery {
-            Scenery::Extended => Some(domain.add(&queue.receives, queue.cq.clone())),
-            _ => None,
-        };
-        let queues = shared.iter().zip(pds);
-        let queues = queues.map(|(queue, pd)| Shared::in_model(*pd, in_domain(queue)));
         let mut model = Model {
             sides: Vec::new(),
-            queues: queues.collect(),
+            queues: Vec::new(),
             qps: Vec::new(),
             groups: Vec::new(),
             rnr_retry: setup.rnr_retry,
@@ -519,6 +525,13 @@ impl Scene {
             });
             ends.push(end);
         }
+        let in_domain = |queue: &Shared| match scenery {
+            Scenery::Extended => Some(queue.join(&domain, target_table(&ends, &model))),
+            _ => None,
+        };
+        let queues = shared.iter().zip(pds);
+        let queues = queues.map(|(queue, pd)| Shared::in_model(*pd, in_domain(queue)));
+        model.queues = queues.collect();
         for (side, known) in known_to.iter().enumerate() {
             let region = |key, pd, access| Region { key, pd, access };
             // Small numbers, so that some are what is compared with.
@@ -677,7 +690,7 @@ impl Scene {
                     self.domain.remove(number);
                     let pd = self.model.queues[queue].pd;
                     let new = Shared::new(pd);
-                    let number = self.domain.add(&new.receives, new.cq.clone());
+                    let number = new.join(&self.domain, target_table(&self.ends, &self.model));
                     self.model.queues[queue] = Shared::in_model(pd, Some(number));
                     self.shared[queue] = new;
                 }

@@ -102,7 +102,7 @@ impl EngineContext for SoftContext {
     }
 
     fn create_srq(&self, spec: SrqSpec) -> Result<Arc<dyn EngineSrq>, Errno> {
-        Ok(SoftSrq::make(spec)?)
+        Ok(SoftSrq::make(spec, &self.owner.memory)?)
     }
 
     fn create_xrc_domain(&self) -> Result<Arc<dyn EngineXrcDomain>, Errno> {

@@ -8,6 +8,7 @@ use crate::completion_queue::{CompletionSink, NoCompletions};
 use crate::engine::{
     EngineCq, EngineSrq, EngineXrcDomain, Progress, Receives as Named, SrqSpec, Turn,
 };
+use crate::memory::MemoryTable;
 use crate::request::{RecvWqe, SrqNumber};
 use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::{Entries, WorkSource};
@@ -80,7 +81,8 @@ impl SoftSrq {
         })
     }
 
-    pub(super) fn make(spec: SrqSpec) -> Result<Arc<Self>, Errno> {
+    /// One whose requests name keys of this table.
+    pub(super) fn make(spec: SrqSpec, memory: &Arc<MemoryTable>) -> Result<Arc<Self>, Errno> {
         let (tell, schedule) = (spec.events, spec.schedule);
         let events = Box::new(move |kind| {
             tell(kind);
@@ -93,7 +95,7 @@ impl SoftSrq {
         let domain = spec.domain.map(|place| {
             let domain = own::<XrcDomain>(place.domain)?;
             let sink = SoftCq::sink_of(Some(place.cq))?;
-            let number = domain.add(&receives, sink);
+            let number = domain.add(&receives, memory, sink);
             Ok((domain, number))
         });
         Ok(Arc::new(Self {

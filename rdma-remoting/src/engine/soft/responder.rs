@@ -8,7 +8,7 @@ use super::objects::Receives;
 use super::waits::Place;
 use crate::completion_queue::CompletionSink as _;
 use crate::engine::QpNumber;
-use crate::memory::{Access, Part, PdHandle, Use};
+use crate::memory::{Access, MemoryTable, Part, PdHandle, Use};
 use crate::request::{Flush, MemoryKey, RecvWqe, Target, WqeError};
 use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::QueueError;
@@ -284,6 +284,14 @@ impl Responder {
         self.awaits.take().into_iter().for_each(Place::leave);
     }
 
+    /// The memory that its receive requests and its peer name.
+    pub fn memory<'a>(&'a self, qp: &'a QpCommon) -> &'a MemoryTable {
+        match (&self.receives, &self.named) {
+            (Receives::Domain(_), Some(named)) => named.memory(),
+            _ => &qp.memory,
+        }
+    }
+
     /// Protection domain of the memory that its receive requests name.
     fn receive_pd(&self, qp: &QpCommon) -> PdHandle {
         self.shared().map_or(qp.pd, |shared| shared.pd())
@@ -315,8 +323,10 @@ impl Responder {
         let of = (self.remote_pd(qp), qp.binder);
         let wanted = Use::RemoteFlush;
         let opened = match flush.length {
-            Some(length) => qp.memory.open_to_peer(of, rkey, address, length, wanted),
-            None => qp.memory.open_all_to_peer(of, rkey, wanted),
+            Some(length) => self
+                .memory(qp)
+                .open_to_peer(of, rkey, address, length, wanted),
+            None => self.memory(qp).open_all_to_peer(of, rkey, wanted),
         };
         match opened {
             Ok(_) if is_allowed => {
@@ -351,7 +361,7 @@ impl Responder {
         if !allowed {
             return Err(self.refuse(qp, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR));
         }
-        qp.memory
+        self.memory(qp)
             .open_to_peer(
                 (self.remote_pd(qp), qp.binder),
                 rkey,
@@ -471,7 +481,10 @@ impl Responder {
                 continue;
             }
             let (key, address) = (element.lkey, element.address);
-            match qp.memory.open(pd, key, address, reached, Use::LocalWrite) {
+            match self
+                .memory(qp)
+                .open(pd, key, address, reached, Use::LocalWrite)
+            {
                 Ok(part) => self.parts.push(part),
                 Err(e) => {
                     log::debug!("{}: receive request refused: {e}", qp.number);
@@ -519,8 +532,8 @@ impl Responder {
     /// Invalidates a key of this side for the peer: of a window that this queue pair has bound. Any
     /// other key ends a connection with answers (IBTA 9.9.3, class J).
     pub fn invalidate(&mut self, qp: &QpCommon, key: MemoryKey) -> Result<(), Nak> {
-        let outcome = qp
-            .memory
+        let outcome = self
+            .memory(qp)
             .invalidate(self.remote_pd(qp), Some(qp.binder), key);
         outcome.map_err(|e| {
             log::debug!("{}: a key is not invalidated: {e}", qp.number);

@@ -223,7 +223,7 @@ impl<P: Payload> Incoming<'_, P> {
         // By its address here (IBTA 9.4.5), and by that of the memory, which may be another.
         let outcome = match address.is_multiple_of(WORD_BYTES.into()) {
             true => {
-                let locks = self.qp.memory.word_locks();
+                let locks = self.responder.memory(self.qp).word_locks();
                 named.region.atomic(named.offset, operation, locks)
             }
             false => Err(RegionError::Misaligned { address }),

@@ -235,7 +235,7 @@ impl<'a> End<'a> {
         let domain = (kind == QPT_XRC_RECV).then(|| {
             let domain = Arc::<XrcDomain>::default();
             let receives = shared.as_ref().expect("one of the domain");
-            let number = domain.add(receives, Arc::clone(&cq) as _);
+            let number = domain.add(receives, &table, Arc::clone(&cq) as _);
             (domain, number)
         });
         let receives = match (&domain, &shared) {

@@ -55,7 +55,11 @@ impl Rig {
         let events = Box::new(|_| ());
         let shared = SharedReceives::new(Box::new(recvs.clone()), PdHandle(1), events);
         Queue {
-            number: self.domain.add(&shared, LocalCompletionQueue::new(1)),
+            number: self.domain.add(
+                &shared,
+                &self.target.common.memory,
+                LocalCompletionQueue::new(1),
+            ),
             recvs,
             shared,
         }
