@@ -174,6 +174,19 @@ static long farlane_ioctl_pin(struct farlane_context *ctx, void __user *user,
 	return farlane_tell_region(ctx, user, &arg, sizeof(arg), arg.region);
 }
 
+static long farlane_ioctl_file(struct farlane_context *ctx, void __user *user)
+{
+	struct farlane_file arg;
+	int err;
+
+	if (copy_from_user(&arg, user, sizeof(arg)))
+		return -EFAULT;
+	err = farlane_file(ctx, &arg);
+	if (err)
+		return err;
+	return farlane_tell_region(ctx, user, &arg, sizeof(arg), arg.region);
+}
+
 static long farlane_ioctl_detach(struct farlane_context *ctx,
 				 void __user *user)
 {
@@ -231,6 +244,8 @@ static long farlane_ioctl(struct file *file, unsigned int cmd,
 		return farlane_ioctl_pin(ctx, user, farlane_pin);
 	case FARLANE_IOC_PIN_DEVICE:
 		return farlane_ioctl_pin(ctx, user, farlane_pin_device);
+	case FARLANE_IOC_FILE:
+		return farlane_ioctl_file(ctx, user);
 	case FARLANE_IOC_DETACH:
 		return farlane_ioctl_detach(ctx, user);
 	case FARLANE_IOC_BIND_EVENT:

@@ -67,6 +67,7 @@ struct farlane {
 	u32 max_regions;
 	u32 max_events;
 	u8 gid[16];
+	u64 file_secret;		/* hides the addresses of inodes */
 
 	/* Control queue. */
 	spinlock_t control_lock;	/* control_vq, calls, generation, opened, writes of dead */
@@ -133,6 +134,7 @@ struct farlane_region {
 	unsigned long nruns;
 	struct page **pages;			/* segment: each page, for mmap */
 	struct farlane_device_memory *device;	/* device memory: what keeps watch over it */
+	struct file *file;			/* file: kept while the backend knows it */
 };
 
 struct farlane_context {
@@ -145,6 +147,7 @@ struct farlane_context {
 
 	struct mutex lock;			/* regions; never held across a wait */
 	struct xarray regions;
+	atomic_t files;				/* regions that are files */
 	struct mutex segment_lock;		/* one SEGMENT at a time: the first is the header */
 
 	struct mutex window_lock;		/* windows, scratch */
@@ -211,6 +214,8 @@ void farlane_region_live(struct farlane_context *ctx,
 			 struct farlane_region *region);
 void farlane_region_free(struct farlane_context *ctx,
 			 struct farlane_region *region);
+int farlane_attach(struct farlane_context *ctx,
+		   struct farlane_region *region);
 int farlane_segment(struct farlane_context *ctx, struct farlane_segment *arg);
 int farlane_pin(struct farlane_context *ctx, struct farlane_pin *arg);
 int farlane_detach(struct farlane_context *ctx, u32 id);
@@ -227,6 +232,10 @@ int farlane_pages_alloc(struct farlane_region *region);
 int farlane_pages_pin(struct farlane_region *region);
 void farlane_pages_free(struct farlane_context *ctx,
 			struct farlane_region *region);
+
+/* file.c */
+int farlane_file(struct farlane_context *ctx, struct farlane_file *arg);
+void farlane_file_free(struct farlane_context *ctx, struct file *file);
 
 /* device_memory.c */
 int farlane_device_memory_init(void);

@@ -34,6 +34,7 @@
 #define FARLANE_KIND_SEGMENT 0x1
 #define FARLANE_KIND_PIN 0x2
 #define FARLANE_KIND_DEVICE 0x3
+#define FARLANE_KIND_FILE 0x6
 #define FARLANE_FLAG_WRITABLE 0x1
 #define FARLANE_FLAG_PHONY 0x2
 #define FARLANE_MAX_EXTENTS_PER_REQUEST 0x3e8
@@ -42,6 +43,7 @@
 #define FARLANE_EVENT_WAKE 0x0
 #define FARLANE_MAX_CONTEXTS 0x400
 #define FARLANE_MAX_REGIONS 0x10000
+#define FARLANE_MAX_FILES 0x200
 #define FARLANE_MAX_EVENTS 0x400
 #define FARLANE_OFF_DEAD 0x80
 #define FARLANE_HEADER_SEGMENT_BYTES 0x8000
@@ -166,6 +168,14 @@ _Static_assert(sizeof(struct farlane_detach) == 8, "size");
 _Static_assert(offsetof(struct farlane_detach, region) == 0, "offset");
 _Static_assert(offsetof(struct farlane_detach, reserved) == 4, "offset");
 
+struct farlane_file {
+	__s32 fd;
+	__u32 region;
+};
+_Static_assert(sizeof(struct farlane_file) == 8, "size");
+_Static_assert(offsetof(struct farlane_file, fd) == 0, "offset");
+_Static_assert(offsetof(struct farlane_file, region) == 4, "offset");
+
 struct farlane_bind_event {
 	__u32 index;
 	__s32 fd;
@@ -181,6 +191,7 @@ _Static_assert(offsetof(struct farlane_bind_event, fd) == 4, "offset");
 #define FARLANE_IOC_BIND_EVENT _IOW(0xfa, 5, struct farlane_bind_event)
 #define FARLANE_IOC_DOORBELL _IO(0xfa, 6)
 #define FARLANE_IOC_PIN_DEVICE _IOWR(0xfa, 7, struct farlane_pin)
+#define FARLANE_IOC_FILE _IOWR(0xfa, 8, struct farlane_file)
 _Static_assert(FARLANE_IOC_INFO == 0x8028fa01, "ioctl number");
 _Static_assert(FARLANE_IOC_SEGMENT == 0xc018fa02, "ioctl number");
 _Static_assert(FARLANE_IOC_PIN == 0xc018fa03, "ioctl number");
@@ -188,5 +199,6 @@ _Static_assert(FARLANE_IOC_DETACH == 0x4008fa04, "ioctl number");
 _Static_assert(FARLANE_IOC_BIND_EVENT == 0x4008fa05, "ioctl number");
 _Static_assert(FARLANE_IOC_DOORBELL == 0xfa06, "ioctl number");
 _Static_assert(FARLANE_IOC_PIN_DEVICE == 0xc018fa07, "ioctl number");
+_Static_assert(FARLANE_IOC_FILE == 0xc008fa08, "ioctl number");
 
 #endif

@@ -7,6 +7,7 @@
  */
 #include <linux/idr.h>
 #include <linux/module.h>
+#include <linux/random.h>
 #include <linux/slab.h>
 
 #include "farlane.h"
@@ -148,6 +149,7 @@ static int farlane_probe(struct virtio_device *vdev)
 	if (!fl)
 		return -ENOMEM;
 	vdev->priv = fl;
+	fl->file_secret = get_random_u64();
 	err = farlane_read_config(fl, &window_bytes);
 	if (err)
 		goto put;

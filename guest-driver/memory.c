@@ -40,6 +40,8 @@ void farlane_region_free(struct farlane_context *ctx,
 {
 	if (region->device)
 		farlane_device_memory_free(region->device);
+	if (region->file)
+		farlane_file_free(ctx, region->file);
 	farlane_pages_free(ctx, region);
 	kfree(region);
 }
@@ -153,8 +155,8 @@ static int farlane_attach_extents(struct farlane_context *ctx,
 }
 
 /* Gives the region an id and makes it known. On failure nothing is left of it. */
-static int farlane_attach(struct farlane_context *ctx,
-			  struct farlane_region *region)
+int farlane_attach(struct farlane_context *ctx,
+		   struct farlane_region *region)
 {
 	struct farlane_call *call;
 	bool known;

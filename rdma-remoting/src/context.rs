@@ -12,6 +12,7 @@ use crate::peers::Reach;
 use crate::ready::Ready;
 use crate::segment::Segment;
 use crate::throughput::Throughput;
+use crate::xrc_domains::{DomainsByFile, FileId};
 use farlane_abi::Errno;
 use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
 use farlane_abi::control::{EVENT_WAKE, MAX_SEGMENT_BYTES};
@@ -39,6 +40,8 @@ enum Attached {
     },
     /// Memory of the program.
     Pin { memory: Region, _shares: [Share; 3] },
+    /// A file that it has open.
+    File(Arc<FileId>),
 }
 
 pub(crate) struct Header {
@@ -59,6 +62,7 @@ pub(crate) struct Owner {
     pub account: Arc<Account>,
     pub throughput: Arc<Throughput>,
     pub limit: Arc<LogLimit>,
+    pub domains: Arc<DomainsByFile>,
 }
 
 /// One process's use of a device: an open `/dev/farlaneN`, or a connection to the host socket.
@@ -84,6 +88,8 @@ pub struct Context {
     throughput: Arc<Throughput>,
     /// Of what it can have logged.
     pub(crate) limit: Arc<LogLimit>,
+    /// Domains of extended reliable connections that its tenant's contexts have together.
+    pub(crate) domains: Arc<DomainsByFile>,
     header: OnceLock<Header>,
     regions: Mutex<HashMap<RegionId, Attached>>,
     objects: Mutex<Objects>,
@@ -145,6 +151,7 @@ impl Context {
             account,
             throughput,
             limit,
+            domains,
         } = owner;
         let engine_context = engine.open(ContextSpec {
             address,
@@ -172,6 +179,7 @@ impl Context {
             account,
             throughput,
             limit,
+            domains,
             header: OnceLock::new(),
             regions: Mutex::default(),
             objects: Mutex::new(objects),
@@ -286,6 +294,18 @@ impl Context {
         Ok(())
     }
 
+    /// Makes a file known as region `region`: one that the process has shown to have open. Nobody
+    /// calls another file so before the region is taken away.
+    ///
+    /// # Errors
+    /// `EEXIST` for an id in use.
+    pub fn attach_file(&self, region: RegionId, file: FileId) -> Result<(), Errno> {
+        let mut regions = self.regions();
+        Self::check_new(&regions, region)?;
+        regions.insert(region, Attached::File(Arc::new(file)));
+        Ok(())
+    }
+
     fn check_new(regions: &HashMap<RegionId, Attached>, region: RegionId) -> Result<(), Errno> {
         if regions.contains_key(&region) {
             return Err(Errno::EEXIST);
@@ -297,7 +317,7 @@ impl Context {
     /// touches it any more.
     ///
     /// # Errors
-    /// `ENOENT` for an unknown region, `EBUSY` for a segment in use.
+    /// `ENOENT` for an unknown region, `EBUSY` for a segment or a file in use.
     pub fn detach(&self, region: RegionId) -> Result<(), Errno> {
         let pin = {
             let mut regions = self.regions();
@@ -307,6 +327,7 @@ impl Context {
                 {
                     return Err(Errno::EBUSY);
                 }
+                Attached::File(file) if Arc::strong_count(file) > 1 => return Err(Errno::EBUSY),
                 _ => {}
             }
             regions.remove(&region)
@@ -341,6 +362,14 @@ impl Context {
     pub(crate) fn pin(&self, region: RegionId) -> Result<Region, Errno> {
         match self.regions().get(&region) {
             Some(Attached::Pin { memory, .. }) => Ok(memory.clone()),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// A file that the process has open. It cannot be detached while the result is kept.
+    pub(crate) fn file(&self, region: RegionId) -> Result<Arc<FileId>, Errno> {
+        match self.regions().get(&region) {
+            Some(Attached::File(file)) => Ok(Arc::clone(file)),
             _ => Err(Errno::EINVAL),
         }
     }
@@ -417,6 +446,7 @@ impl Context {
         let memory = |attached: &Attached| match attached {
             Attached::Segment { memory, .. } => memory.clone(),
             Attached::Pin { memory, .. } => memory.node().map(|_| memory.clone()),
+            Attached::File(_) => None,
         };
         self.regions().values().filter_map(memory).collect()
     }
@@ -489,7 +519,6 @@ impl Context {
         drop(qps);
         srqs.iter().for_each(|srq| srq.turns.engine.destroy());
         cqs.iter().for_each(|cq| cq.engine.destroy());
-        xrcds.iter().for_each(|xrcd| xrcd.engine.destroy());
         self.addresses.clear();
         let count = to_u64(srqs.len());
         counters::uncount(&self.counters.shared_receive_queues, count);

@@ -7,7 +7,8 @@
 //! * `ring`, [`work_queue`], [`completion_queue`], [`call_ring`]: rings in memory shared with a
 //!   process;
 //! * [`shared_receive_queue`]: receive requests that several queue pairs take; [`xrc`]: those that
-//!   messages name; both as the embedded engine has them;
+//!   messages name; both as the embedded engine has them; `xrc_domains`, `xrc_target`: what
+//!   contexts have of domains together;
 //! * [`table`], [`memory`], `address_handles`: handles and memory keys, each owned by one context;
 //! * [`engine`]: what carries work out; [`engine::soft`] is the embedded one;
 //! * [`local`]: the same engine without remoting;
@@ -62,6 +63,8 @@ mod verbs;
 pub mod work_queue;
 mod worker;
 pub mod xrc;
+mod xrc_domains;
+mod xrc_target;
 
 pub use adapter::PortError;
 pub use async_ring::EventSink;
@@ -72,3 +75,4 @@ pub use peers::Peers;
 pub use port::{Port, PortConfig};
 pub use server::{Doorbell, Server, ServerConfig, ServerError};
 pub use throughput::{Rates, Throughput};
+pub use xrc_domains::FileId;

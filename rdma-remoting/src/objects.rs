@@ -2,7 +2,7 @@
 
 use crate::async_ring::ObjectEvents;
 use crate::completion_queue::SharedCompletionQueue;
-use crate::engine::{EngineCq, EngineQp, EngineSrq, EngineXrcDomain, Progress, Turn};
+use crate::engine::{EngineCq, EngineQp, EngineSrq, Progress, Turn};
 use crate::inbox::Scheduled;
 use crate::ledger::{Account, Resource, Share};
 use crate::memory::PdHandle;
@@ -10,6 +10,7 @@ use crate::ready::Served;
 use crate::request::MemoryKey;
 use crate::segment::Part;
 use crate::table::Table;
+use crate::xrc_domains::{Domain, FileId};
 use farlane_abi::queue::QP_OFF_BACKEND_STATE;
 use farlane_abi::rdma::{MAX_QPS, MAX_SRQS, VerbsVersion};
 use farlane_worker::wake;
@@ -37,9 +38,12 @@ pub(crate) struct Pd {
     pub engine: PdHandle,
 }
 
-/// A domain of extended reliable connections. What is in it holds it.
+/// A domain of extended reliable connections that the process has open. What it has there holds
+/// it.
 pub(crate) struct XrcdObject {
-    pub engine: Arc<dyn EngineXrcDomain>,
+    pub domain: Arc<Domain>,
+    /// By which it was opened.
+    pub _file: Option<Arc<FileId>>,
 }
 
 /// What makes a shared receive queue one of such a domain.
@@ -70,7 +74,8 @@ pub(crate) struct WindowObject {
 pub(crate) struct QpObject {
     pub engine: Arc<dyn EngineQp>,
     pub scheduled: Arc<Scheduled>,
-    pub part: Part,
+    /// None where others than its process may post, or nobody.
+    pub part: Option<Part>,
     pub _pd: Option<Arc<Pd>>,
     pub _cqs: [Option<Arc<CqObject>>; 2],
     pub _srq: Option<Arc<SrqObject>>,
@@ -82,7 +87,8 @@ pub(crate) struct QpObject {
 impl QpObject {
     /// The word that says whether the process has to ring after it has posted.
     fn state_word(&self) -> impl Iterator<Item = &AtomicU32> {
-        let word = self.part.memory.word(QP_OFF_BACKEND_STATE);
+        let part = self.part.as_ref();
+        let word = part.and_then(|part| part.memory.word(QP_OFF_BACKEND_STATE).ok());
         word.into_iter()
     }
 }

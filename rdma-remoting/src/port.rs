@@ -7,6 +7,7 @@ use crate::engine::{PortAddress, RawGid};
 use crate::ledger::{Account, Limits, Resource, Share};
 use crate::peers::{Peers, Reach};
 use crate::throughput::{Rates, Throughput};
+use crate::xrc_domains::DomainsByFile;
 use farlane_abi::Errno;
 use farlane_abi::ids::ContextId;
 use farlane_sys::log_limit::LogLimit;
@@ -42,6 +43,7 @@ pub struct Port {
     throughput: Arc<Throughput>,
     limit: Arc<LogLimit>,
     contexts: Mutex<HashMap<ContextId, Arc<Context>>>,
+    domains: Arc<DomainsByFile>,
 }
 
 impl std::fmt::Debug for Port {
@@ -70,6 +72,7 @@ impl Port {
             limit: Arc::default(),
             adapter,
             contexts: Mutex::default(),
+            domains: Arc::default(),
         })
     }
 
@@ -124,6 +127,7 @@ impl Port {
             account: Arc::clone(&self.account),
             throughput: Arc::clone(&self.throughput),
             limit: Arc::clone(&self.limit),
+            domains: Arc::clone(&self.domains),
         };
         let context = Context::new(id, owner, events, pool)?;
         self.adapter.enlist(&context);

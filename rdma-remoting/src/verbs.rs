@@ -11,21 +11,22 @@ mod memory_windows;
 mod on_demand;
 mod queue_pairs;
 mod shared_receive_queues;
+mod xrc_domains;
 
 use crate::address_handles::MAX_AHS;
 use crate::context::Context;
 use crate::engine::Progress;
 use crate::ledger::{Resource, Share};
-use crate::objects::{MAX_CQS, MAX_MRS, MAX_MWS, MAX_PDS, Pd, QpObject, SrqObject, XrcdObject};
+use crate::objects::{MAX_CQS, MAX_MRS, MAX_MWS, MAX_PDS, Pd, QpObject, SrqObject};
 use crate::segment::Part;
 use crate::turn::CallTurn;
 use farlane_abi::Errno;
 use farlane_abi::ids::RegionId;
 use farlane_abi::rdma::{
     AllocBuffer, AllocMw, Buffer, CreateAh, CreateCq, CreateQp, CreateQpEx, CreateSrq, DeviceAttr,
-    DeviceLimits, Gid, Handle, MAX_QPS, MAX_SRQS, McastGroup, ModifyQp, ModifySrq, Mr, Mw,
-    PortAttr, Qp, QpAttr, QueryGid, RegMr, ReregMr, ResizeCq, ResizeSrq, Srq, SrqAttr, Verbs,
-    VerbsVersion, VersionRange,
+    DeviceLimits, Gid, Handle, MAX_QPS, MAX_SRQS, McastGroup, ModifyQp, ModifySrq, Mr, Mw, OpenQp,
+    OpenXrcd, PortAttr, Qp, QpAttr, QueryGid, RegMr, ReregMr, ResizeCq, ResizeSrq, Srq, SrqAttr,
+    Verbs, VerbsVersion, VersionRange,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
@@ -280,25 +281,19 @@ impl Verbs for CallHost<'_> {
     }
 
     fn open_xrcd(&mut self, (): ()) -> Result<Handle, Errno> {
-        self.require(VerbsVersion::V2)?;
-        let mut objects = self.context.objects();
-        let opened = objects.xrcds.insert_with(|_| {
-            let engine = self.context.engine_context.create_xrc_domain()?;
-            Ok(XrcdObject { engine })
-        });
-        opened.map(|(handle, _)| handle.into())
+        self.open_domain(None)
+    }
+
+    fn open_xrcd_of(&mut self, args: OpenXrcd) -> Result<Handle, Errno> {
+        self.open_domain(Some(&args))
     }
 
     fn close_xrcd(&mut self, xrcd: Handle) -> Result<(), Errno> {
-        let mut objects = self.context.objects();
-        // Shared receive queues and queue pairs hold it.
-        if Arc::strong_count(objects.xrcds.get(xrcd.get()).ok_or(Errno::EBADF)?) > 1 {
-            return Err(Errno::EBUSY);
-        }
-        if let Some(xrcd) = objects.xrcds.remove(xrcd.get()) {
-            xrcd.engine.destroy();
-        }
-        Ok(())
+        self.close_domain(xrcd)
+    }
+
+    fn open_qp(&mut self, args: OpenQp) -> Result<Qp, Errno> {
+        self.open_target(&args)
     }
 
     fn modify_srq(&mut self, args: ModifySrq) -> Result<(), Errno> {

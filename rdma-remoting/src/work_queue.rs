@@ -53,6 +53,24 @@ pub trait WorkSource<W>: Send {
     fn discard(&mut self);
 }
 
+/// Where no request ever comes from.
+#[derive(Clone, Copy, Debug)]
+pub struct NoRequests;
+
+impl<W> WorkSource<W> for NoRequests {
+    fn take(&mut self, _: &mut W) -> Result<bool, QueueError> {
+        Ok(false)
+    }
+
+    fn retire(&mut self) {}
+
+    fn is_ready(&self) -> bool {
+        false
+    }
+
+    fn discard(&mut self) {}
+}
+
 /// A source of receive requests that several queue pairs take.
 pub trait SharedSource: WorkSource<RecvWqe> {
     /// Requests that can be taken; of a queue that makes no sense one, which is that error.

@@ -5,7 +5,7 @@ use farlane_abi::Errno;
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_guest_device::contexts::{Contexts, Memory, WindowRange};
 use farlane_guest_device::events::ContextEvents;
-use farlane_rdma_remoting::{EventSink, Port, Server};
+use farlane_rdma_remoting::{EventSink, FileId, Port, Server};
 use farlane_zero_copy::{Pool, Region};
 use std::any::Any;
 use std::io;
@@ -104,6 +104,10 @@ impl Contexts for PortContexts {
                 self.locate(&memory);
                 let opened = self.port.context(context)?;
                 opened.attach_pin(region, memory)
+            }
+            Memory::File(number) => {
+                let opened = self.port.context(context)?;
+                opened.attach_file(region, FileId(0, number))
             }
             Memory::Phony(_) | Memory::Device { .. } => Err(Errno::EOPNOTSUPP),
         }

@@ -4,88 +4,42 @@
 
 mod common;
 
-use common::{Backend, End, connect_to, until};
+use common::{Backend, End, Partner, connect_to, say, told, until};
 use farlane_abi::config::{QUEUE_CONTROL, QUEUE_EVENT};
 use farlane_abi::queue::{OP_RDMA_READ, OP_RDMA_WRITE, SEND_SIGNALED};
 use farlane_rdma_client::{Payload, SendRequest, Sge};
 use farlane_vm_front_end::guest_device::Vm;
-use std::io::{BufRead as _, BufReader, Lines, Write as _};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// Tells a child of this test, which may end by what it does, at which socket to be a VM.
 const SOCKET: &str = "FARLANE_SHRINK_SOCKET";
 const NAME: &str = "a_vmm_that_shrinks_its_memory_harms_itself_alone";
 const LENGTH: usize = 1 << 20;
 
-/// A VM in a process of its own, which does the next thing when it is told to and says when it is
-/// done.
-struct Vmm {
-    child: Child,
-    to: ChildStdin,
-    from: Lines<BufReader<ChildStdout>>,
-}
-
-impl Vmm {
-    fn boot(backend: &Backend) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", NAME, "--nocapture", "--test-threads=1"])
-            .env(SOCKET, backend.path("vm0"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        Self {
-            to: child.stdin.take().unwrap(),
-            from: BufReader::new(child.stdout.take().unwrap()).lines(),
-            child,
-        }
-    }
-
-    fn tell(&mut self, what: &str) {
-        writeln!(self.to, "{what}").unwrap();
-    }
-
-    /// The next line that is for us: what follows the mark.
-    fn hear(&mut self) -> String {
-        let mark = |line: String| line.split_once("VM: ").map(|(_, said)| said.to_owned());
-        let lines = self.from.by_ref().map(Result::unwrap);
-        lines.filter_map(mark).next().unwrap()
-    }
-}
-
-impl Drop for Vmm {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// What the child does. It touches none of its memory once it is gone.
 fn vm(socket: &str) {
-    let mut lines = std::io::stdin().lines();
-    let mut told = || lines.next().unwrap().unwrap();
     let vm = Vm::connect(socket.as_ref(), 64 << 20).unwrap();
     let buffer = vm.allocate(LENGTH as u64).unwrap();
     let end = End::in_vm(&vm, &buffer);
     let (number, gid) = (end.qp.number(), end.context.gid(1, 0).unwrap().raw);
     let (address, key) = (end.mr.address(), end.mr.rkey());
-    println!("VM: {number} {address} {key} {}", u128::from_be_bytes(gid));
+    let gid = u128::from_be_bytes(gid);
+    say(format!("{number} {address} {key} {gid}"));
     let peer: Vec<String> = told().split(' ').map(str::to_owned).collect();
     let gid: u128 = peer[1].parse().unwrap();
     connect_to(&end.qp, peer[0].parse().unwrap(), gid.to_be_bytes());
-    println!("VM: connected");
+    say("connected");
     told();
     vm.halt();
     rustix::fs::ftruncate(vm.memory().file(), 0).unwrap();
-    println!("VM: shrunk");
+    say("shrunk");
     told();
     vm.kick(QUEUE_CONTROL);
     vm.kick(QUEUE_EVENT);
-    println!("VM: kicked");
+    say("kicked");
     told();
     let bases = vm.pause().unwrap();
     vm.resume(&bases).unwrap();
-    println!("VM: restarted");
+    say("restarted");
     told();
     std::process::exit(0);
 }
@@ -96,7 +50,7 @@ fn a_vmm_that_shrinks_its_memory_harms_itself_alone() {
         return vm(&socket);
     }
     let mut backend = Backend::start_with_log();
-    let mut vmm = Vmm::boot(&backend);
+    let mut vmm = Partner::start(NAME, SOCKET, &backend.path("vm0"));
     let other = backend.vm(1);
     let buffer = other.allocate(LENGTH as u64).unwrap();
     let ends = [(); 3].map(|()| End::in_vm(&other, &buffer));

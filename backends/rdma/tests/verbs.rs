@@ -6,9 +6,12 @@ mod common;
 
 use common::{Backend, until};
 use farlane_verbs::sys::*;
-use farlane_verbs::{completion, context, device, import, memory, open, parent_domain, queue_pair};
+use farlane_verbs::{
+    completion, context, device, import, memory, open, parent_domain, queue_pair, xrcd,
+};
 use std::ffi::{c_int, c_void};
 use std::io::Error;
+use std::os::fd::AsRawFd as _;
 use std::ptr::null_mut;
 
 const LENGTH: usize = 4096;
@@ -467,6 +470,93 @@ unsafe fn a_context_is_imported_by_a_copy_of_its_file() {
     program.end();
 }
 
+unsafe fn targets_are_opened_by_their_numbers() {
+    let program = Program::start();
+    let file = tempfile::tempfile().unwrap();
+    // SAFETY: as a C program calls them.
+    unsafe {
+        let open = |fd, oflags| {
+            let mut init: ibv_xrcd_init_attr = zeroed();
+            init.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+            (init.fd, init.oflags) = (fd, oflags);
+            xrcd::open(program.context, &raw mut init)
+        };
+        let fd = file.as_raw_fd();
+        for (fd, flags, error) in [
+            (fd, 0, libc::EAGAIN),
+            (-2, libc::O_CREAT, libc::EBADF),
+            (c_int::MAX, libc::O_CREAT, libc::EBADF),
+        ] {
+            assert!(open(fd, flags).is_null());
+            assert_eq!(errno(), Some(error), "{fd} {flags}");
+        }
+        let domain = open(fd, libc::O_CREAT | libc::O_EXCL);
+        assert!(!domain.is_null());
+        assert!(open(fd, libc::O_CREAT | libc::O_EXCL).is_null());
+        assert_eq!(errno(), Some(libc::EINVAL));
+        let again = open(fd, 0);
+
+        let mut init: ibv_qp_init_attr_ex = zeroed();
+        init.qp_type = IBV_QPT_XRC_RECV;
+        init.comp_mask = IBV_QP_INIT_ATTR_XRCD;
+        init.xrcd = domain;
+        let target = queue_pair::create_ex(program.context, &raw mut init);
+        assert!(!target.is_null());
+        let mut cookie = 0;
+        let attr = ibv_qp_open_attr {
+            comp_mask: 15,
+            qp_num: (*target).qp_num,
+            xrcd: again,
+            qp_context: (&raw mut cookie).cast(),
+            qp_type: IBV_QPT_XRC_RECV,
+        };
+        for (bad, error) in [
+            (
+                ibv_qp_open_attr {
+                    comp_mask: 31,
+                    ..attr
+                },
+                libc::EOPNOTSUPP,
+            ),
+            (
+                ibv_qp_open_attr {
+                    comp_mask: 14,
+                    ..attr
+                },
+                libc::EINVAL,
+            ),
+            (
+                ibv_qp_open_attr {
+                    qp_type: IBV_QPT_RC,
+                    ..attr
+                },
+                libc::EINVAL,
+            ),
+            (ibv_qp_open_attr { qp_num: 0, ..attr }, libc::EINVAL),
+        ] {
+            let mut bad = bad;
+            assert!(queue_pair::open_target(program.context, &raw mut bad).is_null());
+            assert_eq!(errno(), Some(error));
+        }
+        let mut attr = attr;
+        let opened = queue_pair::open_target(program.context, &raw mut attr);
+        assert!(!opened.is_null() && opened != target);
+        assert_eq!((*opened).qp_num, (*target).qp_num);
+        assert_eq!((*opened).qp_context, attr.qp_context);
+        assert_eq!((*opened).state, IBV_QPS_UNKNOWN);
+        // Each domain is busy by what was made or opened by it.
+        assert_eq!(xrcd::close(domain), libc::EBUSY);
+        assert_eq!(queue_pair::destroy(target), 0);
+        assert_eq!(xrcd::close(domain), 0);
+        assert_eq!(xrcd::close(again), libc::EBUSY);
+        assert_eq!(queue_pair::destroy(opened), 0);
+        assert_eq!(xrcd::close(again), 0);
+        assert!(open(fd, 0).is_null());
+        assert_eq!(errno(), Some(libc::EAGAIN));
+    }
+    program.end();
+}
+
 #[test]
 fn a_program_has_the_extended_interfaces() {
     let backend = Backend::start();
@@ -480,6 +570,7 @@ fn a_program_has_the_extended_interfaces() {
         flushes::what_was_written_is_flushed_or_the_flush_refused();
         a_parent_domain_keeps_what_it_is_of();
         a_context_is_imported_by_a_copy_of_its_file();
+        targets_are_opened_by_their_numbers();
     }
     until("all contexts to be closed", || {
         backend.counter("contexts") == 0

@@ -8,8 +8,8 @@ use crate::{Context, Cq, Error, Pd, QpAttr, Srq, Xrcd};
 use farlane_abi::Errno;
 use farlane_abi::queue::{QP_OFF_RECV_CONSUMED, QP_OFF_SEND_CONSUMED, QpLayout};
 use farlane_abi::rdma::{
-    CreateQp, CreateQpEx, MAX_QPS, McastGroup, ModifyQp, QP_STATE, QPS_INIT, QPS_RESET, QPS_RTS,
-    QPT_RC, QPT_XRC_RECV, QPT_XRC_SEND, VerbsVersion, slot_of,
+    CreateQp, CreateQpEx, MAX_QPS, McastGroup, ModifyQp, OpenQp, QP_STATE, QPS_INIT, QPS_RESET,
+    QPS_RTS, QPT_RC, QPT_XRC_RECV, QPT_XRC_SEND, VerbsVersion, slot_of,
 };
 use farlane_sys::sync::lock;
 use std::collections::BTreeSet;
@@ -120,7 +120,8 @@ impl Qp {
             srq: init.srq.cloned(),
             xrcd: None,
         };
-        Self::make(pd.context(), init.qp_type, caps, init.signal_all, uses)
+        let signal_all = init.signal_all;
+        Self::make(pd.context(), init.qp_type, caps, signal_all, uses, None)
     }
 
     /// Creates a target of an extended reliable connection. It has no queue that a program posts
@@ -133,7 +134,27 @@ impl Qp {
             xrcd: Some(Arc::clone(xrcd)),
             ..Uses::default()
         };
-        Self::make(xrcd.context(), QPT_XRC_RECV, QpCaps::default(), false, uses)
+        let (kind, caps) = (QPT_XRC_RECV, QpCaps::default());
+        Self::make(xrcd.context(), kind, caps, false, uses, None)
+    }
+
+    /// Opens the target of this number, which any process has made that has the domain open. It
+    /// lasts as long as one has it open: [`destroy`](Self::destroy) closes it.
+    ///
+    /// # Errors
+    /// `EINVAL` where the domain has none of this number, `EOPNOTSUPP` where the backend opens
+    /// none; those of [`create`](Self::create).
+    pub fn open_target(xrcd: &Arc<Xrcd>, number: u32) -> Result<Self, Error> {
+        let uses = Uses {
+            xrcd: Some(Arc::clone(xrcd)),
+            ..Uses::default()
+        };
+        let open = OpenQp {
+            xrcd: xrcd.handle().into(),
+            qp_num: number.into(),
+        };
+        let (kind, caps) = (QPT_XRC_RECV, QpCaps::default());
+        Self::make(xrcd.context(), kind, caps, false, uses, Some(&open))
     }
 
     fn make(
@@ -142,6 +163,7 @@ impl Qp {
         caps: QpCaps,
         signal_all: bool,
         uses: Uses,
+        of_others: Option<&OpenQp>,
     ) -> Result<Self, Error> {
         let version = context.version();
         let layout = QpLayout::of(
@@ -169,13 +191,20 @@ impl Qp {
             recv_sge: caps.recv_sge.into(),
             signal_all: u32::from(signal_all).into(),
         };
-        let qp = match version {
-            VerbsVersion::V1 => context.verbs().create_qp(&base),
-            VerbsVersion::V2 | VerbsVersion::V3 => context.verbs().create_qp_ex(&CreateQpEx {
-                base,
-                srq: uses.srq.as_ref().map_or(0, |srq| srq.handle()).into(),
-                xrcd: uses.xrcd.as_ref().map_or(0, |xrcd| xrcd.handle()).into(),
-            }),
+        let qp = match (of_others, version) {
+            (Some(open), _) => match context.verbs().open_qp(open) {
+                // It does not know the call.
+                Err(error) if error.errno() == Errno::ENOSYS => Err(Errno::EOPNOTSUPP.into()),
+                answered => answered,
+            },
+            (None, VerbsVersion::V1) => context.verbs().create_qp(&base),
+            (None, VerbsVersion::V2 | VerbsVersion::V3) => {
+                context.verbs().create_qp_ex(&CreateQpEx {
+                    base,
+                    srq: uses.srq.as_ref().map_or(0, |srq| srq.handle()).into(),
+                    xrcd: uses.xrcd.as_ref().map_or(0, |xrcd| xrcd.handle()).into(),
+                })
+            }
         }?;
         let slot = slot_of(qp.handle.get()).filter(|slot| *slot < MAX_QPS);
         let slot = slot.ok_or(Errno::EPROTO)?;

@@ -3,7 +3,9 @@
 use crate::pd::Destroyed;
 use crate::{Context, Error};
 use farlane_abi::Errno;
-use farlane_abi::rdma::VerbsVersion;
+use farlane_abi::rdma::{OpenXrcd, VerbsVersion};
+use farlane_transport::ShownFile;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// A domain of a context: queue pairs that are targets, and the shared receive queues that messages
@@ -13,6 +15,8 @@ pub struct Xrcd {
     context: Arc<Context>,
     handle: u32,
     destroyed: Destroyed,
+    /// By which it was opened. Dropped last: the backend keeps the file of an open domain.
+    _file: Option<ShownFile>,
 }
 
 impl Xrcd {
@@ -26,11 +30,44 @@ impl Xrcd {
             return Err(Errno::EOPNOTSUPP.into());
         }
         let handle = context.verbs().open_xrcd(&())?.get();
-        Ok(Arc::new(Self {
+        Ok(Self::of(context, handle, None))
+    }
+
+    /// Opens the domain of a file, which processes of one user of a host, or all of one VM, have
+    /// together that have opened the file. `flags` are `XRCD_*` of [`farlane_abi::rdma`].
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open); `EAGAIN` where there is no domain of this file and none is to
+    /// be made, `EINVAL` where there is one and there may not be, `EOPNOTSUPP` where the backend
+    /// or the driver cannot tell files.
+    pub fn open_by_file(
+        context: &Arc<Context>,
+        file: BorrowedFd<'_>,
+        flags: u32,
+    ) -> Result<Arc<Self>, Error> {
+        if context.version() < VerbsVersion::V2 {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
+        let file = ShownFile::new(context.transport(), file)?;
+        let opened = context.verbs().open_xrcd_of(&OpenXrcd {
+            region: file.region().into(),
+            flags: flags.into(),
+        });
+        match opened {
+            Ok(handle) => Ok(Self::of(context, handle.get(), Some(file))),
+            // It does not know the call.
+            Err(error) if error.errno() == Errno::ENOSYS => Err(Errno::EOPNOTSUPP.into()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn of(context: &Arc<Context>, handle: u32, file: Option<ShownFile>) -> Arc<Self> {
+        Arc::new(Self {
             context: Arc::clone(context),
             handle,
             destroyed: Destroyed::default(),
-        }))
+            _file: file,
+        })
     }
 
     /// The context it belongs to.

@@ -163,6 +163,26 @@ impl Transport for DeviceTransport {
         Ok(pin.region)
     }
 
+    fn attach_file(&self, file: BorrowedFd<'_>) -> Result<u32, TransportError> {
+        let what = "FARLANE_IOC_FILE";
+        let mut argument = uapi::File {
+            fd: file.as_raw_fd(),
+            region: 0,
+        };
+        // SAFETY: IOC_FILE reads and writes one `File`.
+        match unsafe { self.ioctl(what, uapi::IOC_FILE, &mut argument) } {
+            Ok(()) => Ok(argument.region),
+            // The driver is an earlier one.
+            Err(TransportError::Os { source, .. })
+                if source.raw_os_error() == Some(libc::ENOTTY) =>
+            {
+                let errno = farlane_abi::Errno::EOPNOTSUPP;
+                Err(TransportError::Refused { what, errno })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     fn detach(&self, region: u32) -> Result<(), TransportError> {
         let mut argument = uapi::Detach {
             region,

@@ -37,7 +37,7 @@ pub use error::TransportError;
 pub use fork::Origin;
 pub use map::Map;
 pub use quiet::{spawn_quiet, with_signals_blocked};
-pub use region::{Mapping, Pin, Segment};
+pub use region::{Mapping, Pin, Segment, ShownFile};
 pub use shared_memory::{SHARE_VARIABLE, allow_sharing};
 
 /// What a transport knows about its device without asking the backend.
@@ -97,6 +97,20 @@ pub trait Transport: Send + Sync + std::fmt::Debug {
         length: usize,
         writable: bool,
     ) -> Result<u32, TransportError>;
+
+    /// Shows the backend a file that this process has open, and returns the region's id. The file
+    /// stays known while the region is attached.
+    ///
+    /// # Errors
+    /// The backend's or the kernel's refusal (`EOPNOTSUPP` where the transport shows no files), or
+    /// a dead device.
+    fn attach_file(&self, file: BorrowedFd<'_>) -> Result<u32, TransportError> {
+        let _ = file;
+        Err(TransportError::Refused {
+            what: "Showing a file",
+            errno: farlane_abi::Errno::EOPNOTSUPP,
+        })
+    }
 
     /// Takes a region away. Returns when the backend touches it no more.
     ///

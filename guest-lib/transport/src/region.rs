@@ -2,6 +2,7 @@
 
 use crate::{Map, PinKind, Transport, TransportError};
 use std::ops::Deref;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// Memory that process and backend share. Derefs to its [`Map`].
@@ -121,6 +122,42 @@ impl Drop for Pin {
             // A dead device has forgotten the region already.
             let _ = self.transport.detach(self.region);
         }
+    }
+}
+
+/// A file of this process that the backend knows.
+#[derive(Debug)]
+pub struct ShownFile {
+    region: u32,
+    transport: Arc<dyn Transport>,
+}
+
+impl ShownFile {
+    /// Shows a file.
+    ///
+    /// # Errors
+    /// As [`Transport::attach_file`].
+    pub fn new(
+        transport: &Arc<dyn Transport>,
+        file: BorrowedFd<'_>,
+    ) -> Result<Self, TransportError> {
+        Ok(Self {
+            region: transport.attach_file(file)?,
+            transport: Arc::clone(transport),
+        })
+    }
+
+    /// Id of the region, as calls name it.
+    #[must_use]
+    pub fn region(&self) -> u32 {
+        self.region
+    }
+}
+
+impl Drop for ShownFile {
+    fn drop(&mut self) {
+        // A dead device has forgotten the region already.
+        let _ = self.transport.detach(self.region);
     }
 }
 

@@ -214,6 +214,14 @@ impl Transport for SocketTransport {
         Ok(region)
     }
 
+    fn attach_file(&self, file: BorrowedFd<'_>) -> Result<u32, TransportError> {
+        let request = Request {
+            kind: control::KIND_FILE.into(),
+            ..Request::default()
+        };
+        self.attach("Showing a file", &request, &[file])
+    }
+
     fn detach(&self, region: u32) -> Result<(), TransportError> {
         let request = Request {
             op: control::OP_DETACH.into(),

@@ -4,7 +4,6 @@ use crate::errno::set;
 use crate::import::Importable;
 use crate::object::{Address, Object};
 use crate::sys::*;
-use crate::xrcd::ByFile;
 use farlane_rdma_client::Context;
 use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
@@ -25,8 +24,6 @@ pub struct ContextState {
     pub completion_queues: Mutex<BTreeMap<u32, Address<ibv_cq>>>,
     /// The program's shared receive queues by handle, for asynchronous events.
     pub srqs: Mutex<BTreeMap<u32, Address<ibv_srq>>>,
-    /// Domains of extended reliable connections by the file that they were opened by.
-    pub(crate) domains: ByFile,
     /// How other C structures come to the same context and its objects.
     pub(crate) importable: Importable,
 }

@@ -27,7 +27,7 @@ macro_rules! plain {
 }
 plain!(ibv_device verbs_context ibv_device_attr ibv_device_attr_ex ibv_port_attr ibv_srq ibv_cq_ex
     ibv_qp
-    ibv_qp_ex);
+    ibv_qp_ex ibv_qp_init_attr);
 #[cfg(test)]
 plain!(ibv_send_wr);
 

@@ -33,7 +33,6 @@ pub unsafe fn device(device: *mut ibv_device) -> *mut ibv_context {
         queue_pairs: Mutex::default(),
         completion_queues: Mutex::default(),
         srqs: Mutex::default(),
-        domains: Mutex::default(),
         importable,
     });
     import::announce(&shared);
@@ -55,6 +54,7 @@ pub(crate) fn publish(device: *mut ibv_device, opened: Opened, cmd_fd: RawFd) ->
     verbs.reg_dm_mr = Some(dm::register);
     verbs.create_cq_ex = Some(poll_ex::create);
     verbs.create_qp_ex = Some(queue_pair::create_ex);
+    verbs.open_qp = Some(queue_pair::open_target);
     verbs.get_srq_num = Some(srq::number);
     verbs.create_srq_ex = Some(srq::create_ex);
     verbs.open_xrcd = Some(xrcd::open);

@@ -138,6 +138,39 @@ unsafe fn make_target(
     Ok(publish(init, extended, qp, None, &domain.shared, None))
 }
 
+/// `ibv_open_qp`: a target that some process has made which has the domain open.
+pub unsafe extern "C" fn open_target(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_open_attr,
+) -> *mut ibv_qp {
+    // SAFETY: by the caller's contract.
+    let attr = unsafe { &*attr };
+    let needed = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+    if attr.comp_mask & !(needed | IBV_QP_OPEN_ATTR_CONTEXT) != 0 {
+        return fail_null(EOPNOTSUPP);
+    }
+    let is_target = attr.qp_type == IBV_QPT_XRC_RECV && !attr.xrcd.is_null();
+    if attr.comp_mask & needed != needed || !is_target {
+        return fail_null(EINVAL);
+    }
+    // SAFETY: by the caller's contract.
+    let domain = unsafe { xrcd::state(attr.xrcd) };
+    let opened = Qp::open_target(&domain.xrcd, attr.qp_num).map_err(|error| error.errno());
+    pointer(opened.map(|qp| {
+        let mut extended = ibv_qp_ex::zeroed();
+        extended.qp_base.context = context;
+        let mut init = ibv_qp_init_attr::zeroed();
+        init.qp_type = IBV_QPT_XRC_RECV;
+        if attr.comp_mask & IBV_QP_OPEN_ATTR_CONTEXT != 0 {
+            init.qp_context = attr.qp_context;
+        }
+        let made = publish(&mut init, extended, qp, None, &domain.shared, None);
+        // SAFETY: it was made here.
+        unsafe { (*made).state = IBV_QPS_UNKNOWN };
+        made
+    }))
+}
+
 /// Completes the C structure of a queue pair, and hands it out. The sizes that it got are written
 /// back.
 fn publish(

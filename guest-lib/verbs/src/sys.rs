@@ -160,7 +160,13 @@ enumerations! {
         IBV_QP_EX_WITH_ATOMIC_WRITE = 4096,
     }
     ibv_qp_attr_mask: c_uint { IBV_QP_STATE = 1, }
-    ibv_qp_state: c_uint { IBV_QPS_RESET = 0, }
+    ibv_qp_open_attr_mask: c_uint {
+        IBV_QP_OPEN_ATTR_NUM = 1,
+        IBV_QP_OPEN_ATTR_XRCD = 2,
+        IBV_QP_OPEN_ATTR_CONTEXT = 4,
+        IBV_QP_OPEN_ATTR_TYPE = 8,
+    }
+    ibv_qp_state: c_uint { IBV_QPS_RESET = 0, IBV_QPS_UNKNOWN = 7, }
     ibv_mig_state: c_uint {}
     ibv_wr_opcode: c_uint {
         IBV_WR_RDMA_WRITE = 0,
@@ -532,6 +538,13 @@ layouts! { struct:
         comp_mask: u32,
         fd: c_int,
         oflags: c_int,
+    }
+    ibv_qp_open_attr {
+        comp_mask: u32,
+        qp_num: u32,
+        xrcd: *mut ibv_xrcd,
+        qp_context: *mut c_void,
+        qp_type: ibv_qp_type,
     }
     ibv_rx_hash_conf {
         rx_hash_function: u8,
@@ -990,7 +1003,12 @@ layouts! { struct:
         ABI_placeholder2: Unset,
         ibv_create_flow: Unset,
         ABI_placeholder1: Unset,
-        open_qp: Unset,
+        open_qp: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                qp_open_attr: *mut ibv_qp_open_attr,
+            ) -> *mut ibv_qp,
+        >,
         create_qp_ex: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,

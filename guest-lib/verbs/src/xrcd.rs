@@ -1,38 +1,23 @@
 //! Domains of extended reliable connections.
 //!
-//! A domain is one of its context. What `ibv_open_xrcd` makes of one file more than once is one
-//! domain; another process that opens the same file has another one.
+//! A domain that was opened by a file is one of all processes that have opened the same file: of
+//! one user on a host, of all users in a VM, whose driver says which file it is.
 
 use crate::context::{ContextState, shared};
 use crate::errno::{EINVAL, answer, fail_null, pointer};
 use crate::object::Object;
 use crate::sys::*;
-use farlane_abi::Errno;
+use farlane_abi::rdma::{XRCD_CREATE, XRCD_EXCLUSIVE};
 use farlane_rdma_client::Xrcd;
-use farlane_sys::sync::lock;
-use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex};
-
-/// Device and number of a file.
-type File = (u64, u64);
-
-/// The domains of a context that were opened by a file.
-pub(crate) type ByFile = Mutex<BTreeMap<File, Opened>>;
-
-/// A domain that was opened by a file, and how often.
-#[derive(Debug)]
-pub(crate) struct Opened {
-    xrcd: Arc<Xrcd>,
-    times: u32,
-}
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 /// What is behind a domain.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) xrcd: Arc<Xrcd>,
     pub(crate) shared: Arc<ContextState>,
-    file: Option<File>,
 }
 
 type XrcdObject = Object<ibv_xrcd, State>;
@@ -56,79 +41,36 @@ pub unsafe extern "C" fn open(
     if attr.comp_mask != both {
         return fail_null(EINVAL);
     }
-    let file = match attr.fd {
-        -1 => Ok(None),
-        fd => file(fd).map(Some),
+    let opened = match attr.fd {
+        -1 => Xrcd::open(&shared.context),
+        fd if fd < 0 => return fail_null(libc::EBADF),
+        fd => {
+            // SAFETY: a number that is no descriptor is an error of the call that it is used in.
+            let file = unsafe { BorrowedFd::borrow_raw(fd) };
+            Xrcd::open_by_file(&shared.context, file, flags(attr.oflags))
+        }
     };
-    let opened = file.and_then(|file| {
-        let xrcd = match file {
-            None => Xrcd::open(&shared.context).map_err(|error| error.errno())?,
-            Some(file) => of_file(shared, file, attr.oflags)?,
-        };
-        Ok((xrcd, file))
-    });
-    pointer(opened.map(|(xrcd, file)| {
+    let opened = opened.map_err(|error| error.errno());
+    pointer(opened.map(|xrcd| {
         let shared = Arc::clone(shared);
-        XrcdObject::publish(ibv_xrcd { context }, State { xrcd, shared, file })
+        XrcdObject::publish(ibv_xrcd { context }, State { xrcd, shared })
     }))
 }
 
-/// The file of a descriptor.
-fn file(fd: c_int) -> Result<File, Errno> {
-    // SAFETY: a structure of numbers, and a descriptor of which nothing is believed.
-    let (result, stat) = unsafe {
-        let mut stat: libc::stat = std::mem::zeroed();
-        (libc::fstat(fd, &raw mut stat), stat)
-    };
-    match result {
-        0 => Ok((stat.st_dev, stat.st_ino)),
-        _ => Err(Errno::EBADF),
-    }
+/// What `open(2)` calls so, to the backend.
+fn flags(flags: c_int) -> u32 {
+    let bit = |of, wire| if flags & of != 0 { wire } else { 0 };
+    bit(libc::O_CREAT, XRCD_CREATE) | bit(libc::O_EXCL, XRCD_EXCLUSIVE)
 }
 
-/// The domain of a file, made where there is none and the flags say so.
-fn of_file(shared: &ContextState, file: File, flags: c_int) -> Result<Arc<Xrcd>, Errno> {
-    let mut domains = lock(&shared.domains);
-    match domains.get_mut(&file) {
-        Some(_) if flags & libc::O_EXCL != 0 => Err(Errno::EINVAL),
-        Some(opened) => {
-            opened.times += 1;
-            Ok(Arc::clone(&opened.xrcd))
-        }
-        None if flags & libc::O_CREAT == 0 => Err(Errno::EAGAIN),
-        None => {
-            let xrcd = Xrcd::open(&shared.context).map_err(|error| error.errno())?;
-            let opened = Opened {
-                xrcd: Arc::clone(&xrcd),
-                times: 1,
-            };
-            domains.insert(file, opened);
-            Ok(xrcd)
-        }
-    }
-}
-
-/// `ibv_close_xrcd`: `EBUSY` while something is in it, unless it was opened more than once.
+/// `ibv_close_xrcd`: `EBUSY` while the program has something in it that it has made or opened by
+/// this structure.
 pub unsafe extern "C" fn close(xrcd: *mut ibv_xrcd) -> c_int {
     // SAFETY: by the caller's contract.
     let state = unsafe { state(xrcd) };
-    let mut domains = lock(&state.shared.domains);
-    let opened = state
-        .file
-        .and_then(|file| Some((file, domains.get_mut(&file)?)));
-    match opened {
-        Some((_, opened)) if opened.times > 1 => opened.times -= 1,
-        opened => {
-            let file = opened.map(|(file, _)| file);
-            if let Err(error) = state.xrcd.destroy() {
-                return answer(Err(error.errno()));
-            }
-            if let Some(file) = file {
-                domains.remove(&file);
-            }
-        }
+    if let Err(error) = state.xrcd.destroy() {
+        return answer(Err(error.errno()));
     }
-    drop(domains);
     // SAFETY: by the caller's contract nobody uses it.
     unsafe { XrcdObject::retire(xrcd) };
     0

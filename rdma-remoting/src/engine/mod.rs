@@ -262,7 +262,8 @@ pub trait EngineContext: Any + Send + Sync {
     /// `EOPNOTSUPP` where the engine has none, `EINVAL` for a domain or completion queue of another
     /// engine, `ENOMEM` when there are too many.
     fn create_srq(&self, spec: SrqSpec) -> Result<Arc<dyn EngineSrq>, Errno>;
-    /// Makes a domain of extended reliable connections.
+    /// Makes a domain of extended reliable connections. It and its targets last until they are
+    /// destroyed, whatever becomes of this context, and other contexts of the port use them, too.
     ///
     /// # Errors
     /// `EOPNOTSUPP` where the engine has none, `ENOMEM` when there are too many.

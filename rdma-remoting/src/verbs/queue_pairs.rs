@@ -7,8 +7,7 @@ use crate::async_ring::ObjectEvents;
 use crate::engine::{Destination, EngineCq, QpSpec, Receives};
 use crate::inbox::Scheduled;
 use crate::ledger::Resource;
-use crate::memory::PdHandle;
-use crate::objects::{CqObject, Member, Objects, Pd, QpObject, SrqObject, XrcdObject};
+use crate::objects::{CqObject, Member, Objects, Pd, QpObject, SrqObject};
 use crate::request::Addressing;
 use crate::work_queue::addressed_queues;
 use farlane_abi::Errno;
@@ -22,11 +21,10 @@ use std::sync::Arc;
 
 /// What a queue pair is made of besides its queues, by its service type.
 struct Uses {
-    pd: Option<Arc<Pd>>,
+    pd: Arc<Pd>,
     /// Of the send queue and of the receive queue.
     cqs: [Option<Arc<CqObject>>; 2],
     srq: Option<Arc<SrqObject>>,
-    xrcd: Option<Arc<XrcdObject>>,
 }
 
 impl Uses {
@@ -47,28 +45,17 @@ impl Uses {
         };
         let (kind, xrcd) = (base.qp_type.get(), args.xrcd.get());
         match kind {
-            QPT_XRC_RECV if args.srq.get() == 0 => {
-                let xrcd = objects.xrcds.get(xrcd).cloned().ok_or(Errno::EBADF)?;
-                Ok(Self {
-                    pd: None,
-                    cqs: [None, None],
-                    srq: None,
-                    xrcd: Some(xrcd),
-                })
-            }
             QPT_XRC_SEND if xrcd == 0 && args.srq.get() == 0 => Ok(Self {
-                pd: Some(pd()?),
+                pd: pd()?,
                 cqs: [Some(cq(base.send_cq)?), None],
                 srq: None,
-                xrcd: None,
             }),
-            QPT_XRC_RECV | QPT_XRC_SEND => Err(Errno::EINVAL),
+            QPT_XRC_SEND => Err(Errno::EINVAL),
             _ if xrcd != 0 => Err(Errno::EINVAL),
             _ => Ok(Self {
-                pd: Some(pd()?),
+                pd: pd()?,
                 cqs: [Some(cq(base.send_cq)?), Some(cq(base.recv_cq)?)],
                 srq: srq(args.srq)?,
-                xrcd: None,
             }),
         }
     }
@@ -87,6 +74,9 @@ impl CallHost<'_> {
         if is_extended && version < VerbsVersion::V2 {
             return Err(Errno::EOPNOTSUPP);
         }
+        if kind == QPT_XRC_RECV {
+            return self.add_target(args);
+        }
         let layout = QpLayout::of(
             version,
             base.send_wr.get(),
@@ -100,7 +90,7 @@ impl CallHost<'_> {
         let part = self.part(base.region, base.offset, layout.segment_bytes())?;
         let mut objects = self.context.objects();
         let uses = Uses::of(&objects, args)?;
-        let pd = uses.pd.as_ref().map_or(PdHandle::NONE, |pd| pd.engine);
+        let pd = uses.pd.engine;
         let addressing = match kind {
             QPT_UD => Addressing::Handles(Arc::new(HandlesOfDomain {
                 handles: Arc::clone(&self.context.addresses),
@@ -120,16 +110,14 @@ impl CallHost<'_> {
                 pd: object,
                 cqs,
                 srq,
-                xrcd,
             } = uses;
             let engine = self.context.engine_context.create_qp(QpSpec {
                 kind,
                 pd,
                 sends: Box::new(sends),
-                recvs: match (&srq, &xrcd) {
-                    (_, Some(xrcd)) => Receives::Domain(Arc::clone(&xrcd.engine)),
-                    (Some(srq), None) => Receives::Shared(Arc::clone(&srq.turns.engine)),
-                    (None, None) => Receives::Own(Box::new(recvs)),
+                recvs: match &srq {
+                    Some(srq) => Receives::Shared(Arc::clone(&srq.turns.engine)),
+                    None => Receives::Own(Box::new(recvs)),
                 },
                 send_cq: Uses::engine(cqs[0].as_ref()),
                 recv_cq: Uses::engine(cqs[1].as_ref()),
@@ -140,21 +128,26 @@ impl CallHost<'_> {
             Ok(QpObject {
                 engine,
                 scheduled,
-                part,
-                _pd: object,
+                part: Some(part),
+                _pd: Some(object),
                 _cqs: cqs,
                 _srq: srq,
-                _xrcd: xrcd,
+                _xrcd: None,
                 _events: events,
                 _share: share,
             })
         })?;
-        let member: Arc<Member> = Arc::clone(&object) as _;
+        Ok(self.announce(handle, &object))
+    }
+
+    /// Has a new queue pair have turns, and says what it is called.
+    pub(super) fn announce(&self, handle: u32, object: &Arc<QpObject>) -> Qp {
+        let member: Arc<Member> = Arc::clone(object) as _;
         self.context.ready().insert(object.scheduled.slot(), member);
-        Ok(Qp {
+        Qp {
             handle: handle.into(),
             qp_num: object.engine.number().into(),
-        })
+        }
     }
 
     pub(super) fn change_qp(&self, args: &ModifyQp) -> Result<(), Errno> {

@@ -56,7 +56,7 @@ impl CallHost<'_> {
                 entries: layout.entries,
                 elements: args.elements.get(),
                 domain: in_domain.as_ref().map(|place| SrqDomain {
-                    domain: Arc::clone(&place._xrcd.engine),
+                    domain: Arc::clone(&place._xrcd.domain.engine),
                     cq: Arc::clone(&place._cq.engine),
                 }),
                 schedule: Arc::clone(&scheduled) as _,

@@ -58,6 +58,12 @@ pub const KIND_SHARED: u32 = 4;
 /// has [`ADDRESS_SPACE_BYTES`].
 pub const KIND_ADDRESS_SPACE: u32 = 5;
 
+/// `ATTACH`: a file that the process has open. `length` and `flags` are zero. On the control queue
+/// `address` is a number of the driver's choice that no other file has while this one is attached
+/// to any context of the VM; on the host socket it is zero, and the file comes along. Nothing is
+/// done with the file but to tell it from others.
+pub const KIND_FILE: u32 = 6;
+
 /// `ATTACH`: the backend may write the memory.
 pub const FLAG_WRITABLE: u32 = 1 << 0;
 /// `ATTACH` of a pin: its pages carry the envelopes of [`crate::tunnel`]. First byte and length are
@@ -87,6 +93,8 @@ pub const EVENT_FIRST_CHANNEL: u32 = 2;
 pub const MAX_CONTEXTS: u32 = 1024;
 /// Regions of one context.
 pub const MAX_REGIONS: u32 = 65536;
+/// Files of one context of a VM that its driver keeps.
+pub const MAX_FILES: u32 = 512;
 /// Event indices of one context.
 pub const MAX_EVENTS: u32 = 1024;
 
@@ -106,7 +114,7 @@ wire! {
         /// Number of extents that follow in this request.
         pub extents: U32,
         /// `ATTACH` of a pin: the user address of the first byte, of [`KIND_SHARED`]: its offset
-        /// in the file. `WINDOW_MAP`: offset in the window.
+        /// in the file, of [`KIND_FILE`]: the file's number. `WINDOW_MAP`: offset in the window.
         pub address: U64,
         /// Length in bytes.
         pub length: U64,

@@ -30,10 +30,10 @@ pub fn generate() -> String {
         "FARLANE_": control::OP_OPEN, control::OP_CLOSE, control::OP_ATTACH,
             control::OP_ATTACH_MORE, control::OP_DETACH, control::OP_WINDOW_MAP,
             control::OP_WINDOW_UNMAP, control::OP_PING, control::KIND_SEGMENT, control::KIND_PIN,
-            control::KIND_DEVICE, control::FLAG_WRITABLE, control::FLAG_PHONY,
+            control::KIND_DEVICE, control::KIND_FILE, control::FLAG_WRITABLE, control::FLAG_PHONY,
             control::MAX_EXTENTS_PER_REQUEST, control::MAX_REGION_BYTES,
             control::MAX_SEGMENT_BYTES, control::EVENT_WAKE, control::MAX_CONTEXTS,
-            control::MAX_REGIONS, control::MAX_EVENTS;
+            control::MAX_REGIONS, control::MAX_FILES, control::MAX_EVENTS;
         "FARLANE_": arena::OFF_DEAD, arena::HEADER_SEGMENT_BYTES;
         "FARLANE_": ioctl::SEGMENT_SHIFT, ioctl::WINDOW_MMAP_BASE;
     }
@@ -48,6 +48,7 @@ pub fn generate() -> String {
         ioctl::Segment::c_declaration(),
         ioctl::Pin::c_declaration(),
         ioctl::Detach::c_declaration(),
+        ioctl::File::c_declaration(),
         ioctl::BindEvent::c_declaration(),
     ] {
         out.push_str(&text);
@@ -62,6 +63,7 @@ pub fn generate() -> String {
         ("BIND_EVENT", "_IOW", 5, ", struct farlane_bind_event"),
         ("DOORBELL", "_IO", 6, ""),
         ("PIN_DEVICE", "_IOWR", 7, ", struct farlane_pin"),
+        ("FILE", "_IOWR", 8, ", struct farlane_file"),
     ] {
         let _ = writeln!(out, "#define FARLANE_IOC_{name} {how}({t:#x}, {nr}{arg})");
     }
@@ -73,6 +75,7 @@ pub fn generate() -> String {
         ("BIND_EVENT", ioctl::IOC_BIND_EVENT),
         ("DOORBELL", ioctl::IOC_DOORBELL),
         ("PIN_DEVICE", ioctl::IOC_PIN_DEVICE),
+        ("FILE", ioctl::IOC_FILE),
     ] {
         let _ = writeln!(
             out,

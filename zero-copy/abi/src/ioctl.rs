@@ -64,6 +64,17 @@ wire! {
         pub reserved: u32,
     }
 
+    /// `FARLANE_IOC_FILE`: shows the backend a file that the caller has open; it becomes region
+    /// `region`. Until that is taken away the driver keeps the file. `EINVAL` for what is no
+    /// regular file of a file system or a memfd, `ENOSPC` where the context has
+    /// [`MAX_FILES`](crate::control::MAX_FILES).
+    pub struct File as "farlane_file" {
+        /// The descriptor.
+        pub fd: i32,
+        /// Out: id of the region.
+        pub region: u32,
+    }
+
     /// `FARLANE_IOC_BIND_EVENT`: event index `index` is delivered to the eventfd `fd` from now
     /// on; `fd` = -1 unbinds.
     pub struct BindEvent as "farlane_bind_event" {
@@ -98,6 +109,9 @@ pub const IOC_DOORBELL: u64 = ioc(0, 6, 0);
 /// `E2BIG` where it is in more than
 /// [`MAX_EXTENTS_PER_REQUEST`](crate::control::MAX_EXTENTS_PER_REQUEST) pieces.
 pub const IOC_PIN_DEVICE: u64 = ioc(3, 7, size_of::<Pin>());
+
+/// `_IOWR(TYPE, 8, File)`. `ENOTTY` of an earlier driver.
+pub const IOC_FILE: u64 = ioc(3, 8, size_of::<File>());
 
 /// Bits of an mmap offset that one region can span.
 pub const SEGMENT_SHIFT: u32 = 28;

@@ -105,6 +105,14 @@ call_table! {
         29 => fn open_xrcd(()) -> Handle;
         /// Closes such a domain. `EBUSY` while something is in it.
         40 => fn close_xrcd(Handle) -> ();
+        /// Opens the domain of extended reliable connections of a file, which contexts of one
+        /// tenant have together: `EAGAIN` where there is none and none is to be made, `EINVAL`
+        /// where there is one and there may not be. It is that of the file until the last one has
+        /// closed it, and the file's region cannot be detached meanwhile.
+        43 => fn open_xrcd_of(OpenXrcd) -> Handle;
+        /// Opens a target of such a domain that any of its contexts has made. `destroy_qp` closes
+        /// it; it ends with the last one. `EINVAL` where the domain has none of this number.
+        44 => fn open_qp(OpenQp) -> Qp;
         /// Allocates a memory window, which is not bound.
         30 => fn alloc_mw(AllocMw) -> Mw;
         /// Frees a memory window, bound or not.
@@ -499,8 +507,25 @@ pod! {
         pub base: CreateQp,
         /// Shared receive queue that its messages take receive requests from; zero for its own.
         pub srq: U32,
-        /// Domain of a queue pair that is an XRC target; zero for others.
+        /// Domain of a queue pair that is an XRC target; zero for others. A target has no queues:
+        /// nothing else but the type is looked at.
         pub xrcd: U32,
+    }
+
+    /// Opening of the domain of a file.
+    pub struct OpenXrcd {
+        /// The region that is the file.
+        pub region: U32,
+        /// `XRCD_*`.
+        pub flags: U32,
+    }
+
+    /// Opening of a target of extended reliable connections.
+    pub struct OpenQp {
+        /// Its domain.
+        pub xrcd: U32,
+        /// Its number.
+        pub qp_num: U32,
     }
 
     /// Creation of an address handle, `struct ibv_ah_attr` where names are the same.
@@ -682,6 +707,14 @@ numbers! { u32:
     ACCESS_FLUSH_GLOBAL = 1 << 8,
     /// Hints (relaxed ordering, huge pages) that may be ignored: `IBV_ACCESS_OPTIONAL_RANGE`.
     ACCESS_OPTIONAL = 0x3ff0_0000,
+}
+
+// Flags of an [`OpenXrcd`].
+numbers! { u32:
+    /// A domain is made where there is none.
+    XRCD_CREATE = 1,
+    /// Where there is one it is not opened.
+    XRCD_EXCLUSIVE = 2,
 }
 
 // Values of `enum ibv_atomic_cap`.

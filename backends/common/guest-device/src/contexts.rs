@@ -38,6 +38,8 @@ pub enum Memory {
         /// Whether the backend may write it.
         writable: bool,
     },
+    /// A file that the process has open, by a number that no other file has meanwhile.
+    File(u64),
 }
 
 /// The contexts of one VM. A context is an open file of `/dev/farlaneN`.

@@ -473,6 +473,7 @@ impl Control {
                 runs: extents,
                 writable,
             },
+            Kind::File => Memory::File(new.address),
             // Refused where it is parsed: a VM sends no file.
             Kind::Shared { .. } => return Err(Errno::EINVAL),
             // A guest's driver says which pages they are.

@@ -7,9 +7,10 @@
 pub use crate::contexts::WindowRange;
 use farlane_abi::control::{
     ADDRESS_SPACE_BYTES, Extent, FLAG_PHONY, FLAG_WRITABLE, KIND_ADDRESS_SPACE, KIND_DEVICE,
-    KIND_PIN, KIND_SEGMENT, KIND_SHARED, MAX_EVENTS, MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES,
-    MAX_SEGMENT_BYTES, MAX_SHARED_BYTES, OP_ATTACH, OP_ATTACH_MORE, OP_BIND_EVENT, OP_CLOSE,
-    OP_DETACH, OP_OPEN, OP_PING, OP_UNBIND_EVENT, OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
+    KIND_FILE, KIND_PIN, KIND_SEGMENT, KIND_SHARED, MAX_EVENTS, MAX_EXTENTS_PER_REQUEST,
+    MAX_REGION_BYTES, MAX_SEGMENT_BYTES, MAX_SHARED_BYTES, OP_ATTACH, OP_ATTACH_MORE,
+    OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN, OP_PING, OP_UNBIND_EVENT, OP_WINDOW_MAP,
+    OP_WINDOW_UNMAP, Request,
 };
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::zerocopy::FromBytes as _;
@@ -49,6 +50,8 @@ pub enum Kind {
         /// Whether the backend may write it.
         writable: bool,
     },
+    /// A file that the process has open.
+    File,
 }
 
 impl Kind {
@@ -66,7 +69,8 @@ pub struct NewRegion {
     pub region: RegionId,
     /// What it is for.
     pub kind: Kind,
-    /// User address of the first byte, of [`Kind::Shared`] its offset in the file.
+    /// User address of the first byte, of [`Kind::Shared`] its offset in the file, of
+    /// [`Kind::File`] the number that a driver has given it.
     pub address: u64,
     /// Length in bytes, within its kind's limit.
     pub length: u64,
@@ -156,7 +160,7 @@ impl HostRequest {
             Self::Open { .. } => 2,
             Self::BindEvent { .. } => 1,
             Self::Attach(new) => match new.kind {
-                Kind::Segment | Kind::Shared { .. } => 1,
+                Kind::Segment | Kind::Shared { .. } | Kind::File => 1,
                 Kind::Pin { .. }
                 | Kind::Phony
                 | Kind::Device { .. }
@@ -234,7 +238,12 @@ pub fn parse_host(bytes: &[u8]) -> Result<HostRequest, Errno> {
         return Err(Errno::EINVAL);
     }
     if request.op == OP_ATTACH {
-        return parse_new(&request).map(HostRequest::Attach);
+        let new = parse_new(&request)?;
+        // The file itself says which it is.
+        if new.kind == Kind::File && new.address != 0 {
+            return Err(Errno::EINVAL);
+        }
+        return Ok(HostRequest::Attach(new));
     }
     check_plain(&request)?;
     Ok(match request.op.get() {
@@ -299,6 +308,7 @@ fn parse_new(request: &Request) -> Result<NewRegion, Errno> {
         (KIND_DEVICE, false) => (Kind::Device { writable }, MAX_REGION_BYTES),
         (KIND_SHARED, false) => (Kind::Shared { writable }, MAX_SHARED_BYTES),
         (KIND_ADDRESS_SPACE, false) => (Kind::AddressSpace { writable }, ADDRESS_SPACE_BYTES),
+        (KIND_FILE, false) if !writable => (Kind::File, 0),
         _ => return Err(Errno::EINVAL),
     };
     let mut length = request.length.get();
@@ -309,7 +319,8 @@ fn parse_new(request: &Request) -> Result<NewRegion, Errno> {
         }
         length = ADDRESS_SPACE_BYTES;
     }
-    if length == 0 || length > most || address.checked_add(length).is_none() {
+    let is_empty = length == 0;
+    if is_empty != (kind == Kind::File) || length > most || address.checked_add(length).is_none() {
         return Err(Errno::EINVAL);
     }
     if kind.is_whole_pages() && !are_pages(address, length) {
@@ -469,6 +480,51 @@ mod tests {
     }
 
     #[test]
+    fn a_file_has_neither_bytes_nor_rights_and_on_the_host_no_number() {
+        let file = Request {
+            op: OP_ATTACH.into(),
+            region: 3.into(),
+            kind: KIND_FILE.into(),
+            ..Request::default()
+        };
+        let attached = parse_host(file.as_bytes()).unwrap();
+        assert_eq!(attached.descriptors(), 1);
+        let numbered = Request {
+            address: u64::MAX.into(),
+            ..file
+        };
+        assert_eq!(parse_host(numbered.as_bytes()), Err(Errno::EINVAL));
+        let new = NewRegion {
+            region: RegionId::new(3).unwrap(),
+            kind: Kind::File,
+            address: u64::MAX,
+            length: 0,
+        };
+        let attach = ContextRequest::Attach {
+            new,
+            extents: Vec::new(),
+        };
+        let context = ContextId::new(0).unwrap();
+        let parsed = parse(numbered.as_bytes());
+        assert_eq!(parsed, Ok(ControlRequest::Context(context, attach)));
+        for bad in [
+            Request {
+                length: 1.into(),
+                ..file
+            },
+            Request {
+                flags: FLAG_WRITABLE.into(),
+                ..file
+            },
+        ] {
+            assert_eq!(parse(bad.as_bytes()), Err(Errno::EINVAL));
+            assert_eq!(parse_host(bad.as_bytes()), Err(Errno::EINVAL));
+        }
+        let with_extents = file.with_extents(&[(0, 1)]);
+        assert_eq!(parse(&with_extents), Err(Errno::EPROTO));
+    }
+
+    #[test]
     fn fields_that_an_operation_does_not_have_are_refused() {
         let open = Request {
             op: OP_OPEN.into(),
@@ -570,9 +626,10 @@ mod tests {
                         Kind::Pin { .. } | Kind::Phony | Kind::Device { .. } => MAX_REGION_BYTES,
                         Kind::Shared { .. } => panic!("a VM has sent no file"),
                         Kind::AddressSpace { .. } => ADDRESS_SPACE_BYTES,
+                        Kind::File => 0,
                     };
                     prop_assert!(new.region.get() < MAX_REGIONS);
-                    prop_assert!((1..=most).contains(&new.length));
+                    prop_assert!((most.min(1)..=most).contains(&new.length));
                     let sum: u64 = extents.iter().map(|e| e.1).sum();
                     prop_assert!(sum <= new.length);
                     prop_assert!(extents.len() as u64 <= most_extents(new.length));

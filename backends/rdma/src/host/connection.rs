@@ -2,7 +2,7 @@
 
 use super::events::ProcessEvents;
 use super::packet::{Incoming, receive, send};
-use super::{HostState, Sender};
+use super::{HostState, Sender, file};
 use farlane_abi::Errno;
 use farlane_abi::config::ABI_VERSION;
 use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, Reply};
@@ -53,6 +53,8 @@ struct Open {
     _doorbell: Doorbell,
     /// The files of regions' memory: closing the last descriptor of one may take long.
     backings: HashMap<RegionId, Backing>,
+    /// Files that it has shown.
+    files: HashMap<RegionId, (OwnedFd, Share)>,
     /// Number of attached regions.
     regions: u32,
     /// Number of mapped buffers.
@@ -144,9 +146,12 @@ impl Connection {
             let matching = count == request.descriptors();
             matching.then_some(request).ok_or(Errno::EPROTO)
         });
-        // To close memory may be to free all of it: only who wants some has it closed here.
+        // What is kept as a file is never closed here. To close memory may be to free all of it:
+        // only who wants some has it closed here.
+        let is_file = matches!(&request, Ok(HostRequest::Attach(new)) if new.kind == Kind::File);
         let is_memory = matches!(request, Ok(HostRequest::Attach(_)));
         let at_once = |fd: &OwnedFd| match is_memory {
+            _ if is_file => true,
             true => eventfd::closes_at_once(fd.as_fd()),
             false => eventfd::examine(fd.as_fd()).is_ok(),
         };
@@ -188,8 +193,11 @@ impl Connection {
     }
 
     fn end(&mut self, host: &HostState, id: ContextId) {
+        let sender = self.sender();
         if let Some(open) = self.open.take() {
             let _ = host.port.close(id);
+            let (files, shares): (_, Vec<_>) = open.files.into_values().unzip();
+            host.closing.close(sender, files, shares);
             if !open.backings.is_empty() {
                 host.closing.free(open.backings);
             }
@@ -216,6 +224,10 @@ impl Connection {
         let sender = self.sender();
         let open = self.open.as_mut().ok_or(Errno::ENOENT)?;
         match request {
+            HostRequest::Attach(new) if new.kind == Kind::File => {
+                let file = descriptors.pop().ok_or(Errno::EPROTO)?;
+                open.attach_file(host, sender, new.region, file)?;
+            }
             HostRequest::Attach(new) => {
                 let file = descriptors.pop();
                 // Closed by another thread, after all others of the file here.
@@ -243,6 +255,9 @@ impl Connection {
                 open.context.detach(region)?;
                 if let Some(backing) = open.backings.remove(&region) {
                     host.closing.free(backing);
+                }
+                if let Some((file, share)) = open.files.remove(&region) {
+                    host.closing.close(sender, vec![file], share);
                 }
                 open.regions = open.regions.saturating_sub(1);
             }
@@ -300,6 +315,7 @@ impl Connection {
             events,
             _doorbell: doorbell,
             backings: HashMap::new(),
+            files: HashMap::new(),
             regions: 0,
             mappings: 0,
         });
@@ -355,10 +371,41 @@ impl Open {
                 host.locate(&memory);
                 self.context.attach_pin(new.region, memory)?;
             }
-            Kind::Phony | Kind::Device { .. } => return Err(Errno::EOPNOTSUPP),
+            Kind::Phony | Kind::Device { .. } | Kind::File => return Err(Errno::EOPNOTSUPP),
         }
         self.regions += 1;
         Ok(())
+    }
+
+    /// Keeps a file that the process has shown, so that no other one is taken for it.
+    fn attach_file(
+        &mut self,
+        host: &HostState,
+        sender: Sender,
+        region: RegionId,
+        file: OwnedFd,
+    ) -> Result<(), Errno> {
+        let attach = || {
+            if self.regions >= MAX_REGIONS {
+                return Err(Errno::ENOSPC);
+            }
+            let share = host.port.take(Resource::Descriptors, 1);
+            let share = share.ok_or(Errno::ENOMEM)?;
+            let id = file::identify(file.as_fd()).map_err(|_| Errno::EINVAL)?;
+            self.context.attach_file(region, id)?;
+            Ok(share)
+        };
+        match attach() {
+            Ok(share) => {
+                self.files.insert(region, (file, share));
+                self.regions += 1;
+                Ok(())
+            }
+            Err(errno) => {
+                host.closing.close(sender, vec![file], ());
+                Err(errno)
+            }
+        }
     }
 
     fn map(&mut self, place: WindowRange) -> Result<BufferMapping, Errno> {

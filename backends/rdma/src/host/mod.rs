@@ -6,6 +6,7 @@
 
 mod connection;
 mod events;
+mod file;
 mod packet;
 
 use crate::nodes::Nodes;

@@ -2,7 +2,8 @@ use super::*;
 use farlane_abi::arena::HEADER_SEGMENT_BYTES;
 use farlane_abi::config::ABI_VERSION;
 use farlane_abi::control::{
-    KIND_SEGMENT, OP_ATTACH, OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN, OP_PING, Reply, Request,
+    KIND_FILE, KIND_SEGMENT, OP_ATTACH, OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN, OP_PING,
+    Reply, Request,
 };
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_rdma_remoting::ServerConfig;
@@ -251,6 +252,65 @@ fn a_process_is_heard_however_much_memory_of_its_waits_to_be_freed() {
         }
     }
     frees.send(()).unwrap();
+}
+
+/// A file is shown to tell it from others, whoever serves it, and closed by another thread.
+#[test]
+fn a_file_that_is_shown_is_neither_asked_for_nor_closed_by_whoever_serves_others() {
+    let disk = VolatileDisk::new(4096, Caches::Shared).unwrap();
+    disk.hold_closes();
+    let file = std::fs::File::open(disk.path()).unwrap();
+    let mut rig = Rig::new();
+    let client = rig.connect();
+    let number = rig.host.next - 1;
+    let event = || rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    let (wake, bell) = (event(), event());
+    let open = Request {
+        op: OP_OPEN.into(),
+        region: ABI_VERSION.into(),
+        ..Request::default()
+    };
+    send_request(&client, &open, &[wake.as_fd(), bell.as_fd()]);
+    let show = Request {
+        op: OP_ATTACH.into(),
+        kind: KIND_FILE.into(),
+        ..Request::default()
+    };
+    let detach = Request {
+        op: OP_DETACH.into(),
+        ..Request::default()
+    };
+    let answer = |client: &OwnedFd| {
+        let mut reply = [0; size_of::<Reply>()];
+        rustix::net::recv(client, &mut reply, RecvFlags::DONTWAIT).unwrap();
+        Reply::read_from_bytes(&reply).unwrap().status.get()
+    };
+    rig.host.serve(number);
+    assert_eq!(answer(&client), 0);
+    // Shown, known under this name already, taken away; left to the end.
+    let steps = [
+        (&show, true, 0),
+        (&show, true, Errno::EEXIST.to_wire()),
+        (&detach, false, 0),
+        (&show, true, 0),
+    ];
+    for (request, has_file, status) in steps {
+        let files = if has_file {
+            vec![file.as_fd()]
+        } else {
+            Vec::new()
+        };
+        send_request(&client, request, &files);
+        let end = || disk.release_closes();
+        rig = before(rig, end, move |rig| rig.host.serve(number));
+        assert_eq!(answer(&client), status);
+        disk.hold_closes();
+    }
+    send(&client, OP_CLOSE, &[]);
+    let end = || disk.release_closes();
+    rig = before(rig, end, move |rig| rig.host.serve(number));
+    rig.await_closed(Sender::Process(pid()));
+    assert!(rig.host.connections.is_empty());
 }
 
 fn pid() -> i32 {

@@ -13,9 +13,10 @@ use farlane_support::process::{Process, metric, metrics, state};
 use farlane_transport::Transport;
 use farlane_vm_front_end::guest_device::{GuestBuffer, Vm};
 use std::fs::File;
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 pub use farlane_support::process::until;
@@ -126,6 +127,77 @@ impl Backend {
             "the backend has ended"
         );
     }
+}
+
+/// A test in a process of its own, which does the next thing when it is told to and says when it is
+/// done.
+pub struct Partner {
+    child: Child,
+    to: ChildStdin,
+    from: Lines<BufReader<ChildStdout>>,
+}
+
+/// What begins a line of a partner's that is for the other side.
+const MARK: &str = "partner: ";
+
+impl Partner {
+    /// Starts `test` with a variable in its environment by which it knows that it is the partner.
+    pub fn start(test: &str, variable: &str, value: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .env(variable, value)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self {
+            to: child.stdin.take().unwrap(),
+            from: BufReader::new(child.stdout.take().unwrap()).lines(),
+            child,
+        }
+    }
+
+    pub fn tell(&mut self, what: &str) {
+        writeln!(self.to, "{what}").unwrap();
+    }
+
+    /// The next line that is for us: what follows the mark.
+    pub fn hear(&mut self) -> String {
+        let mark = |line: String| line.split_once(MARK).map(|(_, said)| said.to_owned());
+        let lines = self.from.by_ref().map(Result::unwrap);
+        lines.filter_map(mark).next().unwrap()
+    }
+
+    /// The numbers in the next such line.
+    pub fn hear_numbers<const N: usize>(&mut self) -> [u64; N] {
+        let said = self.hear();
+        let numbers: Vec<_> = said.split(' ').map(|word| word.parse().unwrap()).collect();
+        numbers.try_into().unwrap()
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Partner {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The partner says this.
+pub fn say(what: impl std::fmt::Display) {
+    println!("{MARK}{what}");
+}
+
+/// What the partner is told next.
+pub fn told() -> String {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    line.trim_end().to_owned()
 }
 
 /// Whether a process or a thread of this one is blocked in a system call.

@@ -41,7 +41,12 @@ fn page(at: u32) -> usize {
 
 impl Program {
     fn start(port: &Arc<Port>) -> Self {
-        let context = open(port, 0);
+        Self::start_as(port, 0)
+    }
+
+    /// As the context of this id.
+    fn start_as(port: &Arc<Port>, id: u32) -> Self {
+        let context = open(port, id);
         let (theirs, header) = shared("header", HEADER_SEGMENT_BYTES);
         context.attach_segment(region(0), theirs).unwrap();
         let (theirs, pages) = shared("queues", 8 * PAGE_BYTES);

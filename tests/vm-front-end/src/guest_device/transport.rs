@@ -5,8 +5,8 @@ use super::driver::{ContextEvents, Driver, new_event};
 use farlane_abi::Errno;
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::control::{
-    FLAG_WRITABLE, KIND_PIN, KIND_SEGMENT, MAX_REGIONS, OP_ATTACH, OP_CLOSE, OP_DETACH, OP_OPEN,
-    OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
+    FLAG_WRITABLE, KIND_FILE, KIND_PIN, KIND_SEGMENT, MAX_REGIONS, OP_ATTACH, OP_CLOSE, OP_DETACH,
+    OP_OPEN, OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
 };
 use farlane_transport::{Map, PinKind, Transport, TransportError, TransportInfo};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -191,6 +191,17 @@ impl Transport for VmTransport {
             ..Request::default()
         };
         self.attach(what, &request, &extents, None)
+    }
+
+    fn attach_file(&self, file: BorrowedFd<'_>) -> Result<u32, TransportError> {
+        // A guest's kernel has a number of its own for each file.
+        let stat = rustix::fs::fstat(file).map_err(|e| os("fstat", e))?;
+        let request = Request {
+            kind: KIND_FILE.into(),
+            address: (stat.st_dev.rotate_left(40) ^ stat.st_ino).into(),
+            ..Request::default()
+        };
+        self.attach("Showing a file", &request, &[], None)
     }
 
     fn detach(&self, region: u32) -> Result<(), TransportError> {

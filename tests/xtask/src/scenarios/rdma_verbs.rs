@@ -21,7 +21,7 @@ use super::rdma_pingpong::ping_pongs;
 use crate::conditions::{PATIENCE, no_complaint};
 use crate::place::{Host, Over};
 use crate::run::Run;
-use crate::tools::{Ends, Program, between};
+use crate::tools::{Ends, Program};
 
 /// Debian's packages of the programs.
 pub const PACKAGES: &[&str] = &["ibverbs-utils", "perftest", "qperf"];
@@ -41,9 +41,15 @@ const PING_PONGS: &[&str] = &[
     "ibv_srq_pingpong -g 0 -c -q 4 -s 65536 -n 50",
 ];
 
-/// Messages to shared receive queues of another process, by extended reliable connections. With
-/// more than one client (`-c`) those would have to share a domain, which processes do not here.
-const EXTENDED: &[&str] = &["ibv_xsrq_pingpong -g 0", "ibv_xsrq_pingpong -g 0 -e -n 100"];
+/// Messages to shared receive queues of other processes, by extended reliable connections, and how
+/// many clients there are: of two each gets messages through the connection of the other one, whose
+/// domain it shares.
+const EXTENDED: &[(&str, usize)] = &[
+    ("ibv_xsrq_pingpong -g 0", 1),
+    ("ibv_xsrq_pingpong -g 0 -e -n 100", 1),
+    ("ibv_xsrq_pingpong -g 0 -n 50", 2),
+    ("ibv_xsrq_pingpong -g 0 -e -n 50", 2),
+];
 
 /// A receiver of datagrams, or of an unreliable connection, has as many receive requests at once as
 /// there are messages, and at most 512: it loses none of these, however slow it is.
@@ -168,13 +174,28 @@ fn all(run: &Run<'_>, ends: Ends<'_>, report: &mut Report) -> Result<()> {
 }
 
 fn extended(ends: Ends<'_>, report: &mut Report) -> Result<()> {
-    for line in EXTENDED {
-        let said = between(Over::Farlane, line, ends.server, ends.client)?;
+    for (line, clients) in EXTENDED {
+        let program = Program {
+            name: line,
+            serve: &|port| Over::Farlane.command(&format!("{line} -c {clients} -p {port}")),
+            ask: &|address, port| {
+                let client = Over::Farlane.command(&format!("{line} -p {port} {address}"));
+                match clients {
+                    1 => client,
+                    _ => format!(
+                        "{client} & first=$!; {client}; second=$?; wait $first && exit $second"
+                    ),
+                }
+            },
+        };
+        let said = program.run(ends.server, ends.client)?.asked;
+        let successes = said.matches("success").count();
         ensure!(
-            said.contains("success"),
-            "`{line}` says nothing of success:\n{said}"
+            successes == *clients,
+            "`{line}` has {successes} successes of {clients}:\n{said}"
         );
-        report.tell(ends.name, *line, "all messages have arrived");
+        let line = format!("{line} -c {clients}");
+        report.tell(ends.name, line, "all messages have arrived");
     }
     Ok(())
 }
