@@ -6,7 +6,7 @@
 
 use crate::sys::*;
 use crate::{
-    address, attributes, channel, completion, context, device, event, import, memory, open,
+    address, attributes, channel, completion, context, device, dmabuf, event, import, memory, open,
     queue_pair, rates, srq, strings, tables,
 };
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -143,6 +143,10 @@ exports! {
     fn ibv_reg_mr_iova2(
         pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint)
         -> *mut ibv_mr = memory::reg_mr_iova2;
+    /// Registers memory by its file.
+    fn ibv_reg_dmabuf_mr(
+        pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int)
+        -> *mut ibv_mr = dmabuf::register;
     /// Changes a registration.
     fn ibv_rereg_mr(mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void,
         length: usize, access: c_int) -> c_int = memory::rereg_mr;

@@ -243,6 +243,7 @@ pub unsafe fn mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
                 shared: Arc::clone(&domain.shared),
                 hold: Hold::Imported,
                 parent: Mutex::new(domain.enter()),
+                _mapping: None,
             },
         ),
         Ok(_) => fail_null(EINVAL),

@@ -29,6 +29,7 @@ pub mod completion;
 pub mod context;
 pub mod device;
 mod dm;
+pub mod dmabuf;
 pub mod errno;
 pub mod event;
 mod exports;

@@ -13,6 +13,7 @@ use farlane_abi::rdma::{
 };
 use farlane_abi::width::to_usize;
 use farlane_rdma_client::{Mr, MrChange, Pd};
+use farlane_sys::Mmap;
 use farlane_sys::sync::lock;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex};
@@ -73,6 +74,8 @@ pub(crate) struct Registration {
     pub(crate) hold: Hold,
     /// The parent domain that it is in, if it is in one.
     pub(crate) parent: Mutex<Option<Use>>,
+    /// Of its memory, where the program has given a file. It is unmapped after it was registered.
+    pub(crate) _mapping: Option<Mmap>,
 }
 
 pub(crate) type PdObject = Object<ibv_pd, Domain>;
@@ -211,6 +214,18 @@ pub(crate) unsafe fn publish(
     mr: Mr,
 ) -> *mut ibv_mr {
     // SAFETY: by the caller's contract.
+    unsafe { publish_mapped(pd, addr, length, mr, None) }
+}
+
+/// The same of one whose memory this library has mapped.
+pub(crate) unsafe fn publish_mapped(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    mr: Mr,
+    mapping: Option<Mmap>,
+) -> *mut ibv_mr {
+    // SAFETY: by the caller's contract.
     let domain = unsafe { domain(pd) };
     let mr = Arc::new(mr);
     domain.shared.importable.add_registration(&mr);
@@ -230,6 +245,7 @@ pub(crate) unsafe fn publish(
             shared: Arc::clone(&domain.shared),
             hold: Hold::Own,
             parent: Mutex::new(domain.enter()),
+            _mapping: mapping,
         },
     )
 }

@@ -1,20 +1,13 @@
 //! Functions that no Farlane backend offers yet: `EOPNOTSUPP`. The device's attributes say so
 //! too (`max_mw`: zero).
 
-use crate::errno::{fail, fail_null};
+use crate::errno::fail;
 use crate::exports::pure_exports;
 use crate::sys::*;
 use std::ffi::{c_char, c_int, c_void};
 
 /// "Operation not supported".
 const UNSUPPORTED: c_int = crate::errno::EOPNOTSUPP;
-
-// Memory.
-pure_exports! {
-    /// Registers a DMA-BUF.
-    fn ibv_reg_dmabuf_mr(_pd: *mut ibv_pd, _offset: u64, _length: usize, _iova: u64, _fd: c_int,
-        _access: c_int) -> *mut ibv_mr = fail_null(UNSUPPORTED);
-}
 
 // Ethernet addresses.
 pure_exports! {
@@ -66,10 +59,5 @@ mod tests {
     fn an_unsupported_function_says_so() {
         let (qp, ece) = (std::ptr::null_mut(), std::ptr::null_mut());
         assert_eq!(ibv_set_ece(qp, ece), UNSUPPORTED);
-        assert!(ibv_reg_dmabuf_mr(std::ptr::null_mut(), 0, 1, 0, -1, 0).is_null());
-        assert_eq!(
-            std::io::Error::last_os_error().raw_os_error(),
-            Some(UNSUPPORTED)
-        );
     }
 }
