@@ -34,7 +34,7 @@ use std::time::Duration;
 
 pub use discover::{Address, DeviceInfo, SOCKET_VARIABLE, devices, tunnels};
 pub use error::TransportError;
-pub use fork::Origin;
+pub use fork::{Origin, PerProcess};
 pub use map::Map;
 pub use quiet::{spawn_quiet, with_signals_blocked};
 pub use region::{Mapping, Pin, Segment, ShownFile};

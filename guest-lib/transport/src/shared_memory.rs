@@ -9,8 +9,8 @@
 //!   else may have pages of it pinned (`io_uring`'s buffers, another device);
 //! * nothing is moved that is registered already, in part or whole: peers may be writing it.
 
-use crate::Origin;
 use crate::maps::{Behind, FileId, behind};
+use crate::{Origin, PerProcess};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::control::MAX_SHARED_BYTES;
 use farlane_abi::width::to_usize;
@@ -47,15 +47,13 @@ pub(crate) fn is_sharing_allowed() -> bool {
     ALLOWED.load(Ordering::Relaxed)
 }
 
-/// What is registered of this process's memory, and what was moved of it.
-static LEDGER: Mutex<Ledger> = Mutex::new(Ledger {
-    registered: None,
-    next: 0,
-    moved: Vec::new(),
-});
+/// What is registered of this process's memory, and what was moved of it. A child begins anew: what
+/// its parent has moved it shares with that, and the rest is its own memory.
+static LEDGER: PerProcess<Mutex<Ledger>> = PerProcess::new();
 
+#[derive(Default)]
 struct Ledger {
-    registered: Option<HashMap<u64, Range<usize>>>,
+    registered: HashMap<u64, Range<usize>>,
     next: u64,
     moved: Vec<Moved>,
 }
@@ -81,7 +79,7 @@ impl Registered {
     /// The memory is mapped. Nobody writes it now, nor when the last registration of it ends.
     pub(crate) unsafe fn new(address: usize, length: usize) -> (Self, Option<OwnedFd>) {
         let range = address..address.saturating_add(length);
-        let mut ledger = lock(&LEDGER);
+        let mut ledger = lock(LEDGER.get());
         let file = if ledger.may_move(&range) {
             // SAFETY: as promised; it is private, as the kernel has said.
             unsafe { move_to_file(&range) }.ok()
@@ -95,8 +93,7 @@ impl Registered {
         });
         let id = ledger.next;
         ledger.next += 1;
-        let registered = ledger.registered.get_or_insert_default();
-        registered.insert(id, range);
+        ledger.registered.insert(id, range);
         let origin = Origin::here();
         (Self { id, origin }, file)
     }
@@ -108,9 +105,8 @@ impl Drop for Registered {
         if !self.origin.is_here() {
             return;
         }
-        let mut ledger = lock(&LEDGER);
-        let registered = ledger.registered.get_or_insert_default();
-        let Some(range) = registered.remove(&self.id) else {
+        let mut ledger = lock(LEDGER.get());
+        let Some(range) = ledger.registered.remove(&self.id) else {
             return;
         };
         ledger.move_back(&range);
@@ -123,8 +119,8 @@ fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
 
 impl Ledger {
     fn is_registered(&self, range: &Range<usize>) -> bool {
-        let mut all = self.registered.iter().flatten();
-        all.any(|(_, registered)| overlap(registered, range))
+        let mut all = self.registered.values();
+        all.any(|registered| overlap(registered, range))
     }
 
     fn may_move(&self, range: &Range<usize>) -> bool {
@@ -250,6 +246,33 @@ mod tests {
         drop(part);
         filled(&memory, 4);
         assert_eq!((byte_of(&file, 0), byte(&memory, 0)), (3, 4));
+    }
+
+    /// Another thread may be registering memory when a child is made.
+    #[test]
+    fn a_child_registers_memory_whoever_of_its_parent_does_meanwhile() {
+        let memory = Mmap::anonymous(BYTES).unwrap();
+        let (registered, file) = register(&memory, 0, BYTES);
+        assert!(file.is_some());
+        let taken = lock(LEDGER.get());
+        // SAFETY: the child has memory of its own registered, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends the child where it waits for ever.
+            unsafe { libc::alarm(60) };
+            // The parent's is shared with it, and ends with it.
+            drop(registered);
+            let is_shared = register(&memory, 0, BYTES).1.is_none();
+            let own = Mmap::anonymous(BYTES).unwrap();
+            let is_moved = register(&own, 0, BYTES).1.is_some();
+            // SAFETY: ends the child without running anything of the test harness.
+            unsafe { libc::_exit(i32::from(!is_shared || !is_moved)) };
+        }
+        drop(taken);
+        let mut status = -1;
+        // SAFETY: waits for the child just made.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::errno::fail_null;
 use crate::object::Plain;
 use crate::sys::*;
 use farlane_abi::width::{at_most, to_u64};
-use farlane_rdma_client::{Context, DeviceInfo};
+use farlane_rdma_client::{Context, DeviceInfo, PerProcess};
 use farlane_sys::sync::lock;
 use std::ffi::{c_char, c_int};
 use std::sync::{Mutex, OnceLock};
@@ -32,7 +32,7 @@ struct Listed(*mut Device);
 // SAFETY: the device is never freed, and nothing but its `OnceLock` is written after its making.
 unsafe impl Send for Listed {}
 
-static DEVICES: Mutex<Vec<Listed>> = Mutex::new(Vec::new());
+static DEVICES: PerProcess<Mutex<Vec<Listed>>> = PerProcess::new();
 
 /// Copies text into a C array, which stays NUL terminated.
 pub(crate) fn copy_text(to: &mut [c_char], text: &[u8]) {
@@ -73,7 +73,7 @@ fn find_or_make(devices: &mut Vec<Listed>, info: DeviceInfo) -> Listed {
 /// `ibv_get_device_list`.
 pub unsafe fn list(count: *mut c_int) -> *mut *mut ibv_device {
     let found: Vec<Listed> = {
-        let mut devices = lock(&DEVICES);
+        let mut devices = lock(DEVICES.get());
         farlane_rdma_client::devices()
             .into_iter()
             .map(|info| find_or_make(&mut devices, info))
@@ -104,7 +104,7 @@ pub unsafe fn free_list(list: *mut *mut ibv_device) {
 
 /// The C structure of a device.
 pub(crate) fn listed(info: DeviceInfo) -> *mut ibv_device {
-    find_or_make(&mut lock(&DEVICES), info).0.cast()
+    find_or_make(&mut lock(DEVICES.get()), info).0.cast()
 }
 
 /// Where a listed device is.

@@ -14,7 +14,7 @@ use crate::memory::{Domain, Hold, MrObject, PdObject, Registration, domain};
 use crate::open;
 use crate::parent_domain::Uses;
 use crate::sys::*;
-use farlane_rdma_client::{Mr, Pd};
+use farlane_rdma_client::{Mr, Pd, PerProcess};
 use farlane_sys::memory_file;
 use farlane_sys::sync::lock;
 use rustix::fs::SealFlags;
@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, Weak};
 const NO_FILE: RawFd = -1;
 
 /// The contexts of this process by their command files, while they are there.
-static CONTEXTS: Mutex<BTreeMap<FileId, Weak<ContextState>>> = Mutex::new(BTreeMap::new());
+static CONTEXTS: PerProcess<Mutex<BTreeMap<FileId, Weak<ContextState>>>> = PerProcess::new();
 
 /// Which file a descriptor is of: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -136,7 +136,7 @@ impl Importable {
 impl Drop for Importable {
     fn drop(&mut self) {
         if let Some(command) = &self.command_file {
-            lock(&CONTEXTS).remove(&command.id);
+            lock(CONTEXTS.get()).remove(&command.id);
         }
     }
 }
@@ -162,7 +162,7 @@ fn find<T>(handles: &Handles<T>, handle: u32) -> Result<Arc<T>, c_int> {
 /// A context can be imported from now on.
 pub(crate) fn announce(context: &Arc<ContextState>) {
     if let Some(command) = &context.importable.command_file {
-        lock(&CONTEXTS).insert(command.id, Arc::downgrade(context));
+        lock(CONTEXTS.get()).insert(command.id, Arc::downgrade(context));
     }
 }
 
@@ -179,7 +179,7 @@ pub unsafe fn device(cmd_fd: c_int) -> *mut ibv_context {
         Ok(id) => id,
         Err(error) => return fail_null(error.raw_os_error()),
     };
-    let found = lock(&CONTEXTS).get(&id).and_then(Weak::upgrade);
+    let found = lock(CONTEXTS.get()).get(&id).and_then(Weak::upgrade);
     let Some(shared) = found else {
         return fail_null(EOPNOTSUPP);
     };
