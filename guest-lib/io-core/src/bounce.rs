@@ -64,6 +64,8 @@ pub(crate) struct Bounce {
     memory: ManuallyDrop<Mmap>,
     /// Where it goes back to.
     home: Option<&'static Lock<Kept>>,
+    /// Whether a device may still be using it: then nobody else ever does.
+    is_lost: bool,
 }
 
 impl Bounce {
@@ -72,24 +74,40 @@ impl Bounce {
     /// # Errors
     /// `ENOMEM`.
     pub(crate) fn take(length: usize) -> Result<Self, Errno> {
-        let (bytes, mut home) = if length <= SMALL_BYTES {
-            (SMALL_BYTES, Some(&SMALL))
+        if length <= SMALL_BYTES {
+            Self::of(&SMALL, SMALL_BYTES, length)
         } else if length <= LARGE_BYTES {
-            (LARGE_BYTES, Some(&LARGE))
+            Self::of(&LARGE, LARGE_BYTES, length)
         } else {
-            (length, None)
+            Self::once(length)
+        }
+    }
+
+    /// A buffer of the large kind; when all are in use, one of at least `length` bytes for once.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn take_large(length: usize) -> Result<Self, Errno> {
+        Self::of(&LARGE, LARGE_BYTES, length)
+    }
+
+    fn of(home: &'static Lock<Kept>, bytes: usize, length: usize) -> Result<Self, Errno> {
+        let kept = home.lock().take(bytes)?;
+        let Some(memory) = kept else {
+            return Self::once(length);
         };
-        let kept = home.map_or(Ok(None), |kept| kept.lock().take(bytes))?;
-        let memory = kept.map_or_else(
-            || {
-                home = None;
-                Mmap::anonymous(bytes)
-            },
-            Ok,
-        )?;
         Ok(Self {
             memory: ManuallyDrop::new(memory),
-            home,
+            home: Some(home),
+            is_lost: false,
+        })
+    }
+
+    fn once(length: usize) -> Result<Self, Errno> {
+        Ok(Self {
+            memory: ManuallyDrop::new(Mmap::anonymous(length)?),
+            home: None,
+            is_lost: false,
         })
     }
 
@@ -107,10 +125,18 @@ impl Bounce {
         let (base, length) = (self.memory.base().as_ptr(), self.memory.len());
         self.home.map(|_| (base.expose_provenance(), length))
     }
+
+    /// Says that a device may still be copying to or from it, for all that can be known.
+    pub(crate) fn lose(&mut self) {
+        self.is_lost = true;
+    }
 }
 
 impl Drop for Bounce {
     fn drop(&mut self) {
+        if self.is_lost {
+            return;
+        }
         // SAFETY: nobody uses the field after this.
         let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
         if let Some(kept) = self.home {
@@ -122,6 +148,17 @@ impl Drop for Bounce {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_device_may_still_use_nobody_gets() {
+        let mut lost = Bounce::take_large(1).unwrap();
+        let place = lost.lasting();
+        lost.lose();
+        drop(lost);
+        let others: Vec<_> = (0..=KEPT).map(|_| Bounce::take_large(1).unwrap()).collect();
+        assert!(others.iter().all(|other| other.lasting() != place));
+        assert!(others.iter().any(|other| other.lasting().is_none()));
+    }
 
     #[test]
     fn buffers_that_stay_are_bounded_and_used_again() {

@@ -179,6 +179,25 @@ impl RegionTable {
         (!region.is_null()).then(|| unsafe { Box::from_raw(region) })
     }
 
+    /// Takes the region from its name, without waiting: it, or none while somebody uses it still.
+    /// Then [`collect`](Self::collect) has it later.
+    pub(crate) fn retire(&self, name: u64) -> Option<Box<Region>> {
+        let slot = self.slot(name)?;
+        slot.state.fetch_and(!LIVE, Ordering::AcqRel);
+        self.collect(name)
+    }
+
+    /// The region of that name, which has been [retired](Self::retire), if nobody uses it any more.
+    pub(crate) fn collect(&self, name: u64) -> Option<Box<Region>> {
+        let slot = self.slot(name)?;
+        if slot.state.load(Ordering::Acquire) & (USERS | LIVE) != 0 {
+            return None;
+        }
+        let region = slot.region.swap(std::ptr::null_mut(), Ordering::Relaxed);
+        // SAFETY: made by `put`, and nobody else has it.
+        (!region.is_null()).then(|| unsafe { Box::from_raw(region) })
+    }
+
     /// In a child there is one thread; what the others were doing does not happen.
     pub(crate) fn forget_users(&self) {
         for slot in &self.slots {
@@ -268,6 +287,21 @@ mod tests {
             drop(held);
             assert_eq!(taker.join().unwrap(), (true, true));
         });
+    }
+
+    #[test]
+    fn a_retired_region_stays_until_its_last_user_has_gone() {
+        let slots = Box::new(RegionTable::new());
+        let name = slots.put(0, region(0x1000)).unwrap();
+        let held = slots.enter(name).unwrap();
+        assert!(slots.retire(name).is_none() && slots.enter(name).is_none());
+        assert_eq!(held.start, 0x1000);
+        assert!(slots.collect(name).is_none());
+        drop(held);
+        assert_eq!(slots.collect(name).unwrap().start, 0x1000);
+        assert!(slots.collect(name).is_none());
+        let name = slots.put(0, region(0x2000)).unwrap();
+        assert_eq!(slots.retire(name).unwrap().start, 0x2000);
     }
 
     #[test]

@@ -19,6 +19,7 @@ static RANGES: Ranges = Ranges::new();
 static SLOTS: RegionTable = RegionTable::new();
 static WRITER: Lock<Writer> = Lock::new(Writer {
     free: Vec::new(),
+    retired: Vec::new(),
     used: 0,
 });
 
@@ -27,6 +28,8 @@ static WRITER: Lock<Writer> = Lock::new(Writer {
 struct Writer {
     /// Slots that are empty again.
     free: Vec<usize>,
+    /// Names of regions that were taken away while they were in use.
+    retired: Vec<u64>,
     /// Slots that were ever used.
     used: usize,
 }
@@ -36,6 +39,27 @@ impl ParentState for Writer {
     fn forget(&mut self) {
         SLOTS.forget_users();
     }
+}
+
+impl Writer {
+    /// Frees the slots of regions that nobody uses any more.
+    fn collect(&mut self) -> Vec<Region> {
+        let mut regions = Vec::new();
+        self.retired.retain(|name| {
+            let region = SLOTS.collect(*name);
+            let is_left = region.is_none();
+            if let Some(region) = region {
+                regions.push(*region);
+                self.free.push(slot_of(*name));
+            }
+            is_left
+        });
+        regions
+    }
+}
+
+fn slot_of(name: u64) -> usize {
+    to_usize(name & u64::from(u32::MAX))
 }
 
 /// What is locked over a fork, in the order in which it is locked.
@@ -140,9 +164,16 @@ fn put(
     provider: &Arc<dyn Provider>,
     is_adopted: bool,
 ) -> Result<(), RegisterError> {
+    let mut has_swept = false;
     loop {
         let refused = match try_put(address, length, provider, is_adopted) {
             Err(refused @ RegisterError::Overlap { .. }) => refused,
+            // What was adopted may be gone.
+            Err(RegisterError::Full) if !has_swept => {
+                has_swept = true;
+                sweep();
+                continue;
+            }
             result => return result,
         };
         if is_adopted && is_registered(address, length) {
@@ -155,12 +186,26 @@ fn put(
         if let Some(name) = RANGES.find(other, 1)
             && let Some(region) = SLOTS.enter(name)
         {
-            let gives_way = region.is_adopted;
+            let (gives_way, is_mapped) = (region.is_adopted, region.provider.is_mapped());
             drop(region);
             if !gives_way {
                 return Err(refused);
             }
-            let _ = take_away(other, Some(name));
+            let _ = let_go(other, name, is_mapped);
+        }
+    }
+}
+
+/// Lets go of adopted memory that is no more.
+fn sweep() {
+    for (start, end, name) in change(|_| RANGES.overlapping(0, usize::MAX)) {
+        let Some(region) = SLOTS.enter(name).filter(|region| region.is_adopted) else {
+            continue;
+        };
+        let provider = Arc::clone(&region.provider);
+        drop(region);
+        if !provider.holds(start, end - start) {
+            let _ = let_go(start, name, provider.is_mapped());
         }
     }
 }
@@ -185,7 +230,9 @@ fn try_put(
     region.is_adopted = is_adopted;
     // What has no place in the tables is dropped when signals are on again.
     let mut region = Some(Box::new(region));
+    let mut retired = Vec::new();
     change(|writer| {
+        retired = writer.collect();
         if let Some((other, ..)) = RANGES.overlapping(address, end).first() {
             return Err(RegisterError::Overlap {
                 address,
@@ -225,9 +272,27 @@ pub fn unregister(address: usize) -> Result<(), RegisterError> {
 fn take_away(address: usize, only: Option<u64>) -> Result<(), RegisterError> {
     let name = change(|_| RANGES.remove(address, only)).ok_or(RegisterError::Unknown(address))?;
     let region = SLOTS.take(name);
-    change(|writer| writer.free.push(to_usize(name & u64::from(u32::MAX))));
+    change(|writer| writer.free.push(slot_of(name)));
     drop(region);
     Ok(())
+}
+
+/// As [`take_away`], of memory that is not mapped without waiting for its users: the driver that
+/// unmaps something may hold what they wait for. It is their driver that knows what is there.
+fn let_go(address: usize, name: u64, is_mapped: bool) -> Result<(), RegisterError> {
+    if is_mapped {
+        return take_away(address, Some(name));
+    }
+    let region = change(|writer| {
+        RANGES.remove(address, Some(name))?;
+        let region = SLOTS.retire(name);
+        match region {
+            Some(_) => writer.free.push(slot_of(name)),
+            None => writer.retired.push(name),
+        }
+        Some(region)
+    });
+    region.map(drop).ok_or(RegisterError::Unknown(address))
 }
 
 /// Unregisters every range that overlaps `address..address + length`; returns what was taken away
@@ -246,7 +311,7 @@ pub fn unregister_overlapping(
         };
         let (provider, is_adopted) = (Arc::clone(&region.provider), region.is_adopted);
         drop(region);
-        if take_away(start, Some(name)).is_ok() && !is_adopted {
+        if let_go(start, name, provider.is_mapped()).is_ok() && !is_adopted {
             taken.push((start, end - start, provider));
         }
     }
@@ -292,9 +357,9 @@ pub(crate) fn still_there(
     if region.provider.holds(address, length) {
         return Some(region);
     }
-    let (start, name) = (region.start, region.name());
+    let (start, name, is_mapped) = (region.start, region.name(), region.provider.is_mapped());
     drop(region);
-    let _ = take_away(start, Some(name));
+    let _ = let_go(start, name, is_mapped);
     None
 }
 

@@ -325,6 +325,11 @@ impl RoutedRequest<'_> {
     }
 }
 
+/// Whether a buffer may be memory of a CUDA device: the program has loaded the driver.
+pub fn may_adopt() -> bool {
+    config::mode() != Mode::Off && provider::Cuda::if_loaded().is_some()
+}
+
 /// After a plain call has failed with `EFAULT`: whether the buffer is memory of a CUDA device that
 /// the program has not registered. Then it is from now on, and the call is to be made again.
 pub fn adopt(address: usize, length: usize) -> bool {

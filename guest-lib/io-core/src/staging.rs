@@ -17,6 +17,8 @@ use std::thread::Builder;
 /// in chunks of 1 MiB and 7.8 GB/s in those of 256 KiB (`pread` alone: 8.9 GB/s).
 const CHUNK_MIN: usize = SMALL_BYTES;
 const CHUNK_MAX: usize = LARGE_BYTES / 2;
+/// What chunks are multiples of, which direct I/O may ask for.
+const ALIGNMENT: usize = 64 << 10;
 /// Most threads that share a read, and fewest bytes for each: one copies out of the page cache at a
 /// sixth of what the bus to the device can do. Writes are not shared, as most file systems take one
 /// at a time of a file.
@@ -31,8 +33,8 @@ struct Stage<'a> {
     chunk: usize,
     /// Whether the device copies to and from the buffer while this thread does something else.
     is_alongside: bool,
-    /// Whether it is copying.
-    is_copying: bool,
+    /// Where in the memory it is copying.
+    copying: Option<usize>,
     bounce: Bounce,
 }
 
@@ -42,12 +44,16 @@ impl<'a> Stage<'a> {
         direction: Direction,
         (address, length): (usize, usize),
     ) -> Result<Self, Errno> {
-        let quarter = (length / 4).next_multiple_of(sys::page_bytes());
+        let quarter = (length / 4).next_multiple_of(ALIGNMENT);
         let chunk = quarter.clamp(CHUNK_MIN, CHUNK_MAX);
         // To memory that is not pinned little is copied slowly, too: 64 KiB from an H200 to a file
         // went at 2.2 GB/s, and 3.3 through pinned memory.
         let wants_pinned = length > SMALL_BYTES || direction == Direction::Write;
-        let bounce = Bounce::take(if wants_pinned { LARGE_BYTES } else { length })?;
+        let bounce = if wants_pinned {
+            Bounce::take_large(length.min(chunk))?
+        } else {
+            Bounce::take(length)?
+        };
         let lasting = bounce.lasting().filter(|_| wants_pinned);
         let is_pinned = lasting.is_some_and(|buffer| provider.pin(address, buffer));
         Ok(Self {
@@ -56,7 +62,7 @@ impl<'a> Stage<'a> {
             length,
             chunk,
             is_alongside: is_pinned && length > chunk,
-            is_copying: false,
+            copying: None,
             bounce,
         })
     }
@@ -78,7 +84,7 @@ impl<'a> Stage<'a> {
             // SAFETY: registered memory, says `new`'s caller; the buffer is left alone until the
             // copy has ended.
             unsafe { provider.begin_copy_in(address, from) }?;
-            self.is_copying = true;
+            self.copying = Some(address);
             return Ok(());
         }
         // SAFETY: registered memory.
@@ -96,19 +102,24 @@ impl<'a> Stage<'a> {
         if is_alongside {
             // SAFETY: as in `copy_in`.
             unsafe { provider.begin_copy_out(to, address) }?;
-            self.is_copying = true;
+            self.copying = Some(address);
             return Ok(());
         }
         // SAFETY: registered memory.
         unsafe { provider.copy_out(to, address) }
     }
 
-    /// Waits for the copy that is under way.
+    /// Waits for the copy that is under way. Where the device cannot be asked (it is being reset, or
+    /// another thread captures a graph), nobody knows when the copy ends.
     fn finish(&mut self) -> Result<(), Errno> {
-        if std::mem::take(&mut self.is_copying) {
-            self.provider.finish_copies(self.address)?;
+        let Some(address) = self.copying.take() else {
+            return Ok(());
+        };
+        let result = self.provider.finish_copies(address);
+        if result.is_err() {
+            self.bounce.lose();
         }
-        Ok(())
+        result
     }
 
     /// Reads from the file: the bytes that have arrived, and what ended it before.

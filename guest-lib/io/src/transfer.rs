@@ -64,14 +64,23 @@ fn answer(result: Result<usize, Errno>) -> ssize_t {
 /// A call that the kernel has refused: `EFAULT` may mean device memory that nobody has registered.
 #[cold]
 fn refused(call: &Call, direction: Direction, result: ssize_t) -> ssize_t {
-    let saved = SavedErrno::new();
-    let fault = std::io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT);
-    let is_adopted = fault && route::adopt(call.address, call.length);
-    drop(saved);
-    match is_adopted {
-        true => routed(call, direction).unwrap_or(result),
-        false => result,
+    if !is_adopted(&[(call.address, call.length)]) {
+        return result;
     }
+    routed(call, direction).unwrap_or(result)
+}
+
+/// After a failed call: whether it failed with `EFAULT`, and some of its buffers are device memory
+/// that the call is to be made with again.
+fn is_adopted(buffers: &[(usize, usize)]) -> bool {
+    let saved = SavedErrno::new();
+    let is_fault = std::io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT);
+    let adopted = |&(address, length): &(usize, usize)| {
+        length > 0 && !is_registered(address, length) && route::adopt(address, length)
+    };
+    let found = is_fault && buffers.iter().filter(|buffer| adopted(buffer)).count() > 0;
+    drop(saved);
+    found
 }
 
 /// An offset that is none is the kernel's to refuse.
@@ -79,35 +88,119 @@ fn position(offset: off_t) -> Option<Position> {
     u64::try_from(offset).ok().map(Position::At)
 }
 
-/// # Safety
-/// `buffers` points to `count` buffers, if that is a number that the kernel takes.
-unsafe fn several(
+fn several(
     name: &'static str,
     fd: c_int,
     buffers: *const iovec,
     count: c_int,
     position: Option<Position>,
     direction: Direction,
-) -> Option<ssize_t> {
-    // Without registered memory nothing is looked at.
-    if !farlane_io_core::may_overlap(0, usize::MAX) || buffers.is_null() {
-        return None;
-    }
-    let count = usize::try_from(count)
-        .ok()
-        .filter(|count| (1..=1024).contains(count))?;
-    // SAFETY: as promised by the caller.
-    let buffers = unsafe { std::slice::from_raw_parts(buffers, count) };
-    let call = VectorCall {
+) -> Several {
+    Several {
         name,
         fd,
         buffers,
-        position: position?,
+        count,
+        position,
+        direction,
+    }
+}
+
+/// A call with several buffers.
+#[derive(Clone, Copy)]
+struct Several {
+    name: &'static str,
+    fd: c_int,
+    buffers: *const iovec,
+    count: c_int,
+    position: Option<Position>,
+    direction: Direction,
+}
+
+impl Several {
+    /// Ours if the router takes it, else the C library's.
+    ///
+    /// # Safety
+    /// `buffers` points to `count` buffers, if that is a number that the kernel takes.
+    unsafe fn serve(self, plain: impl Fn() -> ssize_t) -> ssize_t {
+        // SAFETY: as promised by the caller.
+        if let Some(result) = unsafe { self.routed() } {
+            return result;
+        }
+        let result = plain();
+        if result < 0
+            && self.is_adopted()
+            // SAFETY: as promised by the caller.
+            && let Some(result) = unsafe { self.routed() }
+        {
+            return result;
+        }
+        result
+    }
+
+    /// # Safety
+    /// As [`serve`](Self::serve).
+    unsafe fn buffers<'a>(self) -> Option<&'a [iovec]> {
+        let count = usize::try_from(self.count).ok();
+        let count = count.filter(|count| (1..=1024).contains(count) && !self.buffers.is_null())?;
+        // SAFETY: as promised by the caller.
+        Some(unsafe { std::slice::from_raw_parts(self.buffers, count) })
+    }
+
+    /// # Safety
+    /// As [`serve`](Self::serve).
+    unsafe fn routed(self) -> Option<ssize_t> {
+        // Without registered memory nothing is looked at.
+        if !farlane_io_core::may_overlap(0, usize::MAX) {
+            return None;
+        }
+        let call = VectorCall {
+            name: self.name,
+            fd: self.fd,
+            // SAFETY: as promised by the caller.
+            buffers: unsafe { self.buffers() }?,
+            position: self.position?,
+        };
+        let saved = SavedErrno::new();
+        let result = vector::serve(&call, self.direction)?;
+        drop(saved);
+        Some(answer(result))
+    }
+
+    /// After a failed call: as [`is_adopted`]. The kernel may have refused the list itself.
+    #[cold]
+    fn is_adopted(self) -> bool {
+        if !route::may_adopt() {
+            return false;
+        }
+        let saved = SavedErrno::new();
+        let count = usize::try_from(self.count).ok();
+        let count = count.filter(|count| (1..=1024).contains(count));
+        let buffers = count.and_then(|count| copy_of(self.buffers, count));
+        drop(saved);
+        is_adopted(&buffers.unwrap_or_default())
+    }
+}
+
+/// Addresses and lengths of the buffers of a list that need not be mapped.
+fn copy_of(buffers: *const iovec, count: usize) -> Option<Vec<(usize, usize)>> {
+    const NONE: iovec = iovec {
+        iov_base: std::ptr::null_mut(),
+        iov_len: 0,
     };
-    let saved = SavedErrno::new();
-    let result = vector::serve(&call, direction)?;
-    drop(saved);
-    Some(answer(result))
+    let mut copy = vec![NONE; count];
+    let bytes = std::mem::size_of_val(copy.as_slice());
+    let part = |base: *mut c_void| iovec {
+        iov_base: base,
+        iov_len: bytes,
+    };
+    let to = part(copy.as_mut_ptr().cast());
+    let from = part(buffers.cast_mut().cast());
+    // SAFETY: the kernel writes the copy, which is so long, and checks what it reads.
+    let moved =
+        unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+    let bounds = |buffer: &iovec| (buffer.iov_base.expose_provenance(), buffer.iov_len);
+    (usize::try_from(moved) == Ok(bytes)).then(|| copy.iter().map(bounds).collect())
 }
 
 /// # Safety
@@ -167,16 +260,16 @@ exports! {
     /// `readv`.
     fn [readv](fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t =
         several(NAME, fd, buffers, count, Some(CURRENT), Read)
-            .unwrap_or_else(|| next::readv(fd, buffers, count));
+            .serve(|| next::readv(fd, buffers, count));
     /// `preadv`; `64`: with large offsets.
     fn [preadv preadv64](fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t =
         several(NAME, fd, buffers, count, position(offset), Read)
-            .unwrap_or_else(|| next::preadv(fd, buffers, count, offset));
+            .serve(|| next::preadv(fd, buffers, count, offset));
     /// `preadv2`; `64`: with large offsets.
     fn [preadv2 preadv64v2](fd: c_int, buffers: *const iovec, count: c_int, offset: off_t,
         flags: c_int) -> ssize_t =
         several(NAME, fd, buffers, count, position_with(offset, flags), Read)
-            .unwrap_or_else(|| next::preadv2(fd, buffers, count, offset, flags));
+            .serve(|| next::preadv2(fd, buffers, count, offset, flags));
     /// `write`.
     fn [write](fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t =
         one(call(NAME, fd, buffer, length, CURRENT), Write, || next::write(fd, buffer, length));
@@ -187,17 +280,17 @@ exports! {
     /// `writev`.
     fn [writev](fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t =
         several(NAME, fd, buffers, count, Some(CURRENT), Write)
-            .unwrap_or_else(|| next::writev(fd, buffers, count));
+            .serve(|| next::writev(fd, buffers, count));
     /// `pwritev`; `64`: with large offsets.
     fn [pwritev pwritev64](fd: c_int, buffers: *const iovec, count: c_int, offset: off_t)
         -> ssize_t =
         several(NAME, fd, buffers, count, position(offset), Write)
-            .unwrap_or_else(|| next::pwritev(fd, buffers, count, offset));
+            .serve(|| next::pwritev(fd, buffers, count, offset));
     /// `pwritev2`; `64`: with large offsets.
     fn [pwritev2 pwritev64v2](fd: c_int, buffers: *const iovec, count: c_int, offset: off_t,
         flags: c_int) -> ssize_t =
         several(NAME, fd, buffers, count, position_with(offset, flags), Write)
-            .unwrap_or_else(|| next::pwritev2(fd, buffers, count, offset, flags));
+            .serve(|| next::pwritev2(fd, buffers, count, offset, flags));
     /// `read` of programs that are built to check sizes.
     fn [__read_chk](fd: c_int, buffer: *mut c_void, length: size_t, room: size_t) -> ssize_t =
         if length > room {

@@ -16,6 +16,7 @@
 #define INVALID_CONTEXT 201
 #define ALREADY_REGISTERED 712
 #define LAUNCH_FAILED 719
+#define CAPTURE_UNSUPPORTED 900
 #define LEGACY ((void *)1)
 #define BUFFERS 4
 
@@ -45,11 +46,15 @@ static struct buffer { /* of the host, registered */
 static int registered; /* of them */
 static int registers; /* whether it can */
 static int working = 1 << 30; /* copies until one fails */
+static int attempts; /* to register one */
+static int refused; /* waits are */
+static int unmapping; /* with each copy */
+static uintptr_t reservation; /* of both allocations, if there is one */
 static __thread struct pending {
 	char *to;
 	const char *from;
 	size_t bytes;
-} pending;
+} pending[2]; /* of each device */
 static __thread struct context *current;
 static __thread struct context *below;
 
@@ -117,6 +122,36 @@ void fake_break_after(int copies)
 	working = copies;
 }
 
+int fake_attempts(void)
+{
+	return attempts;
+}
+
+/* Waits fail at once, while copies are under way. */
+void fake_refuse_waits(int refuse)
+{
+	refused = refuse;
+}
+
+/* Each copy unmaps a page of the first allocation, as a driver that gives back what it had there. */
+void fake_unmap_with_copies(int unmap)
+{
+	unmapping = unmap;
+}
+
+/* Maps both, of two devices, one behind the other in one reservation of addresses. */
+char *fake_map_both(void)
+{
+	char *address = mmap(0, 2 * SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	for (int which = 0; which < 2; which++) {
+		allocations[which].address = address + which * SIZE;
+		allocations[which].reserved = 0;
+	}
+	reservation = (uintptr_t)address;
+	return address;
+}
+
 static struct allocation *find(uint64_t at, size_t bytes)
 {
 	for (int which = 0; which < 2; which++) {
@@ -162,16 +197,26 @@ int cuPointerGetAttribute(void *data, int attribute, uint64_t at)
 		*(int *)data = found->device;
 		return SUCCESS;
 	case 11:
-		*(uint64_t *)data = (uintptr_t)found->address;
+		*(uint64_t *)data = reservation ? reservation : (uintptr_t)found->address;
 		return SUCCESS;
 	case 12:
-		*(size_t *)data = length(found);
+		*(size_t *)data = reservation ? 2 * SIZE : length(found);
 		return SUCCESS;
 	case 13:
 		*(int *)data = find(at, 1) != 0;
 		return SUCCESS;
 	}
 	return INVALID_VALUE;
+}
+
+int cuThreadExchangeStreamCaptureMode(int *mode)
+{
+	static __thread int now;
+	int before = now;
+
+	now = *mode;
+	*mode = before;
+	return SUCCESS;
 }
 
 int cuCtxGetDevice(int *device)
@@ -237,11 +282,11 @@ static int find_for(uint64_t at, size_t bytes, char **content)
 	return SUCCESS;
 }
 
-static int end_pending(void)
+static int end_pending(int device)
 {
-	struct pending now = pending;
+	struct pending now = pending[device];
 
-	pending.bytes = 0;
+	pending[device].bytes = 0;
 	if (!now.bytes)
 		return SUCCESS;
 	if (working-- <= 0)
@@ -263,14 +308,18 @@ static int is_registered(const void *buffer, size_t bytes)
 
 static int begin(char *to, const char *from, size_t bytes, int pinned)
 {
-	int status = end_pending();
+	int device = current->device;
+	int status = end_pending(device);
 
-	pending = (struct pending){ to, from, bytes };
-	return status || pinned ? status : end_pending();
+	if (unmapping)
+		munmap(allocations[0].address + SIZE / 2, 4096);
+	pending[device] = (struct pending){ to, from, bytes };
+	return status || pinned ? status : end_pending(device);
 }
 
 int cuMemHostRegister_v2(void *buffer, size_t bytes, unsigned int flags)
 {
+	attempts++;
 	if (!current || flags != 1)
 		return INVALID_CONTEXT;
 	if (is_registered(buffer, bytes))
@@ -301,7 +350,7 @@ int cuStreamSynchronize(void *stream)
 {
 	if (!current || stream != LEGACY)
 		return INVALID_CONTEXT;
-	return end_pending();
+	return refused ? CAPTURE_UNSUPPORTED : end_pending(current->device);
 }
 
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes)

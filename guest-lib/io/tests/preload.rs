@@ -250,11 +250,9 @@ fn memory_of_a_cuda_driver_is_what_is_mapped_and_not_what_is_reserved() {
 #[test]
 fn memory_of_a_cuda_driver_is_copied_while_the_file_is_read_or_written() {
     let round = (1 << 20) + 600_001 + (1 << 20) - 1;
-    let broken = 2 * (6 << 18);
-    assert_eq!(
-        cuda_story("cuda_pinned"),
-        format!("{} 0 0 20\n", 4 * round + broken)
-    );
+    let (broken, until_pinned) = (2 * (6 << 18), 3 << 20);
+    let moved = 4 * round + broken + until_pinned;
+    assert_eq!(cuda_story("cuda_pinned"), format!("{moved} 0 0 23\n"));
 }
 
 #[test]
@@ -264,6 +262,12 @@ fn long_reads_to_memory_of_a_cuda_driver_are_shared_by_threads() {
         cuda_story_of("cuda_shared", 20 << 20),
         format!("{moved} 0 0 7\n")
     );
+}
+
+#[test]
+fn cuda_drivers_may_refuse_unmap_and_forget() {
+    let told = cuda_story_of("cuda_troubled", 4 << 20);
+    assert!(told.ends_with(" 0 0 9233\n"), "{told}");
 }
 
 #[test]

@@ -5,6 +5,8 @@
 mod by_hand;
 #[path = "cuda/check.rs"]
 mod check;
+#[path = "cuda/cufile.rs"]
+mod cufile;
 #[path = "cuda/device.rs"]
 mod device;
 #[allow(dead_code)] // Each bench uses a part.
@@ -17,6 +19,7 @@ mod stats;
 use anyhow::{Context as _, Result, bail};
 use by_hand::{Way, Ways};
 use clap::Parser;
+use cufile::CuFile;
 use device::Device;
 use farlane_kit::compare::{Bar, Side, alternating, compare};
 use report::Report;
@@ -91,16 +94,25 @@ fn measure(device: &Device, folder: &Path, report: &mut Report) -> Result<()> {
         .read(true)
         .write(true)
         .open(&path)?;
+    let cufile = CuFile::new(&file);
+    if let Err(why) = &cufile {
+        println!("cuFile is not compared: {why:#}\n");
+    }
+    let cufile = cufile.as_ref().ok();
+    let mut references = vec![
+        (Way::Pageable, "pageable memory and cuMemcpy"),
+        (Way::Pinned, "pinned memory and cuMemcpy"),
+    ];
+    references.extend(cufile.map(|_| (Way::CuFile, "cuFile")));
     for direction in ["read", "write"] {
         for (size, least) in SIZES {
-            let mut ways = Ways::new(device, &file, size)?;
+            let mut ways = Ways::new(device, &file, cufile, size)?;
             let stretch = scale::time(STRETCH);
-            let hand = [Way::Pageable, Way::Pinned];
             let mut at = 0;
-            let rounds = alternating(hand.len(), |side| {
+            let rounds = alternating(references.len(), |side| {
                 let way = match side {
                     Side::Ours => Way::Plain,
-                    Side::Theirs(which) => hand[which],
+                    Side::Theirs(which) => references[which].0,
                 };
                 let (begin, mut moved) = (Instant::now(), 0);
                 while moved == 0 || begin.elapsed() < stretch {
@@ -116,10 +128,13 @@ fn measure(device: &Device, folder: &Path, report: &mut Report) -> Result<()> {
                 }
                 Ok(moved as f64 / 1e9 / begin.elapsed().as_secs_f64())
             });
-            let found = compare(&scale::plan(), &[Bar::AtLeast(least); 2], rounds)?;
+            let found = compare(
+                &scale::plan(),
+                &vec![Bar::AtLeast(least); references.len()],
+                rounds,
+            )?;
             let name = format!("{direction} {} KiB", size >> 10);
-            let words = ["pageable memory and cuMemcpy", "pinned memory and cuMemcpy"];
-            for (words, found) in words.into_iter().zip(&found) {
+            for ((_, words), found) in references.iter().zip(&found) {
                 report.compared(&format!("{name}, beside {words}"), "GB/s", words, found);
             }
             report.keep(&name, found)?;

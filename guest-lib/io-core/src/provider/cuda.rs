@@ -9,8 +9,10 @@
 use super::Provider;
 use crate::lock::Lock;
 use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The driver's library.
@@ -33,6 +35,9 @@ const MEMORY_DEVICE: c_uint = 2;
 const REGISTER_PORTABLE: c_uint = 1;
 /// `CU_STREAM_LEGACY`: the stream of `cuMemcpy`.
 const STREAM_LEGACY: usize = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: what this thread does has nothing to do with graphs that others
+/// capture.
+const CAPTURE_RELAXED: c_int = 2;
 
 /// Why the driver cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +57,8 @@ macro_rules! driver {
         #[derive(Debug)]
         pub struct Cuda {
             $($field: unsafe extern "C" fn($($argument),*) -> c_int,)*
+            /// How often pinning has been refused in a row.
+            refusals: AtomicU32,
             /// The primary contexts of devices that are retained, by ordinal: addresses, kept to
             /// the end.
             primary: Lock<BTreeMap<c_int, usize>>,
@@ -72,6 +79,7 @@ macro_rules! driver {
                             >(found)
                         }
                     },)*
+                    refusals: AtomicU32::new(0),
                     primary: Lock::new(BTreeMap::new()),
                 })
             }
@@ -87,6 +95,7 @@ driver! {
     begin_copy_out = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, u64, usize, usize);
     wait = "cuStreamSynchronize": fn(usize);
     register = "cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint);
+    exchange_capture = "cuThreadExchangeStreamCaptureMode": fn(*mut c_int);
     push = "cuCtxPushCurrent_v2": fn(*mut c_void);
     pop = "cuCtxPopCurrent_v2": fn(*mut *mut c_void);
     current_device = "cuCtxGetDevice": fn(*mut c_int);
@@ -171,8 +180,22 @@ impl Cuda {
         (length > 0).then_some((start, length))
     }
 
-    /// Runs `copy` with a context current in this thread that reaches the allocation.
+    /// Runs `copy` with a context current in this thread that reaches the allocation. Where other
+    /// threads capture graphs meanwhile, it neither fails because of that nor spoils them, as far as
+    /// the driver lets it.
     fn with_context(&self, address: usize, copy: impl FnOnce() -> c_int) -> Result<(), Errno> {
+        let mut mode = CAPTURE_RELAXED;
+        // SAFETY: the driver writes this thread's mode before.
+        let is_relaxed = unsafe { (self.exchange_capture)(&raw mut mode) } == 0;
+        let result = self.in_context(address, copy);
+        if is_relaxed {
+            // SAFETY: as above.
+            unsafe { (self.exchange_capture)(&raw mut mode) };
+        }
+        result
+    }
+
+    fn in_context(&self, address: usize, copy: impl FnOnce() -> c_int) -> Result<(), Errno> {
         let null = std::ptr::null_mut::<c_void>();
         let found = self.attribute(address, POINTER_CONTEXT, null);
         let mut context = found.ok_or(Errno::FAULT)?;
@@ -283,11 +306,29 @@ impl Provider for Cuda {
         if kind == Some(MEMORY_HOST) {
             return true;
         }
+        // Where it cannot, it is asked again less and less often.
+        let refusals = self.refusals.load(Ordering::Relaxed);
+        if refusals > 0 && !refusals.is_power_of_two() {
+            self.refusals
+                .store(refusals.saturating_add(1), Ordering::Relaxed);
+            return false;
+        }
         let memory = std::ptr::with_exposed_provenance_mut(buffer);
         let pinned = self.with_context(address, || {
             // SAFETY: the buffer stays mapped for good, says the trait.
             unsafe { (self.register)(memory, length, REGISTER_PORTABLE) }
         });
+        if pinned.is_ok() {
+            // It would be copied for each child, which has no use for it.
+            // SAFETY: the buffer's own pages; nothing changes in this process.
+            let _ = unsafe { madvise(memory, length, Advice::LinuxDontFork) };
+        }
+        let refusals = if pinned.is_ok() {
+            0
+        } else {
+            refusals.saturating_add(1)
+        };
+        self.refusals.store(refusals, Ordering::Relaxed);
         pinned.is_ok()
     }
 

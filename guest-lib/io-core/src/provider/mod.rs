@@ -95,7 +95,7 @@ pub trait Provider: Debug + Send + Sync {
     /// `address`.
     ///
     /// # Errors
-    /// `EFAULT` where one of them failed. None of them is under way then either.
+    /// `EFAULT` where one of them failed, or cannot be waited for: it may be under way still.
     fn finish_copies(&self, _address: usize) -> Result<(), Errno> {
         Ok(())
     }

@@ -26,6 +26,14 @@ struct Driver {
     register: unsafe extern "C" fn(c_int) -> c_int,
     /// After so many copies each fails.
     break_after: unsafe extern "C" fn(c_int),
+    /// How often one was to be registered.
+    attempts: unsafe extern "C" fn(c_int) -> c_int,
+    /// Waits fail while copies are under way.
+    refuse_waits: unsafe extern "C" fn(c_int),
+    /// Each copy unmaps a page of the first allocation.
+    unmap_with_copies: unsafe extern "C" fn(c_int),
+    /// Both allocations, of two devices, one behind the other in one reservation.
+    map_both: unsafe extern "C" fn(c_int) -> *mut u8,
 }
 
 impl Driver {
@@ -55,6 +63,12 @@ impl Driver {
                 retained: std::mem::transmute::<*mut c_void, Number>(find(c"fake_retained")),
                 register: std::mem::transmute::<*mut c_void, Number>(find(c"fake_register")),
                 break_after: std::mem::transmute::<*mut c_void, Free>(find(c"fake_break_after")),
+                attempts: std::mem::transmute::<*mut c_void, Number>(find(c"fake_attempts")),
+                refuse_waits: std::mem::transmute::<*mut c_void, Free>(find(c"fake_refuse_waits")),
+                unmap_with_copies: std::mem::transmute::<*mut c_void, Free>(find(
+                    c"fake_unmap_with_copies",
+                )),
+                map_both: std::mem::transmute::<*mut c_void, Address>(find(c"fake_map_both")),
             })
         }
     }
@@ -222,6 +236,13 @@ pub fn pinned(file: &File, content: &[u8]) -> Result<()> {
                 was == c_int::from(round == 3),
                 "Round {round}: {was} registered"
             );
+            // Where it was refused, it is asked for less and less often.
+            let mut tries = 0;
+            while round == 2 && (driver.register)(most) == 0 {
+                tries += 1;
+                ensure!(tries < 100, "Nothing is registered");
+                ensure!(libc::pread(fd, at.cast(), ALL, 0) == ALL.cast_signed());
+            }
             let offset = 3 + round;
             let moved = libc::pread(fd, at.cast(), ALL, offset.try_into()?);
             ensure!(
@@ -271,6 +292,84 @@ pub fn pinned(file: &File, content: &[u8]) -> Result<()> {
         ];
         ensure!(moved == [-1; 2] && errno() == libc::EFAULT, "{moved:?}");
         (driver.free)(0);
+    }
+    Ok(())
+}
+
+/// A driver that does what drivers do at bad times.
+pub fn troubled(file: &File, content: &[u8]) -> Result<()> {
+    const PART: usize = 1 << 20;
+    let driver = Driver::load()?;
+    let fd = file.as_raw_fd();
+    let end = i64::try_from(content.len())?;
+    // SAFETY: device pointers go to calls only. What hangs ends with the alarm.
+    unsafe {
+        libc::alarm(60);
+        let nowhere = std::ptr::without_provenance(4096);
+        let moved = libc::preadv(fd, nowhere, 2, 5);
+        ensure!(moved == -1 && errno() == libc::EFAULT, "No list: {moved}");
+        let (at, device) = ((driver.allocate)(0), (driver.content)(0));
+        // Pinning is refused, and asked for less and less often.
+        for _ in 0..1000 {
+            ensure!(libc::pwrite(fd, at.cast(), 4096, end) == 4096);
+        }
+        let attempts = (driver.attempts)(0);
+        ensure!((1..20).contains(&attempts), "{attempts} attempts to pin");
+        // Waits are refused while copies go on: who comes next has other buffers.
+        (driver.register)(4);
+        while libc::pread(fd, at.cast(), PART, 0) == PART.cast_signed() && (driver.register)(4) == 0
+        {
+        }
+        device.write_bytes(0x77, PART);
+        (driver.refuse_waits)(1);
+        let moved = libc::pwrite(fd, at.cast(), PART, end);
+        ensure!(
+            moved == -1 && errno() == libc::EFAULT,
+            "{moved} without a wait"
+        );
+        (driver.refuse_waits)(0);
+        ensure!(libc::pread(fd, at.cast(), PART, 5) == PART.cast_signed());
+        ensure!(
+            bytes(device, 0, PART) == &content[5..5 + PART],
+            "Bytes of another call"
+        );
+        // Memory that is unmapped, in part, while this very thread copies to it.
+        (driver.unmap_with_copies)(1);
+        ensure!(libc::pread(fd, at.cast(), PART, 7) == PART.cast_signed());
+        ensure!(libc::pread(fd, at.cast(), 4096, 7) == 4096);
+        (driver.unmap_with_copies)(0);
+        // The first call with memory that nobody knows yet is one with a list.
+        let parts = [vector(at, 0, 3000), vector(at, 50_000, 5000)];
+        ensure!(
+            libc::preadv(fd, parts.as_ptr(), 2, 5) == 8000,
+            "errno {}",
+            errno()
+        );
+        ensure!(bytes(device, 50_000, 5000) == &content[3005..8005]);
+        (driver.free)(0);
+        // More allocations, one after the other, than there are places for.
+        for number in 0..8200 {
+            let at = (driver.allocate)(1);
+            let moved = libc::pread(fd, at.cast(), 1, 0);
+            ensure!(moved == 1, "Allocation {number}: errno {}", errno());
+            (driver.free)(1);
+        }
+        // Chunks of two devices.
+        let at = (driver.map_both)(0).wrapping_add(SIZE - PART);
+        ensure!(libc::pread(fd, at.cast(), 2 * PART, 0) == 2 * PART.cast_signed());
+        let second = (driver.content)(1);
+        ensure!(
+            bytes(device, SIZE - PART, PART) == &content[..PART],
+            "First device"
+        );
+        ensure!(
+            bytes(second, 0, PART) == &content[PART..2 * PART],
+            "Second device"
+        );
+        ensure!(libc::pwrite(fd, at.cast(), 2 * PART, end) == 2 * PART.cast_signed());
+        let mut back = vec![0; 2 * PART];
+        ensure!(libc::pread(fd, back.as_mut_ptr().cast(), 2 * PART, end) == 2 * PART.cast_signed());
+        ensure!(back == content[..2 * PART], "Written from two devices");
     }
     Ok(())
 }

@@ -455,6 +455,7 @@ fn main() -> Result<()> {
         "cuda_mappings" => cuda::mapped(&file, &content)?,
         "cuda_pinned" => cuda::pinned(&file, &content)?,
         "cuda_shared" => cuda::shared(&file, &content)?,
+        "cuda_troubled" => cuda::troubled(&file, &content)?,
         "cuda_contexts" => cuda::of_no_context(&file, &content)?,
         "guards" => guards::guards(file, path)?,
         "moves" => moves::moves(&file, &content)?,

@@ -1,7 +1,8 @@
 //! A request by one plain call, and as programs do it by hand.
 
+use crate::cufile::CuFile;
 use crate::device::{Device, Memory, Pinned};
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
@@ -15,6 +16,8 @@ pub enum Way {
     Pageable,
     /// Through pinned memory, and `cuMemcpy`.
     Pinned,
+    /// By `cuFileRead` and `cuFileWrite`.
+    CuFile,
 }
 
 /// Requests of one size.
@@ -23,16 +26,23 @@ pub struct Ways<'a> {
     memory: Memory<'a>,
     pageable: Vec<u8>,
     pinned: Pinned<'a>,
+    cufile: Option<&'a CuFile>,
     size: usize,
 }
 
 impl<'a> Ways<'a> {
-    pub fn new(device: &'a Device, file: &'a File, size: usize) -> Result<Self> {
+    pub fn new(
+        device: &'a Device,
+        file: &'a File,
+        cufile: Option<&'a CuFile>,
+        size: usize,
+    ) -> Result<Self> {
         Ok(Self {
             file,
             memory: device.allocate(size, true)?,
             pageable: vec![1; size],
             pinned: device.pinned(size)?,
+            cufile,
             size,
         })
     }
@@ -58,6 +68,10 @@ impl<'a> Ways<'a> {
                 self.file.read_exact_at(self.pinned.bytes(), at)?;
                 self.memory.copy_in(self.pinned.bytes(), 0)?;
             }
+            Way::CuFile => {
+                let cufile = self.cufile.context("No cuFile")?;
+                cufile.read(&self.memory, size, at)?;
+            }
         }
         Ok(())
     }
@@ -78,6 +92,10 @@ impl<'a> Ways<'a> {
             Way::Pinned => {
                 self.memory.copy_out(self.pinned.bytes(), 0)?;
                 self.file.write_all_at(self.pinned.bytes(), at)?;
+            }
+            Way::CuFile => {
+                let cufile = self.cufile.context("No cuFile")?;
+                cufile.write(&self.memory, size, at)?;
             }
         }
         Ok(())
