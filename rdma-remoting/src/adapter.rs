@@ -1,6 +1,7 @@
 //! The channel adapter (IBTA 11.1) behind all ports: the engine, the workers and who serves which
 //! context, and the ports' addresses.
 
+use crate::clock::DeviceClock;
 use crate::context::Context;
 use crate::counters::Counters;
 use crate::engine::{Engine, PortAddress, RawGid};
@@ -62,6 +63,7 @@ pub(crate) struct Adapter {
     pub ledger: Arc<Ledger>,
     pub workers: Vec<Worker>,
     pub lids: Arc<Lids>,
+    pub clock: DeviceClock,
 }
 
 impl Adapter {
@@ -77,7 +79,13 @@ impl Adapter {
             ledger,
             workers,
             lids: Arc::default(),
+            clock: DeviceClock::default(),
         }
+    }
+
+    /// How many completion vectors there are: one for each worker, and one where there is none.
+    pub fn comp_vectors(&self) -> u32 {
+        u32::try_from(self.workers.len()).map_or(u32::MAX, |count| count.max(1))
     }
 
     /// Gives a context to the worker that has the fewest, on its node if there is one.

@@ -1,9 +1,10 @@
 //! Completion queues in memory shared with a process.
 
+use crate::clock::DeviceClock;
 use crate::ring::{Place, Producer};
 use farlane_abi::queue::{
     ARM_NEXT, ARM_NONE, ARM_SOLICITED, CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_ENTRIES,
-    CQ_OFF_EVENTS, CQ_OFF_PRODUCED, Completion, CqLayout,
+    CQ_OFF_EVENTS, CQ_OFF_PRODUCED, Completion, CqLayout, TimedCompletion,
 };
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -44,6 +45,8 @@ pub type Notify = Box<dyn Fn() + Send + Sync>;
 /// A completion queue in shared memory, the backend's end.
 pub struct SharedCompletionQueue {
     ring: Producer,
+    /// Where its completions say when they came.
+    clock: Option<DeviceClock>,
     overrun: AtomicBool,
     notify: Option<Notify>,
     on_overrun: Notify,
@@ -58,13 +61,15 @@ impl std::fmt::Debug for SharedCompletionQueue {
 }
 
 impl SharedCompletionQueue {
-    /// A queue in `memory`. `notify` is called for an event; `on_overrun` once, when it overruns.
+    /// A queue in `memory`, whose completions say when they came where the layout has room for
+    /// that. `notify` is called for an event; `on_overrun` once, when it overruns.
     ///
     /// # Errors
     /// [`OutOfBounds`] where the segment is shorter than the layout needs.
     pub fn new(
         memory: SharedMemory,
         layout: &CqLayout,
+        clock: &DeviceClock,
         notify: Option<Notify>,
         on_overrun: Notify,
     ) -> Result<Self, OutOfBounds> {
@@ -74,10 +79,11 @@ impl SharedCompletionQueue {
             consumed_at: CQ_OFF_CONSUMED,
             entries_at: CQ_OFF_ENTRIES,
             entries: layout.entries,
-            stride: size_of::<Completion>(),
+            stride: layout.stride(),
         };
         Ok(Self {
             ring: Producer::new(memory, place),
+            clock: layout.is_timed.then_some(*clock),
             overrun: AtomicBool::new(false),
             notify,
             on_overrun,
@@ -95,6 +101,10 @@ impl SharedCompletionQueue {
         memory: SharedMemory,
         layout: &CqLayout,
     ) -> Result<Option<u32>, OutOfBounds> {
+        let layout = CqLayout {
+            is_timed: self.is_timed(),
+            ..*layout
+        };
         memory.require(layout.entries_bytes())?;
         Ok(self.ring.move_to(memory, layout.entries))
     }
@@ -103,6 +113,25 @@ impl SharedCompletionQueue {
     #[must_use]
     pub fn entries(&self) -> u32 {
         self.ring.entries()
+    }
+
+    /// Whether its completions say when they came.
+    #[must_use]
+    pub fn is_timed(&self) -> bool {
+        self.clock.is_some()
+    }
+
+    fn add(&self, completion: &Completion) -> Option<()> {
+        let Some(clock) = &self.clock else {
+            return self.ring.push(completion);
+        };
+        self.ring.push_with(|memory, at| {
+            let timed = TimedCompletion {
+                completion: *completion,
+                time: clock.now().into(),
+            };
+            memory.write(at, &timed)
+        })
     }
 
     fn overrun(&self) -> Overrun {
@@ -144,7 +173,7 @@ impl SharedCompletionQueue {
 
 impl CompletionSink for SharedCompletionQueue {
     fn push(&self, completion: &Completion, solicited: bool) -> Result<(), Overrun> {
-        if self.overrun.load(Ordering::Relaxed) || self.ring.push(completion).is_none() {
+        if self.overrun.load(Ordering::Relaxed) || self.add(completion).is_none() {
             return Err(self.overrun());
         }
         self.raise(solicited || completion.status != 0);
@@ -176,6 +205,7 @@ mod tests {
         let cq = SharedCompletionQueue::new(
             memory.clone(),
             &layout,
+            &DeviceClock::default(),
             Some(count(&counts[0])),
             count(&counts[1]),
         )
@@ -281,6 +311,48 @@ mod tests {
         assert_eq!(cq.resize(four, &layout).unwrap(), None);
         let (short, _) = entries_of(2);
         assert!(cq.resize(short, &layout).is_err());
+    }
+
+    #[test]
+    fn completions_that_say_when_they_came_come_in_the_order_of_their_times() {
+        let layout = CqLayout::of(4, true).unwrap();
+        let fd = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, layout.segment_bytes()).unwrap();
+        let mapping = Mapping::new(fd.as_fd(), 0, layout.segment_bytes(), true).unwrap();
+        let memory = SharedMemory::new(mapping);
+        let clock = DeviceClock::default();
+        let nothing = || Box::new(|| ()) as Notify;
+        let cq = SharedCompletionQueue::new(memory.clone(), &layout, &clock, None, nothing());
+        let cq = cq.unwrap();
+        let push = |wr_id: u64| {
+            let wr_id = wr_id.into();
+            let completion = Completion {
+                wr_id,
+                ..Completion::default()
+            };
+            cq.push(&completion, false).unwrap();
+        };
+        let at = |memory: &SharedMemory, begin: usize, index: usize| {
+            let entry: TimedCompletion = memory.read(begin + index * 40).unwrap();
+            (entry.completion.wr_id.get(), entry.time.get())
+        };
+        let before = clock.now();
+        (0..4).for_each(push);
+        let entries = [0, 1, 2, 3].map(|index| at(&memory, CQ_OFF_ENTRIES, index));
+        assert_eq!(entries.map(|(wr_id, _)| wr_id), [0, 1, 2, 3]);
+        let times = entries.map(|(_, time)| time);
+        assert!(times.is_sorted() && before <= times[0] && times[3] <= clock.now());
+        let word = memory.word(CQ_OFF_CONSUMED).unwrap();
+        word.store(4, Ordering::Relaxed);
+        // It stays so in other memory, which is as long as that takes.
+        let plain = CqLayout::new(8).unwrap();
+        let (short, _) = entries_of(8);
+        assert!(cq.resize(short, &plain).is_err());
+        let (longer, _) = entries_of(16);
+        assert_eq!(cq.resize(longer.clone(), &plain).unwrap(), Some(4));
+        push(4);
+        let (wr_id, time) = at(&longer, 0, 4);
+        assert!(wr_id == 4 && time >= times[3] && time <= clock.now());
     }
 
     #[test]

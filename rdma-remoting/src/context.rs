@@ -3,6 +3,7 @@
 use crate::address_handles::AddressHandles;
 use crate::async_ring::{AsyncRing, EventSink};
 use crate::call_ring::{CallRing, CallRingError};
+use crate::clock::DeviceClock;
 use crate::counters::{self, Counters};
 use crate::engine::{ContextSpec, Destination, Engine, EngineContext, PortAddress, RawGid};
 use crate::inbox::Inbox;
@@ -63,6 +64,8 @@ pub(crate) struct Owner {
     pub throughput: Arc<Throughput>,
     pub limit: Arc<LogLimit>,
     pub domains: Arc<DomainsByFile>,
+    pub clock: DeviceClock,
+    pub comp_vectors: u32,
 }
 
 /// One process's use of a device: an open `/dev/farlaneN`, or a connection to the host socket.
@@ -90,6 +93,10 @@ pub struct Context {
     pub(crate) limit: Arc<LogLimit>,
     /// Domains of extended reliable connections that its tenant's contexts have together.
     pub(crate) domains: Arc<DomainsByFile>,
+    /// By which its completions say when they came.
+    pub(crate) clock: DeviceClock,
+    /// How many completion vectors there are: one for each worker.
+    pub(crate) comp_vectors: u32,
     header: OnceLock<Header>,
     regions: Mutex<HashMap<RegionId, Attached>>,
     objects: Mutex<Objects>,
@@ -152,6 +159,8 @@ impl Context {
             throughput,
             limit,
             domains,
+            clock,
+            comp_vectors,
         } = owner;
         let engine_context = engine.open(ContextSpec {
             address,
@@ -180,6 +189,8 @@ impl Context {
             throughput,
             limit,
             domains,
+            clock,
+            comp_vectors,
             header: OnceLock::new(),
             regions: Mutex::default(),
             objects: Mutex::new(objects),

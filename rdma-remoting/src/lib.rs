@@ -25,6 +25,7 @@ pub mod address;
 mod address_handles;
 mod async_ring;
 pub mod call_ring;
+mod clock;
 pub mod completion_queue;
 pub mod context;
 pub mod counters;
@@ -68,6 +69,7 @@ mod xrc_target;
 
 pub use adapter::PortError;
 pub use async_ring::EventSink;
+pub use clock::DeviceClock;
 pub use context::{BufferMapping, Context};
 pub use counters::Counters;
 pub use ledger::{Limits, Resource, Share};

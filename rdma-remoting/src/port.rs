@@ -128,6 +128,8 @@ impl Port {
             throughput: Arc::clone(&self.throughput),
             limit: Arc::clone(&self.limit),
             domains: Arc::clone(&self.domains),
+            clock: self.adapter.clock,
+            comp_vectors: self.adapter.comp_vectors(),
         };
         let context = Context::new(id, owner, events, pool)?;
         self.adapter.enlist(&context);

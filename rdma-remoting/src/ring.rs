@@ -5,7 +5,7 @@
 use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::{Immutable, IntoBytes};
 use farlane_sys::sync::lock;
-use farlane_zero_copy::SharedMemory;
+use farlane_zero_copy::{OutOfBounds, SharedMemory};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
@@ -72,13 +72,22 @@ impl Producer {
     /// Writes an entry and publishes it. `None` when there is no room: a consumer word beyond the
     /// producer's reads as a full ring as well.
     pub fn push(&self, entry: &(impl IntoBytes + Immutable)) -> Option<()> {
+        self.push_with(|ring, at| ring.write(at, entry))
+    }
+
+    /// The same of an entry that is made and written, at that offset, when it has its place: of two
+    /// entries the later one is made later.
+    pub fn push_with(
+        &self,
+        write: impl FnOnce(&SharedMemory, usize) -> Result<(), OutOfBounds>,
+    ) -> Option<()> {
         let mut ring = lock(&self.ring);
         if self.waiting(&ring)? >= ring.place.entries {
             return None;
         }
         let word = self.memory.word(self.produced_at).ok()?;
         let at = ring.place.entry(ring.produced);
-        ring.memory.write(at, entry).ok()?;
+        write(&ring.memory, at).ok()?;
         ring.produced = ring.produced.wrapping_add(1);
         word.store(ring.produced, Ordering::Release);
         Some(())

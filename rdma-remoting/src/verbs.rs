@@ -14,6 +14,7 @@ mod shared_receive_queues;
 mod xrc_domains;
 
 use crate::address_handles::MAX_AHS;
+use crate::clock::DeviceClock;
 use crate::context::Context;
 use crate::engine::Progress;
 use crate::ledger::{Resource, Share};
@@ -23,10 +24,10 @@ use crate::turn::CallTurn;
 use farlane_abi::Errno;
 use farlane_abi::ids::RegionId;
 use farlane_abi::rdma::{
-    AllocBuffer, AllocMw, Buffer, CreateAh, CreateCq, CreateQp, CreateQpEx, CreateSrq, DeviceAttr,
-    DeviceLimits, Gid, Handle, MAX_QPS, MAX_SRQS, McastGroup, ModifyQp, ModifySrq, Mr, Mw, OpenQp,
-    OpenXrcd, PortAttr, Qp, QpAttr, QueryGid, RegMr, ReregMr, ResizeCq, ResizeSrq, Srq, SrqAttr,
-    Verbs, VerbsVersion, VersionRange,
+    AllocBuffer, AllocMw, Buffer, CreateAh, CreateCq, CreateCqEx, CreateQp, CreateQpEx, CreateSrq,
+    DeviceAttr, DeviceLimits, DeviceTime, Gid, Handle, MAX_QPS, MAX_SRQS, McastGroup, ModifyQp,
+    ModifySrq, Mr, Mw, OpenQp, OpenXrcd, PortAttr, Qp, QpAttr, QueryGid, RegMr, ReregMr, ResizeCq,
+    ResizeSrq, Srq, SrqAttr, Verbs, VerbsVersion, VersionRange,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
@@ -130,6 +131,9 @@ impl Verbs for CallHost<'_> {
         if self.context.on_demand {
             on_demand::announce(&mut attr);
         }
+        attr.completion_timestamp_mask = u64::MAX.into();
+        attr.hca_core_clock = DeviceClock::KILOHERTZ.into();
+        attr.comp_vectors = self.context.comp_vectors.into();
         let version = self.context.objects().version.unwrap_or_default();
         Ok(attr.of_version(version))
     }
@@ -236,7 +240,18 @@ impl Verbs for CallHost<'_> {
     }
 
     fn create_cq(&mut self, args: CreateCq) -> Result<Handle, Errno> {
-        self.add_cq(&args)
+        self.add_cq(&args, false)
+    }
+
+    fn create_cq_ex(&mut self, args: CreateCqEx) -> Result<Handle, Errno> {
+        self.require(VerbsVersion::V3)?;
+        self.add_cq_ex(&args)
+    }
+
+    fn query_clock(&mut self, (): ()) -> Result<DeviceTime, Errno> {
+        self.require(VerbsVersion::V3)?;
+        let time = self.context.clock.now().into();
+        Ok(DeviceTime { time })
     }
 
     fn destroy_cq(&mut self, cq: Handle) -> Result<(), Errno> {

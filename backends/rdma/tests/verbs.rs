@@ -17,6 +17,8 @@ use std::ptr::null_mut;
 
 const LENGTH: usize = 4096;
 const RIGHTS: c_int = 7;
+/// Of the backend.
+const WORKERS: c_int = 2;
 
 /// A structure of C's of which all bytes are zero, as programs make them.
 fn zeroed<T: Copy>() -> T {
@@ -35,6 +37,8 @@ macro_rules! call {
 
 #[path = "verbs/flushes.rs"]
 mod flushes;
+#[path = "verbs/times.rs"]
+mod times;
 
 /// An open device, a domain, a completion queue and registered memory of a program.
 struct Program {
@@ -622,7 +626,7 @@ unsafe fn targets_are_opened_by_their_numbers() {
 
 #[test]
 fn a_program_has_the_extended_interfaces() {
-    let backend = Backend::start();
+    let backend = Backend::start_with(|_| vec![format!("--workers={WORKERS}")]);
     // SAFETY: no other thread of this test looks at its environment.
     unsafe { std::env::set_var("FARLANE_SOCKET", backend.path("host")) };
     // SAFETY: each keeps the contracts of what it calls.
@@ -631,6 +635,8 @@ fn a_program_has_the_extended_interfaces() {
         a_datagram_is_for_whom_the_list_says();
         words_are_changed_and_windows_are_bound_in_a_list();
         flushes::what_was_written_is_flushed_or_the_flush_refused();
+        times::a_completion_says_when_it_came();
+        times::a_vector_is_one_of_those_that_there_are();
         a_parent_domain_keeps_what_it_is_of();
         a_context_is_imported_by_a_copy_of_its_file();
         targets_are_opened_by_their_numbers();

@@ -112,6 +112,26 @@ impl Context {
         Ok(self.limits.get_or_init(|| limits))
     }
 
+    /// How many completion vectors there are: at least one.
+    ///
+    /// # Errors
+    /// `ENODEV` where the device is gone.
+    pub fn comp_vectors(&self) -> Result<u32, Error> {
+        Ok(self.limits()?.comp_vectors.get().max(1))
+    }
+
+    /// What the device's clock says now, in nanoseconds: completions may have the time of it.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where the backend's [version](Self::version) has none, `ENODEV` where the
+    /// device is gone.
+    pub fn clock(&self) -> Result<u64, Error> {
+        match self.version() {
+            VerbsVersion::V1 | VerbsVersion::V2 => Err(Errno::EOPNOTSUPP.into()),
+            VerbsVersion::V3 => Ok(self.verbs().query_clock(&())?.time.get()),
+        }
+    }
+
     /// Device that the context is of.
     #[must_use]
     pub fn device(&self) -> &DeviceInfo {

@@ -8,13 +8,26 @@ use crate::{Channel, Completion, Context, Error};
 use farlane_abi::Errno;
 use farlane_abi::queue::{
     ARM_NEXT, ARM_NONE, ARM_SOLICITED, CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_ENTRIES,
-    CQ_OFF_EVENTS, CQ_OFF_PRODUCED, CqLayout, MAX_CQ_ENTRIES,
+    CQ_OFF_EVENTS, CQ_OFF_PRODUCED, CqLayout, MAX_CQ_ENTRIES, TimedCompletion,
 };
-use farlane_abi::rdma::{CreateCq, ResizeCq, VerbsVersion};
+use farlane_abi::rdma::{CQ_TIMED, CreateCq, CreateCqEx, ResizeCq, VerbsVersion};
 use farlane_sys::sync::lock;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex};
+
+/// How a completion queue is made.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CqInit<'a> {
+    /// Entries that it has room for, at least.
+    pub entries: u32,
+    /// Where its events go.
+    pub channel: Option<&'a Arc<Channel>>,
+    /// Which of the context's [vectors](Context::comp_vectors) its events come by.
+    pub comp_vector: u32,
+    /// Its completions say when they came.
+    pub is_timed: bool,
+}
 
 /// A completion queue of a context.
 #[derive(Debug)]
@@ -25,6 +38,8 @@ pub struct Cq {
     part: Arc<Part>,
     header: Arc<Header>,
     handle: u32,
+    /// Its completions say when they came.
+    is_timed: bool,
     ring: Mutex<Ring>,
     courtesy: Courtesy,
     /// Events taken from the channel so far.
@@ -52,6 +67,8 @@ struct Entries {
     at: usize,
     /// How many, a power of two.
     count: u32,
+    /// Bytes from one to the next.
+    stride: usize,
 }
 
 impl Entries {
@@ -59,7 +76,7 @@ impl Entries {
     #[inline]
     fn offset(&self, number: u32) -> usize {
         let entry = (number & (self.count - 1)) as usize;
-        self.at + entry * size_of::<Completion>()
+        self.at + entry * self.stride
     }
 }
 
@@ -98,7 +115,35 @@ impl Cq {
         entries: u32,
         channel: Option<&Arc<Channel>>,
     ) -> Result<Arc<Self>, Error> {
-        let layout = CqLayout::new(entries).ok_or(Error::Invalid("number of entries"))?;
+        let init = CqInit {
+            entries,
+            channel,
+            ..CqInit::default()
+        };
+        Self::create_with(context, &init)
+    }
+
+    /// The same with more attributes.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create); `EINVAL` for a vector that there is not, `EOPNOTSUPP` for times
+    /// where the backend's [version](Context::version) has none.
+    pub fn create_with(context: &Arc<Context>, init: &CqInit<'_>) -> Result<Arc<Self>, Error> {
+        let CqInit {
+            entries,
+            channel,
+            comp_vector,
+            is_timed,
+        } = *init;
+        let version = context.version();
+        if is_timed && version < VerbsVersion::V3 {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
+        if comp_vector >= context.comp_vectors()? {
+            return Err(Error::Invalid("completion vector"));
+        }
+        let layout = CqLayout::of(entries, is_timed);
+        let layout = layout.ok_or(Error::Invalid("number of entries"))?;
         let part = Arc::new(context.take(layout.segment_bytes())?);
         let request = CreateCq {
             region: part.region().into(),
@@ -106,7 +151,15 @@ impl Cq {
             entries: layout.entries.into(),
             event: channel.map_or(0, |channel| channel.index()).into(),
         };
-        let handle = context.verbs().create_cq(&request)?.get();
+        let handle = match version {
+            VerbsVersion::V1 | VerbsVersion::V2 => context.verbs().create_cq(&request)?,
+            VerbsVersion::V3 => context.verbs().create_cq_ex(&CreateCqEx {
+                base: request,
+                flags: if is_timed { CQ_TIMED } else { 0 }.into(),
+                comp_vector: comp_vector.into(),
+            })?,
+        };
+        let handle = handle.get();
         let queue = Arc::new(Self {
             context: Arc::clone(context),
             channel: channel.cloned(),
@@ -116,12 +169,14 @@ impl Cq {
                     part: Arc::clone(&part),
                     at: CQ_OFF_ENTRIES,
                     count: layout.entries,
+                    stride: layout.stride(),
                 },
                 before: VecDeque::new(),
             }),
             part,
             header: Arc::clone(context.header()),
             handle,
+            is_timed,
             courtesy: Courtesy::default(),
             events_taken: AtomicU32::new(0),
             destroyed: Destroyed::default(),
@@ -184,7 +239,7 @@ impl Cq {
         if self.context.version() < VerbsVersion::V2 {
             return Err(Error::Refused(Errno::EOPNOTSUPP));
         }
-        let layout = CqLayout::new(entries).filter(|_| entries > 0);
+        let layout = CqLayout::of(entries, self.is_timed).filter(|_| entries > 0);
         let layout = layout.ok_or(Error::Invalid("number of entries"))?;
         let part = self.context.take(layout.entries_bytes())?;
         let request = ResizeCq {
@@ -200,6 +255,7 @@ impl Cq {
             part: Arc::new(part),
             at: 0,
             count: layout.entries,
+            stride: layout.stride(),
         };
         let waited = first.wrapping_sub(ring.consumed);
         if waited > ring.entries.count.min(entries.count) {
@@ -237,6 +293,45 @@ impl Cq {
     /// As [`poll`](Self::poll).
     #[inline]
     pub fn poll_each(&self, most: usize, mut take: impl FnMut(Completion)) -> Result<usize, Errno> {
+        // SAFETY: as `poll_entries` promises: an entry begins with the completion.
+        self.poll_entries(most, |entries, number| unsafe {
+            take(entries.part.read(entries.offset(number)));
+        })
+    }
+
+    /// As [`poll_each`](Self::poll_each), with the time at which each came, by the
+    /// [clock](Context::clock) of the device; zero where it was not [asked](CqInit::is_timed) for.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    #[inline]
+    pub fn poll_timed(
+        &self,
+        most: usize,
+        mut take: impl FnMut(TimedCompletion),
+    ) -> Result<usize, Errno> {
+        if !self.is_timed {
+            return self.poll_each(most, |completion| {
+                take(TimedCompletion {
+                    completion,
+                    ..TimedCompletion::default()
+                });
+            });
+        }
+        // SAFETY: as `poll_entries` promises, in a queue whose entries have times.
+        self.poll_entries(most, |entries, number| unsafe {
+            take(entries.part.read(entries.offset(number)));
+        })
+    }
+
+    /// Calls `take` for each of at most `most` entries: the backend has published it and leaves it
+    /// alone meanwhile, and so do our own threads.
+    #[inline]
+    fn poll_entries(
+        &self,
+        most: usize,
+        mut take: impl FnMut(&Entries, u32),
+    ) -> Result<usize, Errno> {
         if !self.header.is_here() {
             return Err(Errno::ENODEV);
         }
@@ -260,10 +355,9 @@ impl Cq {
             } else {
                 &ring.entries
             };
-            // SAFETY: the acquire load above has seen the backend publish this entry, which it
-            // leaves alone until the consumer word has passed it; the lock keeps our own threads
-            // out.
-            take(unsafe { entries.part.read(entries.offset(number)) });
+            // The acquire load above has seen the backend publish this entry, which it leaves alone
+            // until the consumer word has passed it; the lock keeps our own threads out.
+            take(entries, number);
         }
         let consumed = ring.consumed.wrapping_add(count);
         ring.consume(consumed);
@@ -304,9 +398,17 @@ impl Cq {
             }
             kept = kept.wrapping_sub(1);
             if kept != index {
-                let entries = ring.of(kept);
-                // SAFETY: as above.
-                unsafe { entries.part.write(entries.offset(kept), &completion) };
+                let (from, to) = (ring.of(index), ring.of(kept));
+                let (from, to) = ((from, from.offset(index)), (to, to.offset(kept)));
+                // SAFETY: as above; both entries are as long.
+                unsafe {
+                    if self.is_timed {
+                        let timed: TimedCompletion = from.0.part.read(from.1);
+                        to.0.part.write(to.1, &timed);
+                    } else {
+                        to.0.part.write(to.1, &completion);
+                    }
+                }
             }
         }
         ring.consume(kept);

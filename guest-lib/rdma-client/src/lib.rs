@@ -48,6 +48,7 @@ mod srq;
 mod srq_tests;
 #[cfg(test)]
 mod version_tests;
+mod wall_clock;
 mod work;
 mod xrcd;
 
@@ -55,11 +56,11 @@ pub use address_handle::AddressHandle;
 pub use buffer::{Buffer, Placement};
 pub use channel::Channel;
 pub use context::Context;
-pub use cq::Cq;
+pub use cq::{Cq, CqInit};
 pub use error::Error;
 pub use farlane_abi as abi;
 pub use farlane_abi::Errno;
-pub use farlane_abi::queue::{Completion, SendTail, Sge};
+pub use farlane_abi::queue::{Completion, SendTail, Sge, TimedCompletion};
 pub use farlane_abi::rdma::{
     AllocBuffer, CreateAh, DeviceAttr, DeviceLimits, Gid, PortAttr, QpAttr, SrqAttr, VerbsStubs,
     VerbsVersion,
@@ -72,5 +73,6 @@ pub use pd::Pd;
 pub use qp::{Qp, QpCaps, QpInit};
 pub use send_list::SendList;
 pub use srq::Srq;
+pub use wall_clock::WallClock;
 pub use work::{Payload, RecvQueue, RecvRequest, SendQueue, SendRequest};
 pub use xrcd::Xrcd;

@@ -2,11 +2,12 @@
 
 use crate::loopback::{Rig, read};
 use crate::{
-    Completion, Cq, DeviceLimits, Errno, Mr, MrChange, Payload, Pd, Qp, QpAttr, QpCaps, QpInit,
-    SendRequest, SendTail, Sge, VerbsVersion,
+    Completion, Cq, CqInit, DeviceLimits, Errno, Mr, MrChange, Payload, Pd, Qp, QpAttr, QpCaps,
+    QpInit, SendRequest, SendTail, Sge, TimedCompletion, VerbsVersion,
 };
 use farlane_abi::queue::{
-    CQ_OFF_PRODUCED, OP_FETCH_ADD, OP_RDMA_WRITE, OP_SEND, QP_OFF_ENTRIES, SEND_TAIL, SendEntry,
+    CQ_OFF_ENTRIES, CQ_OFF_PRODUCED, OP_FETCH_ADD, OP_RDMA_WRITE, OP_SEND, QP_OFF_ENTRIES,
+    SEND_TAIL, SendEntry,
 };
 use farlane_abi::rdma::{QP_STATE, QPS_INIT, QPS_RTS};
 use std::sync::atomic::Ordering;
@@ -134,6 +135,71 @@ fn what_a_backend_of_version_1_does_not_have_is_not_supported() {
     // SAFETY: as above.
     let refused = unsafe { mr.reregister(&MrChange::default()) };
     assert_eq!(refused.map_err(|e| e.errno()), Err(Errno::EOPNOTSUPP));
+}
+
+#[test]
+fn a_backend_of_version_2_has_no_times_and_one_vector() {
+    let rig = Rig::of_version(34, 2);
+    rig.context.negotiate().unwrap();
+    assert_eq!(rig.context.comp_vectors().unwrap(), 1);
+    let clock = rig.context.clock().map_err(|e| e.errno());
+    assert_eq!(clock, Err(Errno::EOPNOTSUPP));
+    let create = |comp_vector, is_timed| {
+        let init = CqInit {
+            entries: 4,
+            comp_vector,
+            is_timed,
+            ..CqInit::default()
+        };
+        Cq::create_with(&rig.context, &init).map_err(|e| e.errno())
+    };
+    assert_eq!(create(0, true).unwrap_err(), Errno::EOPNOTSUPP);
+    assert_eq!(create(1, false).unwrap_err(), Errno::EINVAL);
+    create(0, false).unwrap();
+}
+
+#[test]
+fn a_completion_has_its_time_where_that_was_asked_for() {
+    let rig = Rig::of_version(37, 3);
+    rig.context.negotiate().unwrap();
+    for is_timed in [false, true] {
+        let init = CqInit {
+            entries: 4,
+            is_timed,
+            ..CqInit::default()
+        };
+        let cq = Cq::create_with(&rig.context, &init).unwrap();
+        let stride = if is_timed { 40 } else { 32 };
+        for number in 0..4_u64 {
+            let timed = TimedCompletion {
+                completion: Completion {
+                    wr_id: number.into(),
+                    qp_num: u32::try_from(number % 2).unwrap().into(),
+                    ..Completion::default()
+                },
+                time: (100 + number).into(),
+            };
+            let at = CQ_OFF_ENTRIES + usize::try_from(number).unwrap() * stride;
+            // SAFETY: the test plays the backend.
+            unsafe {
+                match is_timed {
+                    true => cq.part().write(at, &timed),
+                    false => cq.part().write(at, &timed.completion),
+                }
+            }
+        }
+        cq.part().word(CQ_OFF_PRODUCED).store(4, Ordering::Release);
+        let mut taken = Vec::new();
+        let mut take = |timed: TimedCompletion| {
+            taken.push((timed.completion.wr_id.get(), timed.time.get()));
+        };
+        assert_eq!(cq.poll_timed(1, &mut take), Ok(1));
+        // What a queue pair that is gone has completed is taken out; the others keep their times.
+        cq.forget(1);
+        assert_eq!(cq.poll_timed(4, &mut take), Ok(1));
+        let time = |number: u64| if is_timed { 100 + number } else { 0 };
+        assert_eq!(taken, [(0, time(0)), (2, time(2))]);
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::sys::*;
 use farlane_abi::Errno;
 use farlane_abi::queue::WC_STATUS_SUCCESS;
 use farlane_abi::width::{at_most, to_u64};
-use farlane_rdma_client::{Completion, Cq};
+use farlane_rdma_client::{Completion, Cq, CqInit, TimedCompletion, WallClock};
 use farlane_sys::sync::lock;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::AtomicBool;
@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Cursor {
     /// One thread is between the two; others wait in `ibv_start_poll`.
     pub(crate) busy: AtomicBool,
-    pub(crate) current: Mutex<Completion>,
+    pub(crate) current: Mutex<TimedCompletion>,
 }
 
 /// What is behind a completion queue, extended or not.
@@ -34,6 +34,8 @@ pub(crate) struct State {
     pub(crate) async_events: Acknowledgements,
     /// The extended interface's place in the queue.
     pub(crate) cursor: Cursor,
+    /// Where its completions have the time of day.
+    wall_clock: Option<WallClock>,
     shared: Arc<ContextState>,
     _domain: Option<Use>,
 }
@@ -48,32 +50,71 @@ pub(crate) unsafe fn state<'a>(cq: *mut ibv_cq) -> &'a State {
     unsafe { CqObject::of(cq.cast()) }
 }
 
-/// Makes a queue, in a parent domain where there is one; `fill` completes its C structure.
+impl State {
+    /// The time of day of a time of the device, where the program has asked for that; else zero.
+    pub(crate) fn time_of_day(&self, device_time: u64) -> u64 {
+        let clock = self.wall_clock.as_ref();
+        clock.map_or(0, |clock| clock.at(&self.shared.context, device_time))
+    }
+}
+
+/// What completions of a queue say of when they came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Times {
+    #[default]
+    None,
+    /// By the device's clock.
+    OfDevice,
+    /// By that, and the time of day.
+    OfDay,
+}
+
+/// A queue as a program asks for it.
+pub(crate) struct Asked {
+    pub(crate) entries: c_int,
+    pub(crate) cq_context: *mut c_void,
+    pub(crate) channel: *mut ibv_comp_channel,
+    pub(crate) comp_vector: c_int,
+    /// The parent domain that it is in, if it is in one.
+    pub(crate) domain: Option<Use>,
+    pub(crate) times: Times,
+}
+
+/// Makes a queue; `fill` completes its C structure.
 pub(crate) unsafe fn make(
     context: *mut ibv_context,
-    entries: u32,
-    cq_context: *mut c_void,
-    channel: *mut ibv_comp_channel,
-    comp_vector: u32,
-    domain: Option<Use>,
+    asked: Asked,
     fill: impl FnOnce(&mut ibv_cq_ex),
 ) -> Result<*mut ibv_cq_ex, Errno> {
+    let Asked {
+        entries,
+        cq_context,
+        channel,
+        comp_vector,
+        domain,
+        times,
+    } = asked;
+    let (Ok(entries), Ok(comp_vector)) = (u32::try_from(entries), u32::try_from(comp_vector))
+    else {
+        return Err(Errno::EINVAL);
+    };
     // SAFETY: by the caller's contract; NULL means no channel.
     let (shared, channel_state) = unsafe {
         let channel_state = (!channel.is_null()).then(|| channel::state(channel));
         (shared(context), channel_state)
     };
-    // SAFETY: by the caller's contract.
-    let vectors = unsafe { (*context).num_comp_vectors };
-    if entries == 0 || c_int::try_from(comp_vector).map_or(true, |vector| vector >= vectors) {
+    if entries == 0 {
         return Err(Errno::EINVAL);
     }
-    let cq = Cq::create(
-        &shared.context,
+    let init = CqInit {
         entries,
-        channel_state.map(|state| &state.channel),
-    )
-    .map_err(|error| error.errno())?;
+        channel: channel_state.map(|state| &state.channel),
+        comp_vector,
+        is_timed: times != Times::None,
+    };
+    let cq = Cq::create_with(&shared.context, &init).map_err(|error| error.errno())?;
+    let wall_clock = (times == Times::OfDay).then(|| WallClock::of(&shared.context));
+    let wall_clock = wall_clock.transpose().map_err(|error| error.errno())?;
     let mut shell = ibv_cq_ex::zeroed();
     shell.context = context;
     shell.channel = channel;
@@ -88,6 +129,7 @@ pub(crate) unsafe fn make(
             events: Acknowledgements::default(),
             async_events: Acknowledgements::default(),
             cursor: Cursor::default(),
+            wall_clock,
             shared: Arc::clone(shared),
             _domain: domain,
         },
@@ -107,11 +149,16 @@ pub unsafe fn create(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
-    let (Ok(entries), Ok(vector)) = (u32::try_from(cqe), u32::try_from(comp_vector)) else {
-        return crate::errno::fail_null(EINVAL);
+    let asked = Asked {
+        entries: cqe,
+        cq_context,
+        channel,
+        comp_vector,
+        domain: None,
+        times: Times::None,
     };
     // SAFETY: by the caller's contract.
-    let made = unsafe { make(context, entries, cq_context, channel, vector, None, |_| ()) };
+    let made = unsafe { make(context, asked, |_| ()) };
     pointer(made.map(|made| made.cast()))
 }
 

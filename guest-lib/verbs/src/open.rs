@@ -9,8 +9,9 @@ use crate::{
     advise, attributes, completion, device, dm, parent_domain, poll_ex, post, queue_pair, srq,
     window, xrcd,
 };
+use farlane_abi::width::at_most;
 use farlane_rdma_client::{Context, SHARE_VARIABLE, allow_sharing};
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::{Arc, Mutex};
 
@@ -53,6 +54,7 @@ pub(crate) fn publish(device: *mut ibv_device, opened: Opened, cmd_fd: RawFd) ->
     verbs.free_dm = Some(dm::free);
     verbs.reg_dm_mr = Some(dm::register);
     verbs.create_cq_ex = Some(poll_ex::create);
+    verbs.query_rt_values = Some(attributes::query_rt_values);
     verbs.create_qp_ex = Some(queue_pair::create_ex);
     verbs.open_qp = Some(queue_pair::open_target);
     verbs.get_srq_num = Some(srq::number);
@@ -68,7 +70,8 @@ pub(crate) fn publish(device: *mut ibv_device, opened: Opened, cmd_fd: RawFd) ->
     // This is not the kernel's RDMA: the file is good for nothing but `ibv_import_device`.
     verbs.context.cmd_fd = cmd_fd;
     verbs.context.async_fd = opened.shared.context.async_fd().as_raw_fd();
-    verbs.context.num_comp_vectors = 1;
+    let vectors = opened.shared.context.comp_vectors();
+    verbs.context.num_comp_vectors = vectors.map_or(1, |count| at_most(count, c_int::MAX));
     let ops = &mut verbs.context.ops;
     ops._compat_query_device = Some(attributes::query_device_op);
     ops._compat_query_port = Some(attributes::query_port_compat_op);

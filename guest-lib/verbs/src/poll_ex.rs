@@ -1,11 +1,12 @@
 //! The extended completion queue: `ibv_create_cq_ex`, `ibv_start_poll` and what follows.
 //!
-//! Fields beyond the standard ones (time stamps, VLAN, flow tags, tag matching) are refused.
+//! Fields beyond the standard ones and time stamps (VLAN, flow tags, tag matching) are refused.
 
-use crate::completion::{self, Cursor, make, work_completion};
+use crate::completion::{self, Asked, Cursor, Times, make, work_completion};
 use crate::errno::{EINVAL, ENOENT, EOPNOTSUPP, fail, fail_null, pointer};
 use crate::memory::domain;
 use crate::sys::*;
+use farlane_abi::width::at_most;
 use farlane_sys::sync::lock;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
@@ -14,6 +15,22 @@ use std::thread;
 /// Creation flags that change nothing here: a queue may have one user or many, and a program that
 /// wants overruns ignored is one that does not let them happen.
 const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+
+/// Fields of a completion that a queue can have.
+const FIELDS: u64 = IBV_WC_STANDARD_FLAGS as u64
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
+    | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+
+/// What a program asks to know of when completions come.
+fn times(fields: u64) -> Times {
+    if fields & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK != 0 {
+        Times::OfDay
+    } else if fields & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP != 0 {
+        Times::OfDevice
+    } else {
+        Times::None
+    }
+}
 
 /// `ibv_create_cq_ex`; `EINVAL` where the domain that it names is no parent domain.
 pub unsafe extern "C" fn create(
@@ -29,7 +46,7 @@ pub unsafe extern "C" fn create(
         0 => 0,
         _ => init.flags,
     };
-    if flags & !FLAGS != 0 || init.wc_flags & !u64::from(IBV_WC_STANDARD_FLAGS) != 0 {
+    if flags & !FLAGS != 0 || init.wc_flags & !FIELDS != 0 {
         return fail_null(EOPNOTSUPP);
     }
     let domain = if init.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD == 0 {
@@ -43,18 +60,16 @@ pub unsafe extern "C" fn create(
             None => return fail_null(EINVAL),
         }
     };
+    let asked = Asked {
+        entries: at_most(init.cqe, c_int::MAX),
+        cq_context: init.cq_context,
+        channel: init.channel,
+        comp_vector: at_most(init.comp_vector, c_int::MAX),
+        domain,
+        times: times(init.wc_flags),
+    };
     // SAFETY: by the caller's contract.
-    pointer(unsafe {
-        make(
-            context,
-            init.cqe,
-            init.cq_context,
-            init.channel,
-            init.comp_vector,
-            domain,
-            fill,
-        )
-    })
+    pointer(unsafe { make(context, asked, fill) })
 }
 
 fn fill(shell: &mut ibv_cq_ex) {
@@ -71,6 +86,8 @@ fn fill(shell: &mut ibv_cq_ex) {
     shell.read_slid = Some(slid);
     shell.read_sl = Some(sl);
     shell.read_dlid_path_bits = Some(dlid_path_bits);
+    shell.read_completion_ts = Some(completion_ts);
+    shell.read_completion_wallclock_ns = Some(completion_wallclock_ns);
 }
 
 unsafe fn cursor<'a>(cq: *mut ibv_cq_ex) -> &'a Cursor {
@@ -83,7 +100,10 @@ unsafe fn advance(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: by the caller's contract.
     let state = unsafe { completion::state(cq.cast()) };
     let mut found = None;
-    match state.cq.poll_each(1, |completion| found = Some(completion)) {
+    match state
+        .cq
+        .poll_timed(1, |completion| found = Some(completion))
+    {
         Ok(_) => {}
         Err(errno) => return fail(errno.raw_os_error()),
     }
@@ -93,8 +113,8 @@ unsafe fn advance(cq: *mut ibv_cq_ex) -> c_int {
     *lock(&state.cursor.current) = found;
     // SAFETY: the two fields belong to the thread between start and end.
     unsafe {
-        (*cq).status = found.status.into();
-        (*cq).wr_id = found.wr_id.get();
+        (*cq).status = found.completion.status.into();
+        (*cq).wr_id = found.completion.wr_id.get();
     }
     0
 }
@@ -131,7 +151,21 @@ unsafe extern "C" fn end(cq: *mut ibv_cq_ex) {
 /// The completion under the cursor.
 unsafe fn current(cq: *mut ibv_cq_ex) -> ibv_wc {
     // SAFETY: by the caller's contract.
-    work_completion(&lock(&unsafe { cursor(cq) }.current))
+    work_completion(&lock(&unsafe { cursor(cq) }.current).completion)
+}
+
+/// When the completion under the cursor came, by the device's clock; zero where the program has not
+/// asked for that when it made the queue.
+unsafe extern "C" fn completion_ts(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: by the caller's contract.
+    lock(&unsafe { cursor(cq) }.current).time.get()
+}
+
+/// The same as the time of day of this process, in nanoseconds since 1970.
+unsafe extern "C" fn completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
+    // SAFETY: by the caller's contract.
+    let (time, state) = unsafe { (completion_ts(cq), completion::state(cq.cast())) };
+    state.time_of_day(time)
 }
 
 macro_rules! readers {

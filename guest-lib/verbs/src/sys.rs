@@ -189,6 +189,11 @@ enumerations! {
         IBV_SEND_INLINE = 8,
         IBV_SEND_IP_CSUM = 16,
     }
+    ibv_create_cq_wc_flags: u64 {
+        IBV_WC_EX_WITH_COMPLETION_TIMESTAMP = 128,
+        IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK = 2048,
+    }
+    ibv_values_mask: u32 { IBV_VALUES_MASK_RAW_CLOCK = 1, }
     ibv_cq_init_attr_mask: c_uint {
         IBV_CQ_INIT_ATTR_MASK_FLAGS = 1,
         IBV_CQ_INIT_ATTR_MASK_PD = 2,
@@ -293,6 +298,10 @@ layouts! { struct:
     }
     ibv_query_device_ex_input {
         comp_mask: u32,
+    }
+    ibv_values_ex {
+        comp_mask: u32,
+        raw_clock: timespec,
     }
     ibv_odp_caps {
         general_caps: u64,
@@ -798,11 +807,12 @@ layouts! { struct:
         read_slid: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
         read_sl: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
         read_dlid_path_bits: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
-        read_completion_ts: Unset,
+        read_completion_ts: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
         read_cvlan: Unset,
         read_flow_tag: Unset,
         read_tm_info: Unset,
-        read_completion_wallclock_ns: Unset,
+        read_completion_wallclock_ns:
+            Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u64>,
     }
     _ibv_device_ops {
         _dummy1:
@@ -983,7 +993,12 @@ layouts! { struct:
         destroy_wq: Unset,
         modify_wq: Unset,
         create_wq: Unset,
-        query_rt_values: Unset,
+        query_rt_values: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                values: *mut ibv_values_ex,
+            ) -> c_int,
+        >,
         create_cq_ex: Option<
             unsafe extern "C" fn(
                 context: *mut ibv_context,

@@ -10,12 +10,24 @@ use crate::objects::CqObject;
 use farlane_abi::Errno;
 use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
 use farlane_abi::queue::CqLayout;
-use farlane_abi::rdma::{CreateCq, EVENT_CQ_ERR, Handle, ResizeCq};
+use farlane_abi::rdma::{CQ_TIMED, CreateCq, CreateCqEx, EVENT_CQ_ERR, Handle, ResizeCq};
 use farlane_sys::sync::lock;
 use std::sync::{Arc, Mutex};
 
 impl CallHost<'_> {
-    pub(super) fn add_cq(&self, args: &CreateCq) -> Result<Handle, Errno> {
+    /// `EINVAL`, too, for a completion vector that there is not, `EOPNOTSUPP` for flags that are
+    /// not known.
+    pub(super) fn add_cq_ex(&self, args: &CreateCqEx) -> Result<Handle, Errno> {
+        if args.flags.get() & !CQ_TIMED != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if args.comp_vector.get() >= self.context.comp_vectors {
+            return Err(Errno::EINVAL);
+        }
+        self.add_cq(&args.base, args.flags.get() & CQ_TIMED != 0)
+    }
+
+    pub(super) fn add_cq(&self, args: &CreateCq, is_timed: bool) -> Result<Handle, Errno> {
         let event = args.event.get();
         if event != 0 && !(EVENT_FIRST_CHANNEL..MAX_EVENTS).contains(&event) {
             return Err(Errno::EINVAL);
@@ -23,7 +35,7 @@ impl CallHost<'_> {
         if args.entries.get() == 0 {
             return Err(Errno::EINVAL);
         }
-        let layout = CqLayout::new(args.entries.get()).ok_or(Errno::EINVAL)?;
+        let layout = CqLayout::of(args.entries.get(), is_timed).ok_or(Errno::EINVAL)?;
         let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
         let part = self.part(args.region, args.offset, layout.segment_bytes())?;
         let notify = (event != 0).then(|| -> Notify {
@@ -41,7 +53,8 @@ impl CallHost<'_> {
             let events = ObjectEvents::new(&asyncs, handle);
             let tell = events.teller();
             let on_overrun = Box::new(move || tell(EVENT_CQ_ERR));
-            let queue = SharedCompletionQueue::new(memory, &layout, notify, on_overrun);
+            let clock = &self.context.clock;
+            let queue = SharedCompletionQueue::new(memory, &layout, clock, notify, on_overrun);
             let queue = Arc::new(queue.map_err(|_| Errno::EINVAL)?);
             let engine = self.context.engine_context.create_cq(CqSpec {
                 sink: Arc::clone(&queue) as _,
@@ -64,12 +77,13 @@ impl CallHost<'_> {
         if args.entries.get() == 0 {
             return Err(Errno::EINVAL);
         }
-        let layout = CqLayout::new(args.entries.get()).ok_or(Errno::EINVAL)?;
         let cq = {
             let objects = self.context.objects();
             let cq = objects.cqs.get(args.cq.get()).ok_or(Errno::EBADF)?;
             Arc::clone(cq)
         };
+        let layout = CqLayout::of(args.entries.get(), cq.queue.is_timed());
+        let layout = layout.ok_or(Errno::EINVAL)?;
         let part = self.part(args.region, args.offset, layout.entries_bytes())?;
         if let Some(turn) = &mut self.turn {
             let carried_out = self.context.carry_out_posted(turn);

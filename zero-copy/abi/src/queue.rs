@@ -151,6 +151,15 @@ pod! {
         /// the low half, the service level in the byte above.
         pub vendor_err: U32,
     }
+
+    /// A completion of a queue whose completions say when they came.
+    pub struct TimedCompletion {
+        /// The completion.
+        pub completion: Completion,
+        /// When it came, by the device's clock: in nanoseconds, since a moment that is the same for
+        /// all contexts of the device.
+        pub time: U64,
+    }
 }
 
 impl SendTail {
@@ -420,15 +429,33 @@ impl SrqLayout {
 pub struct CqLayout {
     /// Entries, a power of two.
     pub entries: u32,
+    /// They are [`TimedCompletion`]s; else [`Completion`]s.
+    pub is_timed: bool,
 }
 
 impl CqLayout {
     /// The layout for at least `entries`, `None` where that is beyond the limit.
     #[must_use]
     pub fn new(entries: u32) -> Option<Self> {
+        Self::of(entries, false)
+    }
+
+    /// The same of entries that have a time or not.
+    #[must_use]
+    pub fn of(entries: u32, is_timed: bool) -> Option<Self> {
         (entries <= MAX_CQ_ENTRIES).then(|| Self {
             entries: entries.max(1).next_power_of_two(),
+            is_timed,
         })
+    }
+
+    /// Bytes from one entry to the next.
+    #[must_use]
+    pub fn stride(&self) -> usize {
+        match self.is_timed {
+            true => size_of::<TimedCompletion>(),
+            false => size_of::<Completion>(),
+        }
     }
 
     /// Bytes that it takes of a segment, a multiple of [`QUEUE_ALIGN`].
@@ -440,7 +467,7 @@ impl CqLayout {
     /// Bytes that its entries take of a segment alone, a multiple of [`QUEUE_ALIGN`].
     #[must_use]
     pub fn entries_bytes(&self) -> u64 {
-        let bytes = self.entries as usize * size_of::<Completion>();
+        let bytes = self.entries as usize * self.stride();
         (bytes as u64).next_multiple_of(QUEUE_ALIGN)
     }
 }

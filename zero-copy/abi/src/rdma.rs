@@ -100,6 +100,12 @@ call_table! {
         /// requests wait than there is room for, or where that is less than the queue's limit;
         /// `EOPNOTSUPP` before version 3.
         35 => fn resize_srq(ResizeSrq) -> U32;
+        /// Creates a completion queue as [`create_cq`](Self::create_cq), with more attributes.
+        /// `EINVAL` for a completion vector that there is not, `EOPNOTSUPP` for flags that are not
+        /// known, and before version 3.
+        36 => fn create_cq_ex(CreateCqEx) -> Handle;
+        /// The device's clock. `EOPNOTSUPP` before version 3.
+        37 => fn query_clock(()) -> DeviceTime;
         /// Opens a domain of extended reliable connections (IBTA annex A14). `EOPNOTSUPP` in
         /// version 1.
         29 => fn open_xrcd(()) -> Handle;
@@ -130,7 +136,8 @@ pub enum VerbsVersion {
     V1 = 1,
     /// Send requests may have a [`SendTail`](crate::queue::SendTail).
     V2 = 2,
-    /// Shared receive queues may be resized; send requests may flush.
+    /// Shared receive queues may be resized; send requests may flush; completions may say when they
+    /// came.
     V3 = 3,
 }
 
@@ -306,6 +313,22 @@ pod! {
         pub entries: U32,
         /// Event index of its completion channel, or zero.
         pub event: U32,
+    }
+
+    /// Creation of a completion queue in version 3.
+    pub struct CreateCqEx {
+        /// As in version 1; its layout is that of the flags.
+        pub base: CreateCq,
+        /// `CQ_*`.
+        pub flags: U32,
+        /// Which of the [completion vectors](DeviceLimits::comp_vectors) its events come by.
+        pub comp_vector: U32,
+    }
+
+    /// The device's clock.
+    pub struct DeviceTime {
+        /// As completions have it: [`TimedCompletion`](crate::queue::TimedCompletion).
+        pub time: U64,
     }
 
     /// Another number of entries of a completion queue.
@@ -497,8 +520,10 @@ pod! {
         pub max_mcast_qp_attach: U32,
         /// Queue pairs of all multicast groups.
         pub max_total_mcast_qp_attach: U32,
+        /// Completion vectors; zero stands for one.
+        pub comp_vectors: U32,
         /// Zero.
-        pub reserved: [U32; 17],
+        pub reserved: [U32; 16],
     }
 
     /// Creation of a queue pair in version 2.
@@ -644,16 +669,17 @@ impl DeviceLimits {
     /// What of them there is in this version.
     #[must_use]
     pub fn of_version(self, version: VerbsVersion) -> Self {
-        let since = match version {
-            VerbsVersion::V1 | VerbsVersion::V2 => (DEVICE_CAPS_OF_V3, ODP_FLUSH),
-            VerbsVersion::V3 => (0, 0),
-        };
-        let (caps, odp) = since;
-        Self {
-            device_cap_flags: (self.device_cap_flags.get() & !caps).into(),
-            odp_rc_caps: (self.odp_rc_caps.get() & !odp).into(),
-            odp_xrc_caps: (self.odp_xrc_caps.get() & !odp).into(),
-            ..self
+        match version {
+            VerbsVersion::V1 | VerbsVersion::V2 => Self {
+                device_cap_flags: (self.device_cap_flags.get() & !DEVICE_CAPS_OF_V3).into(),
+                completion_timestamp_mask: 0.into(),
+                hca_core_clock: 0.into(),
+                odp_rc_caps: (self.odp_rc_caps.get() & !ODP_FLUSH).into(),
+                odp_xrc_caps: (self.odp_xrc_caps.get() & !ODP_FLUSH).into(),
+                comp_vectors: 0.into(),
+                ..self
+            },
+            VerbsVersion::V3 => self,
         }
     }
 }
@@ -748,6 +774,9 @@ numbers! { u32:
     /// Bound once, until its key is invalidated.
     MW_TYPE_2 = 2,
 }
+
+/// `CreateCqEx::flags`: its entries are [`TimedCompletion`](crate::queue::TimedCompletion).
+pub const CQ_TIMED: u32 = 1 << 0;
 
 // Values of `enum ibv_qp_type`.
 numbers! { u32:
@@ -952,6 +981,9 @@ mod tests {
             device_cap_flags: u64::MAX.into(),
             odp_rc_caps: u32::MAX.into(),
             odp_xrc_caps: u32::MAX.into(),
+            completion_timestamp_mask: u64::MAX.into(),
+            hca_core_clock: 1.into(),
+            comp_vectors: 2.into(),
             ..DeviceLimits::default()
         };
         assert_eq!(all.of_version(VerbsVersion::V3), all);
@@ -960,5 +992,8 @@ mod tests {
         assert_eq!(before.device_cap_flags.get(), !later);
         assert_eq!(before.odp_rc_caps.get(), !ODP_FLUSH);
         assert_eq!(before.odp_xrc_caps.get(), !ODP_FLUSH);
+        let clock = [before.completion_timestamp_mask, before.hca_core_clock];
+        assert_eq!(clock.map(U64::get), [0, 0]);
+        assert_eq!(before.comp_vectors.get(), 0);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use farlane_abi::queue::{QpLayout, SEND_TAIL, SendEntry, SendTail};
+use farlane_abi::rdma::{CQ_TIMED, CreateCqEx, ResizeCq};
 
 fn range(min: u32, max: u32) -> VersionRange {
     VersionRange {
@@ -111,6 +112,58 @@ fn a_queue_pair_of_version_2_is_for_those_who_have_settled_it() {
         assert_eq!(extended(&context, srq, xrcd), Err(error));
     }
     extended(&context, 0, 0).unwrap();
+}
+
+#[test]
+fn times_and_vectors_are_for_those_who_have_settled_version_3() {
+    let server = Server::without_workers();
+    let create = |context: &Arc<Context>, entries: u32, flags: u32, comp_vector: u32| {
+        CallHost::new(context).create_cq_ex(CreateCqEx {
+            base: CreateCq {
+                entries: entries.into(),
+                region: 1.into(),
+                ..Default::default()
+            },
+            flags: flags.into(),
+            comp_vector: comp_vector.into(),
+        })
+    };
+    let limits = |context: &Arc<Context>| CallHost::new(context).device_limits(()).unwrap();
+    let context = with_segments(&server, 1);
+    CallHost::new(&context).negotiate(range(1, 2)).unwrap();
+    assert_eq!(create(&context, 4, CQ_TIMED, 0), Err(Errno::EOPNOTSUPP));
+    let refused = CallHost::new(&context).query_clock(());
+    assert_eq!(refused, Err(Errno::EOPNOTSUPP));
+    assert_eq!(limits(&context).completion_timestamp_mask.get(), 0);
+    let context = with_segments(&server, 2);
+    CallHost::new(&context).negotiate(range(1, 3)).unwrap();
+    assert_eq!(limits(&context).completion_timestamp_mask.get(), u64::MAX);
+    assert_eq!(limits(&context).hca_core_clock.get(), 1_000_000);
+    let vectors = limits(&context).comp_vectors.get();
+    for (entries, flags, vector, error) in [
+        (4, CQ_TIMED << 1, 0, Errno::EOPNOTSUPP),
+        (4, u32::MAX, 0, Errno::EOPNOTSUPP),
+        (4, CQ_TIMED, vectors, Errno::EINVAL),
+        (4, 0, u32::MAX, Errno::EINVAL),
+        (0, CQ_TIMED, 0, Errno::EINVAL),
+        // Of a page there is room for 64 with times, and a header takes some.
+        (128, CQ_TIMED, 0, Errno::EINVAL),
+    ] {
+        assert_eq!(create(&context, entries, flags, vector), Err(error));
+    }
+    let cq = create(&context, 64, CQ_TIMED, vectors - 1).unwrap();
+    let mut host = CallHost::new(&context);
+    let clock = host.query_clock(()).unwrap().time.get();
+    assert!(clock <= host.query_clock(()).unwrap().time.get());
+    // As many as a page has room for without times.
+    let resize = |entries: u32| ResizeCq {
+        cq,
+        region: 2.into(),
+        entries: entries.into(),
+        ..Default::default()
+    };
+    assert_eq!(host.resize_cq(resize(128)), Err(Errno::EINVAL));
+    host.resize_cq(resize(64)).unwrap();
 }
 
 #[test]

@@ -17,6 +17,7 @@ use farlane_abi::rdma::{
     XRC_TARGET_TO_RTS,
 };
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
+use farlane_rdma_remoting::DeviceClock;
 use farlane_rdma_remoting::address::{
     AddressVector, AhHandle, Destination, GroupGid, QpNumber, Recipients,
 };
@@ -228,7 +229,13 @@ impl<'a> End<'a> {
         let cq_layout = CqLayout::new(cqes).expect("a small queue");
         let nothing = || Box::new(|| ()) as Box<dyn Fn() + Send + Sync>;
         let cq =
-            SharedCompletionQueue::new(completions.clone(), &cq_layout, Some(nothing()), nothing());
+            SharedCompletionQueue::new(
+                completions.clone(),
+                &cq_layout,
+                &DeviceClock::default(),
+                Some(nothing()),
+                nothing(),
+            );
         let cq = Arc::new(cq.expect("a segment that is long enough"));
         let is_shared = receives_from == Queues::Shared || kind == QPT_XRC_RECV;
         let shared = is_shared.then(|| shared(machine, index));

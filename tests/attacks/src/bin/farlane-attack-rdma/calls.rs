@@ -8,9 +8,9 @@ use farlane_abi::Errno;
 use farlane_abi::arena::CALL_PAYLOAD_BYTES;
 use farlane_abi::queue::QpLayout;
 use farlane_abi::rdma::{
-    AllocBuffer, AllocMw, CreateAh, CreateCq, CreateQp, CreateQpEx, CreateSrq, MR_SOURCE_BUFFER,
-    MW_TYPE_2, McastGroup, ModifyQp, ModifySrq, QPT_RC, RegMr, ReregMr, ResizeCq, ResizeSrq,
-    VERBS_CALLS, VerbsStubs, VersionRange,
+    AllocBuffer, AllocMw, CreateAh, CreateCq, CreateCqEx, CreateQp, CreateQpEx, CreateSrq,
+    MR_SOURCE_BUFFER, MW_TYPE_2, McastGroup, ModifyQp, ModifySrq, QPT_RC, RegMr, ReregMr, ResizeCq,
+    ResizeSrq, VERBS_CALLS, VerbsStubs, VersionRange,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_attacks::Random;
@@ -21,7 +21,7 @@ const GROUP: &str = "calls";
 
 /// Attacks what the backend does with calls.
 pub fn attack(device: &DeviceInfo, witness: &Known, table: &mut Table) -> Result<(), Failure> {
-    let session = Session::open(device)?;
+    let session = Session::open_newest(device)?;
     handles(&session, witness, table)?;
     regions(&session, witness, table)?;
     random_arguments(&session, table)?;
@@ -203,6 +203,25 @@ fn regions(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
         let what = format!("create_cq {what}");
         table.refused(GROUP, &what, outcome.map(drop), bad);
     }
+    for (what, flags, vector, entries) in [
+        ("flags that are none", 2, 0, 4),
+        ("all flags", u32::MAX, 0, 4),
+        ("a vector beyond all", 0, u32::MAX, 4),
+        ("times for which there is no room", 1, 0, 120),
+    ] {
+        let outcome = verbs.create_cq_ex(&CreateCqEx {
+            base: CreateCq {
+                region: short.into(),
+                entries: entries.into(),
+                ..CreateCq::default()
+            },
+            flags: flags.into(),
+            comp_vector: vector.into(),
+        });
+        let what = format!("create_cq_ex with {what}");
+        let wanted = &[Errno::EINVAL, Errno::EOPNOTSUPP];
+        table.refused(GROUP, &what, outcome.map(drop), wanted);
+    }
     for (what, entries, event) in [
         ("no entries", 0, 0),
         ("too many entries", 1 << 30, 0),
@@ -299,10 +318,13 @@ fn random_arguments(session: &Session, table: &mut Table) -> Result<(), Failure>
     let mut random = Random::new(2);
     for &(number, name) in VERBS_CALLS {
         let length = match name {
-            "nop" | "query_device" | "alloc_pd" | "device_limits" | "open_xrcd" => 0,
+            "nop" | "query_device" | "alloc_pd" | "device_limits" | "open_xrcd" | "query_clock" => {
+                0
+            }
             "query_gid" => 8,
             "reg_mr" => size_of::<RegMr>(),
             "create_cq" => size_of::<CreateCq>(),
+            "create_cq_ex" => size_of::<CreateCqEx>(),
             "rereg_mr" => size_of::<ReregMr>(),
             "resize_cq" => size_of::<ResizeCq>(),
             "resize_srq" => size_of::<ResizeSrq>(),
