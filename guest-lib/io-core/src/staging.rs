@@ -109,8 +109,8 @@ impl<'a> Stage<'a> {
         unsafe { provider.copy_out(to, address) }
     }
 
-    /// Waits for the copy that is under way. Where the device cannot be asked (it is being reset, or
-    /// another thread captures a graph), nobody knows when the copy ends.
+    /// Waits for the copy that is under way. Where the device cannot be asked (it is being reset,
+    /// or another thread captures a graph), nobody knows when the copy ends.
     fn finish(&mut self) -> Result<(), Errno> {
         let Some(address) = self.copying.take() else {
             return Ok(());

@@ -35,8 +35,8 @@ const MEMORY_DEVICE: c_uint = 2;
 const REGISTER_PORTABLE: c_uint = 1;
 /// `CU_STREAM_LEGACY`: the stream of `cuMemcpy`.
 const STREAM_LEGACY: usize = 1;
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`: what this thread does has nothing to do with graphs that others
-/// capture.
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: what this thread does has nothing to do with graphs that
+/// others capture.
 const CAPTURE_RELAXED: c_int = 2;
 
 /// Why the driver cannot be used.
@@ -181,8 +181,8 @@ impl Cuda {
     }
 
     /// Runs `copy` with a context current in this thread that reaches the allocation. Where other
-    /// threads capture graphs meanwhile, it neither fails because of that nor spoils them, as far as
-    /// the driver lets it.
+    /// threads capture graphs meanwhile, it neither fails because of that nor spoils them, as far
+    /// as the driver lets it.
     fn with_context(&self, address: usize, copy: impl FnOnce() -> c_int) -> Result<(), Errno> {
         let mut mode = CAPTURE_RELAXED;
         // SAFETY: the driver writes this thread's mode before.
