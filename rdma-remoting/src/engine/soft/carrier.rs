@@ -20,12 +20,15 @@ use super::datagram::{Packet, Undelivered};
 use super::fabric::QpName;
 use super::groups::Walk;
 use super::responder::Arrival;
+use super::target::Target;
 use super::transfer::{Refusal, Transfer};
 use crate::address::GroupGid;
 use crate::engine::Spending;
 use crate::memory::Part;
 use crate::request::SendWqe;
+use farlane_abi::Errno;
 use farlane_zero_copy::RegionError;
+use std::sync::Arc;
 
 /// Finds those who receive.
 pub trait Carrier: Send + 'static {
@@ -33,10 +36,23 @@ pub trait Carrier: Send + 'static {
     type Peer: Peer;
     /// The queue pair of this name.
     fn find(&self, name: QpName) -> Option<Self::Peer>;
+    /// The queue pair that this carries for receives what is sent to a group from now on, wherever
+    /// that was sent: where other hosts have to know, they are told. Twice is as once.
+    ///
+    /// # Errors
+    /// `ENOMEM` where it has as many memberships as it may have.
+    fn attach(&self, group: GroupGid, member: &Arc<Target>) -> Result<(), Errno>;
+    /// Ends that. Returns whether it was in the group.
+    fn detach(&self, group: GroupGid, member: &Target) -> bool;
+    /// Ends that of all groups that it is in.
+    fn forget(&self, member: &Target);
     /// Those who are in a group now.
     fn walk(&self) -> Walk;
     /// The next member of a group on a walk, and the walk behind it.
     fn next_member(&self, group: GroupGid, walk: Walk) -> Option<(Self::Peer, Walk)>;
+    /// A retry timer has ended: what was sent of the message at hand has had no answer in time, or
+    /// the receiver that had no request for it may have one now. It is sent again next.
+    fn timer_ended(&mut self);
 }
 
 /// The queue pair at the other end.

@@ -15,6 +15,7 @@ use crate::counters::Counters;
 use crate::engine::Spending;
 use crate::memory::Part;
 use crate::request::SendWqe;
+use farlane_abi::Errno;
 use farlane_zero_copy::RegionError;
 use std::sync::{Arc, MutexGuard, Weak};
 
@@ -28,6 +29,18 @@ impl Carrier for LocalCopy {
         self.0.find(name)
     }
 
+    fn attach(&self, group: GroupGid, member: &Arc<Target>) -> Result<(), Errno> {
+        self.0.groups.attach(group, member)
+    }
+
+    fn detach(&self, group: GroupGid, member: &Target) -> bool {
+        self.0.groups.detach(group, member)
+    }
+
+    fn forget(&self, member: &Target) {
+        self.0.groups.forget(member);
+    }
+
     fn walk(&self) -> Walk {
         self.0.groups.walk()
     }
@@ -35,6 +48,9 @@ impl Carrier for LocalCopy {
     fn next_member(&self, group: GroupGid, walk: Walk) -> Option<(Arc<Target>, Walk)> {
         self.0.groups.next(group, walk)
     }
+
+    /// A message is looked for a receiver anew each time.
+    fn timer_ended(&mut self) {}
 }
 
 impl Peer for Arc<Target> {

@@ -202,11 +202,11 @@ impl<C: Carrier> EngineQp for SoftQp<C> {
         if self.common().transport != Transport::Datagram {
             return Err(Errno::EINVAL);
         }
-        self.fabric.groups.attach(group, &self.target)
+        self.requester().carrier().attach(group, &self.target)
     }
 
     fn detach(&self, group: GroupGid) -> Result<(), Errno> {
-        let was_attached = self.fabric.groups.detach(group, &self.target);
+        let was_attached = self.requester().carrier().detach(group, &self.target);
         was_attached.then_some(()).ok_or(Errno::EINVAL)
     }
 
@@ -256,8 +256,8 @@ impl<C: Carrier> EngineQp for SoftQp<C> {
     fn destroy(&self) {
         let common = self.common();
         self.fabric.remove(common.address, common.number);
-        self.fabric.groups.forget(&self.target);
         let mut requester = self.requester();
+        requester.carrier().forget(&self.target);
         let mut responder = self.target.responder();
         self.common().state.set(State::Reset);
         requester.reset();

@@ -128,6 +128,11 @@ impl<C: Carrier> Requester<C> {
         self.paused = paused;
     }
 
+    /// What its messages go by.
+    pub fn carrier(&self) -> &C {
+        &self.carrier
+    }
+
     /// Back to the state of a new queue pair.
     pub fn reset(&mut self) {
         self.source.discard();

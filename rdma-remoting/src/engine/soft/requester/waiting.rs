@@ -76,6 +76,7 @@ impl<C: Carrier> Requester<C> {
         }
         let until = now + delay;
         active.waiting = Some((wait, Some(until)));
+        self.carrier.timer_ended();
         Ok(Some(until))
     }
 }

@@ -23,9 +23,10 @@ use farlane_abi::rdma::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QPT_UC,
     QPT_UD, UC_TO_RTR, UC_TO_RTS, UD_TO_INIT, UD_TO_RTR, UD_TO_RTS,
 };
+use farlane_sys::sync::lock;
 use farlane_zero_copy::{Pool, Region, RegionError, copy_from_slice, copy_to_slice};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{MutexGuard, Weak};
+use std::sync::{Mutex, MutexGuard, Weak};
 
 const BYTES: u64 = 64 << 10;
 /// Bytes of a long message, which takes several turns.
@@ -40,6 +41,16 @@ const QKEY: u32 = 7;
 struct Wire {
     fabric: Arc<Fabric>,
     losses: Arc<AtomicU32>,
+    told: Arc<Mutex<Told>>,
+}
+
+/// What a carrier has been told of a queue pair.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Told {
+    /// Groups that it is in.
+    groups: Vec<GroupGid>,
+    /// Retry timers that have ended.
+    timers: u32,
 }
 
 /// A queue pair behind the wire.
@@ -55,6 +66,26 @@ impl Carrier for Wire {
         let losses = Arc::clone(&self.losses);
         let target = self.fabric.find(name)?;
         Some(Far { target, losses })
+    }
+
+    fn attach(&self, group: GroupGid, member: &Arc<Target>) -> Result<(), Errno> {
+        self.fabric.groups.attach(group, member)?;
+        lock(&self.told).groups.push(group);
+        Ok(())
+    }
+
+    fn detach(&self, group: GroupGid, member: &Target) -> bool {
+        lock(&self.told).groups.retain(|other| *other != group);
+        self.fabric.groups.detach(group, member)
+    }
+
+    fn forget(&self, member: &Target) {
+        lock(&self.told).groups.clear();
+        self.fabric.groups.forget(member);
+    }
+
+    fn timer_ended(&mut self) {
+        lock(&self.told).timers += 1;
     }
 
     fn walk(&self) -> Walk {
@@ -231,6 +262,10 @@ trait Made: Carrier {
     /// Whether it can lose messages.
     const LOSES: bool;
     fn made(fabric: &Arc<Fabric>, losses: &Arc<AtomicU32>) -> Self;
+    /// What it has been told.
+    fn told(&self) -> Arc<Mutex<Told>> {
+        Arc::default()
+    }
 }
 
 impl Made for LocalCopy {
@@ -246,7 +281,12 @@ impl Made for Wire {
         Self {
             fabric: Arc::clone(fabric),
             losses: Arc::clone(losses),
+            told: Arc::default(),
         }
+    }
+
+    fn told(&self) -> Arc<Mutex<Told>> {
+        Arc::clone(&self.told)
     }
 }
 
@@ -258,6 +298,7 @@ struct Side<C: Carrier> {
     cq: Arc<LocalCompletionQueue>,
     region: Region,
     key: MemoryKey,
+    told: Arc<Mutex<Told>>,
 }
 
 impl<C: Carrier> Drop for Side<C> {
@@ -299,6 +340,7 @@ impl<C: Made> Side<C> {
         };
         let transport = Transport::from_wire(kind).unwrap();
         let carrier = C::made(fabric, losses);
+        let told = carrier.told();
         Self {
             qp: SoftQp::over(carrier, &owner, spec, transport, fabric, MAX_QUEUE_PAIRS).unwrap(),
             sends,
@@ -306,6 +348,7 @@ impl<C: Made> Side<C> {
             cq,
             region,
             key: registered.unwrap(),
+            told,
         }
     }
 
@@ -477,6 +520,28 @@ fn a_reliable_connection_gives_up_where_a_carrier_loses_all() {
     pair.losses.store(u32::MAX, Ordering::Relaxed);
     let done = pair.carry_out(pair.request(Opcode::Write, LONG, 0));
     assert_eq!(done.status, WC_STATUS_RETRY_EXC_ERR);
+    // Before each of the three retries.
+    assert_eq!(lock(&pair.a.told).timers, 3);
+}
+
+#[test]
+fn a_carrier_is_told_of_the_groups_that_a_queue_pair_is_in() {
+    let pair = Pair::<Wire>::new(QPT_UD);
+    let groups = [1, 2, 3].map(|last| {
+        let mut gid = [0xff; 16];
+        gid[15] = last;
+        GroupGid::new(gid).unwrap()
+    });
+    let told = || lock(&pair.a.told).groups.clone();
+    for group in groups {
+        pair.a.qp.attach(group).unwrap();
+    }
+    assert_eq!(told(), groups);
+    pair.a.qp.detach(groups[1]).unwrap();
+    assert_eq!(told(), [groups[0], groups[2]]);
+    assert!(pair.a.qp.detach(groups[1]).is_err());
+    pair.a.qp.destroy();
+    assert_eq!(told(), []);
 }
 
 fn a_refusal_reaches_the_requester<C: Made>() {
