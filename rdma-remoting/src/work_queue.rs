@@ -37,8 +37,9 @@ pub enum QueueError {
 
 /// Where work requests come from.
 ///
-/// A request is *taken*, carried out, and then *retired*, in order. The engine takes no request
-/// before the one in front of it is retired; a receive request it retires at once.
+/// A request is *taken*, carried out, and then *retired*, in order. Where others carry it out, the
+/// engine takes some before the ones in front of them are retired; a receive request it retires at
+/// once.
 pub trait WorkSource<W>: Send {
     /// Takes the next request into `into`; false when there is none.
     ///

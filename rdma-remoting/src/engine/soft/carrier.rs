@@ -9,6 +9,13 @@
 //!   [`Session`];
 //! * what a responder moves the bytes of a message by: [`Payload`].
 //!
+//! Where a session has the peer's answer at once, a requester has one message under way. Where it
+//! sends, and answers come later ([`Carrier::next_answer`]), it has a window of them
+//! ([`Carrier::IN_FLIGHT`]): it numbers its messages, the responder takes them in order
+//! ([`Responder::receive`](super::responder::Responder::receive)), and what is lost is sent again
+//! from there on. So a carrier may lose fragments and answers, double them, and have them come in
+//! another order.
+//!
 //! [`LocalCopy`](super::local_copy::LocalCopy) has both ends in one address space: a session is the
 //! responder's lock, and a payload the memory that the request names. Where the ends are on two
 //! hosts, the session is what goes out and the answers that have come, and whoever takes messages
@@ -19,11 +26,12 @@ use super::common::{Life, QpCommon};
 use super::datagram::{Packet, Undelivered};
 use super::fabric::QpName;
 use super::groups::Walk;
-use super::responder::Arrival;
+use super::responder::{Arrival, Nak};
 use super::target::Target;
 use super::transfer::{Refusal, Transfer};
+use super::transport::Transport;
 use crate::address::GroupGid;
-use crate::engine::Spending;
+use crate::engine::{PortAddress, QpNumber, Spending};
 use crate::memory::Part;
 use crate::request::SendWqe;
 use farlane_abi::Errno;
@@ -34,6 +42,10 @@ use std::sync::Arc;
 pub trait Carrier: Send + 'static {
     /// A queue pair that has been found.
     type Peer: Peer;
+    /// Bytes that have come back.
+    type Data: AsRef<[u8]>;
+    /// Messages over a connection that may be without an answer; zero where their sessions answer.
+    const IN_FLIGHT: usize;
     /// The queue pair of this name.
     fn find(&self, name: QpName) -> Option<Self::Peer>;
     /// The queue pair that this carries for receives what is sent to a group from now on, wherever
@@ -50,6 +62,11 @@ pub trait Carrier: Send + 'static {
     fn walk(&self) -> Walk;
     /// The next member of a group on a walk, and the walk behind it.
     fn next_member(&self, group: GroupGid, walk: Walk) -> Option<(Self::Peer, Walk)>;
+    /// The next answer that has come to the queue pair that this carries for. Whose arrival has it
+    /// scheduled.
+    fn next_answer(&mut self) -> Option<Reply<Self::Data>>;
+    /// Whether there is one.
+    fn has_answer(&self) -> bool;
     /// A retry timer has ended: what was sent of the message at hand has had no answer in time, or
     /// the receiver that had no request for it may have one now. It is sent again next.
     fn timer_ended(&mut self);
@@ -75,19 +92,19 @@ pub trait Peer: Sized {
 /// peer waits.
 pub trait Session {
     /// Whether the peer answers.
-    fn answers(&self, from: &Sender<'_>) -> bool;
+    fn answers(&self, from: &Sender) -> bool;
     /// Whether it has a receive request.
     fn can_receive(&self) -> bool;
-    /// The life in which it has answered.
-    fn life(&self) -> Life;
-    /// Moves bytes of the message within a budget. Returns whether all have arrived. Without an
-    /// answer the requester comes again when it is scheduled, or its timer is over.
+    /// The life in which it has answered; none where it only sends.
+    fn life(&self) -> Option<Life>;
+    /// Moves bytes of the message within a budget. Without an answer the requester comes again when
+    /// it is scheduled, or its timer is over.
     fn go_on(
         &mut self,
         message: &Message<'_>,
         transfer: &mut Transfer,
         budget: &mut Spending,
-    ) -> Result<bool, Refusal>;
+    ) -> Result<Reached, Refusal>;
     /// Has it receive a datagram.
     fn deliver(&mut self, packet: &Packet<'_>) -> Result<(), Undelivered>;
     /// The requester waits for a receive request.
@@ -98,8 +115,11 @@ pub trait Session {
 }
 
 /// What a requester says of itself to the one that it is connected to.
-pub struct Sender<'a> {
-    pub qp: &'a QpCommon,
+#[derive(Clone, Copy, Debug)]
+pub struct Sender {
+    pub number: QpNumber,
+    pub address: PortAddress,
+    pub transport: Transport,
     pub life: Life,
     /// The life of the responder that the connection is with, once it has carried a message.
     pub started: Option<Life>,
@@ -109,9 +129,98 @@ pub struct Sender<'a> {
     pub is_under_way: bool,
 }
 
+impl Sender {
+    /// Whether it is the one that this names.
+    pub fn is_named_by(&self, name: QpName) -> bool {
+        name.number == self.number && self.address.is_named_by(name.destination)
+    }
+}
+
+/// How far a message has come.
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "the carrier of today answers at once")
+)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// There is more of it to move.
+    Part,
+    /// All of it is on its way; an answer says whether it has arrived, where there are answers.
+    Sent,
+    /// All of it has arrived.
+    Arrived,
+}
+
+/// Number of a message of a connection: how many there were before it, in this life of its
+/// requester.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sequence(pub u64);
+
+/// A place in what a requester sends over a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    pub message: Sequence,
+    /// Bytes of that message before it.
+    pub offset: u64,
+}
+
+impl Position {
+    /// The beginning of a message.
+    pub fn of(message: Sequence) -> Self {
+        Self { message, offset: 0 }
+    }
+
+    /// The place behind so many bytes of a message of `length`.
+    pub fn behind(message: Sequence, offset: u64, length: u32) -> Self {
+        match offset < length.into() {
+            true => Self { message, offset },
+            false => Self::of(Sequence(message.0 + 1)),
+        }
+    }
+}
+
+/// How far a responder has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acknowledgement {
+    /// It has carried out what lies before this place.
+    Arrived(Position),
+    /// So it has, and has got something that lies behind what it has not got.
+    Missing(Position),
+    /// It has carried out the messages before this one, and refuses this one.
+    Refused(Sequence, Nak),
+}
+
+/// What comes back.
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "the carrier of today answers at once")
+)]
+#[derive(Clone, Copy, Debug)]
+pub enum Answer<D> {
+    Acknowledgement(Acknowledgement),
+    /// Bytes that a message has fetched, from this place on.
+    Data(Position, D),
+}
+
+/// An answer, and whose it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Reply<D> {
+    /// The life of the requester that it answers.
+    pub to: Life,
+    /// The life of the responder.
+    pub from: Life,
+    pub answer: Answer<D>,
+}
+
 /// A request over a connection.
 pub struct Message<'a> {
-    pub from: &'a Sender<'a>,
+    pub from: &'a Sender,
+    /// Its number, where messages have one.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "the carrier of today answers at once")
+    )]
+    pub sequence: Sequence,
     pub request: &'a SendWqe,
     /// Memory of the requester that the request names.
     pub parts: &'a [Part],
@@ -124,7 +233,7 @@ pub enum Failed {
     Responder(RegionError),
 }
 
-/// The bytes of a message, as the responder moves them.
+/// The bytes of a message, as the responder moves them; of a fragment those that it has of it.
 pub trait Payload {
     /// Moves bytes of a send or a write, from its byte `offset` on, to memory of the responder,
     /// where the message begins behind `header` bytes.

@@ -1,7 +1,6 @@
 //! What both halves of a queue pair go by.
 
 use super::attributes::State;
-use super::fabric::QpName;
 use super::transport::Transport;
 use super::waits::{Receiver, Requesting};
 use crate::completion_queue::CompletionSink;
@@ -96,11 +95,6 @@ impl SharedState {
 }
 
 impl QpCommon {
-    /// Whether it is the one that this names.
-    pub fn is_named_by(&self, name: QpName) -> bool {
-        name.number == self.number && self.address.is_named_by(name.destination)
-    }
-
     /// Whether its port takes datagrams of the port with this GID, and may send it some.
     pub fn admits(&self, gid: &RawGid) -> bool {
         let admission = self.admission.as_ref();

@@ -1,7 +1,7 @@
 //! The carrier between queue pairs of one address space: a message is copied once, from the memory
 //! that the requester names to the memory that the responder names.
 
-use super::carrier::{Carrier, Failed, Message, Payload, Peer, Sender, Session};
+use super::carrier::{Carrier, Failed, Message, Payload, Peer, Reached, Reply, Sender, Session};
 use super::common::{Life, QpCommon};
 use super::datagram::{Packet, Undelivered};
 use super::fabric::{Fabric, QpName};
@@ -24,6 +24,8 @@ pub struct LocalCopy(pub Arc<Fabric>);
 
 impl Carrier for LocalCopy {
     type Peer = Arc<Target>;
+    type Data = [u8; 0];
+    const IN_FLIGHT: usize = 0;
 
     fn find(&self, name: QpName) -> Option<Arc<Target>> {
         self.0.find(name)
@@ -47,6 +49,14 @@ impl Carrier for LocalCopy {
 
     fn next_member(&self, group: GroupGid, walk: Walk) -> Option<(Arc<Target>, Walk)> {
         self.0.groups.next(group, walk)
+    }
+
+    fn next_answer(&mut self) -> Option<Reply<[u8; 0]>> {
+        None
+    }
+
+    fn has_answer(&self) -> bool {
+        false
     }
 
     /// A message is looked for a receiver anew each time.
@@ -87,7 +97,7 @@ pub struct Locked<'p> {
 }
 
 impl Session for Locked<'_> {
-    fn answers(&self, from: &Sender<'_>) -> bool {
+    fn answers(&self, from: &Sender) -> bool {
         self.responder.answers(self.qp, from)
     }
 
@@ -95,8 +105,8 @@ impl Session for Locked<'_> {
         self.responder.can_receive()
     }
 
-    fn life(&self) -> Life {
-        self.responder.life()
+    fn life(&self) -> Option<Life> {
+        Some(self.responder.life())
     }
 
     fn go_on(
@@ -104,7 +114,7 @@ impl Session for Locked<'_> {
         message: &Message<'_>,
         transfer: &mut Transfer,
         budget: &mut Spending,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<Reached, Refusal> {
         let mut incoming = Incoming {
             from: message.from,
             request: message.request,
@@ -112,7 +122,10 @@ impl Session for Locked<'_> {
             qp: self.qp,
             responder: &mut self.responder,
         };
-        incoming.go_on(transfer, budget)
+        Ok(match incoming.go_on(transfer, budget)? {
+            true => Reached::Arrived,
+            false => Reached::Part,
+        })
     }
 
     fn deliver(&mut self, packet: &Packet<'_>) -> Result<(), Undelivered> {

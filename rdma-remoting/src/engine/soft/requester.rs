@@ -3,6 +3,7 @@
 mod connections;
 mod datagrams;
 mod waiting;
+mod window;
 
 use super::attributes::State;
 use super::carrier::{Carrier, Peer};
@@ -28,6 +29,7 @@ use farlane_zero_copy::topology::Node;
 use std::sync::Arc;
 use std::time::Instant;
 use waiting::Wait;
+use window::Window;
 
 /// What a step of the request at hand came to.
 enum Step {
@@ -43,6 +45,18 @@ enum Step {
     Dropped,
     /// Failed with this status.
     Failed(u8),
+}
+
+/// What came of taking a request.
+enum Taken {
+    /// There is none.
+    Nothing,
+    /// It has begun.
+    Begun,
+    /// It fails with this status.
+    Failed(u8),
+    /// The queue makes no sense.
+    GivenUp,
 }
 
 /// The request at hand.
@@ -76,6 +90,8 @@ pub struct Requester<C: Carrier> {
     request: SendWqe,
     parts: Vec<Part>,
     active: Option<Active>,
+    /// Those that are on their way, where answers come later.
+    window: Window,
     /// Whom it is connected to.
     peer_name: Option<QpName>,
     /// Found once. Does not keep the peer alive, and with it the memory of its VM.
@@ -105,6 +121,7 @@ impl<C: Carrier> Requester<C> {
             request: SendWqe::default(),
             parts: Vec::new(),
             active: None,
+            window: Window::default(),
             peer_name: None,
             peer: Default::default(),
             life: Life::begin(),
@@ -138,6 +155,7 @@ impl<C: Carrier> Requester<C> {
         self.source.discard();
         self.parts.clear();
         self.active = None;
+        self.window.clear();
         self.peer_name = None;
         self.peer = Default::default();
         self.life = Life::begin();
@@ -148,17 +166,25 @@ impl<C: Carrier> Requester<C> {
     }
 
     pub fn is_active(&self) -> bool {
-        self.active.is_some()
+        self.active.is_some() || !self.window.is_empty()
     }
 
     pub fn has_work(&self) -> bool {
-        !self.dead && (self.active.is_some() || self.source.is_ready())
+        !self.dead && (self.is_active() || self.source.is_ready())
+    }
+
+    /// Whether several of its requests are on their way at once.
+    fn has_window(qp: &QpCommon) -> bool {
+        C::IN_FLIGHT > 0 && qp.transport.is_acknowledged()
     }
 
     /// Whether a turn would get further without a timer.
     pub fn is_ready(&self, qp: &QpCommon, draining: bool) -> bool {
         if self.dead || self.paused {
             return false;
+        }
+        if Self::has_window(qp) {
+            return self.is_ready_in_window(qp, draining);
         }
         match &self.active {
             None => !draining && self.source.is_ready(),
@@ -173,6 +199,9 @@ impl<C: Carrier> Requester<C> {
     /// Carries out what is queued, within the budget of a turn. While draining no new request is
     /// begun.
     pub fn run(&mut self, qp: &QpCommon, turn: Turn, draining: bool) -> Progress {
+        if Self::has_window(qp) {
+            return self.run_window(qp, turn, draining);
+        }
         let mut progress = Progress::default();
         let mut budget = turn.budget.spend_until(turn.until);
         // What it has done to a responder may have ended it: its own, or that of a peer that has
@@ -187,13 +216,19 @@ impl<C: Carrier> Requester<C> {
                     progress.more = self.source.is_ready();
                     break;
                 }
-                let Some(begun) = self.take(qp) else {
+                let taken = self.take(qp);
+                if matches!(taken, Taken::Nothing) {
                     break;
-                };
+                }
                 budget.begin();
                 progress.worked = true;
-                if !begun {
-                    break;
+                match taken {
+                    Taken::Begun => {}
+                    Taken::Failed(status) => {
+                        self.fail(qp, status);
+                        break;
+                    }
+                    Taken::Nothing | Taken::GivenUp => break,
                 }
             }
             let is_over = |active: &Active| active.is_over(&budget);
@@ -237,27 +272,25 @@ impl<C: Carrier> Requester<C> {
         progress
     }
 
-    /// Takes the next request and begins it; none is there, or it has failed.
-    fn take(&mut self, qp: &QpCommon) -> Option<bool> {
+    /// Takes the next request and begins it.
+    fn take(&mut self, qp: &QpCommon) -> Taken {
         match self.source.take(&mut self.request) {
             Ok(true) => {}
-            Ok(false) => return None,
+            Ok(false) => return Taken::Nothing,
             Err(QueueError::Request(e)) => {
                 log::debug!("{}: bad send request: {e}", qp.number);
-                self.fail(qp, WC_STATUS_LOC_QP_OP_ERR);
-                return Some(false);
+                return Taken::Failed(WC_STATUS_LOC_QP_OP_ERR);
             }
             Err(e) => {
                 warn_limited!(qp.limit, "{}: send queue given up: {e}", qp.number);
                 self.die(qp);
-                return Some(false);
+                return Taken::GivenUp;
             }
         }
-        let begun = self.begin(qp);
-        if let Err(status) = begun {
-            self.fail(qp, status);
+        match self.begin(qp) {
+            Ok(()) => Taken::Begun,
+            Err(status) => Taken::Failed(status),
         }
-        Some(begun.is_ok())
     }
 
     fn tell_drained(&mut self, qp: &QpCommon) {
@@ -402,6 +435,7 @@ impl<C: Carrier> Requester<C> {
     fn die(&mut self, qp: &QpCommon) {
         self.dead = true;
         self.active = None;
+        self.window.clear();
         self.parts.clear();
         if qp.enter_error() {
             (qp.events)(EVENT_QP_FATAL);
@@ -412,6 +446,10 @@ impl<C: Carrier> Requester<C> {
     pub fn flush(&mut self, qp: &QpCommon, most: u32) -> u32 {
         let mut count = 0;
         while count < most && !self.dead {
+            if self.flush_first(qp, WC_STATUS_WR_FLUSH_ERR) {
+                count += 1;
+                continue;
+            }
             if self.active.is_none() {
                 match self.source.take(&mut self.request) {
                     Ok(true) | Err(QueueError::Request(_)) => {}

@@ -4,12 +4,13 @@ use super::attributes::State;
 use super::carrier::Sender;
 use super::common::{Life, QpCommon};
 use super::fabric::QpName;
+use super::inbound::Inbound;
 use super::objects::Receives;
 use super::waits::Place;
 use crate::completion_queue::CompletionSink as _;
 use crate::engine::QpNumber;
 use crate::memory::{Access, MemoryTable, Part, PdHandle, Use};
-use crate::request::{Flush, MemoryKey, RecvWqe, Target, WqeError};
+use crate::request::{Flush, MemoryKey, Opcode, RecvWqe, SendWqe, Target, WqeError};
 use crate::shared_receive_queue::SharedReceives;
 use crate::work_queue::QueueError;
 use crate::xrc::XrcReceives;
@@ -56,6 +57,27 @@ pub struct Arrival {
     pub route: u32,
 }
 
+impl Arrival {
+    /// That of a request over a connection, of `length` bytes; none where it consumes no receive
+    /// request.
+    pub fn of(request: &SendWqe, from: QpNumber, length: u32) -> Option<Self> {
+        let opcode = request.opcode;
+        opcode.consumes_receive().then(|| Self {
+            from,
+            length,
+            word: match opcode {
+                Opcode::SendInvalidate(key) => Word::Invalidated(key),
+                _ if opcode.has_immediate() => Word::Immediate(request.immediate),
+                _ => Word::None,
+            },
+            by_write: opcode == Opcode::WriteImm,
+            solicited: request.solicited,
+            flags: 0,
+            route: 0,
+        })
+    }
+}
+
 /// What the completion of a receive request says besides.
 #[derive(Clone, Copy, Debug)]
 pub enum Word {
@@ -96,7 +118,7 @@ pub struct Responder {
     /// It was told that no shared receive request is with it any more.
     told_last: bool,
     /// Of those of its domain the one that the message under way names.
-    named: Option<Arc<XrcReceives>>,
+    pub(super) named: Option<Arc<XrcReceives>>,
     /// In whose list of a shared receive queue it may be.
     awaits: Option<Arc<Place>>,
     life: Life,
@@ -107,7 +129,9 @@ pub struct Responder {
     heard: Option<Life>,
     /// Paused: no message of the peer is answered.
     paused: bool,
-    attr: QpAttr,
+    pub(super) attr: QpAttr,
+    /// Where it is in what its peer sends, where that numbers its messages.
+    pub(super) inbound: Inbound,
 }
 
 impl Responder {
@@ -126,6 +150,7 @@ impl Responder {
             heard: None,
             paused: false,
             attr: QpAttr::default(),
+            inbound: Inbound::default(),
         }
     }
 
@@ -150,6 +175,7 @@ impl Responder {
         self.peer_name = None;
         self.heard = None;
         self.life = Life::begin();
+        self.inbound = Inbound::default();
         self.attr = QpAttr::default();
     }
 
@@ -160,25 +186,26 @@ impl Responder {
     /// Whether it answers the message at hand of a requester: one that was reset since the last
     /// message, or has succeeded another one, expects another sequence number. An unreliable one
     /// takes any first packet, but does not go on with a message whose beginning it does not have.
-    pub fn answers(&self, qp: &QpCommon, from: &Sender<'_>) -> bool {
+    pub fn answers(&self, qp: &QpCommon, from: &Sender) -> bool {
         let expected = match from.started {
-            Some(life) if from.qp.transport.is_acknowledged() => self.life == life,
+            Some(life) if from.transport.is_acknowledged() => self.life == life,
             Some(life) => !from.is_under_way || self.life == life,
-            None if from.qp.transport.is_acknowledged() => self.attr.rq_psn.get() == from.psn,
+            None if from.transport.is_acknowledged() => self.attr.rq_psn.get() == from.psn,
             None => true,
         };
-        qp.transport == from.qp.transport.peer()
+        qp.transport == from.transport.peer()
             && qp.state().responds()
-            && self.is_connected_to(from.qp, from.life)
+            && self.is_connected_to(from)
             && expected
     }
 
     /// Whether it is connected to that peer, and answers it: a reliable one in this life of its
     /// requester, an unreliable one whose message begins anew in any (IBTA 9.8.2.2).
-    fn is_connected_to(&self, peer: &QpCommon, life: Life) -> bool {
+    fn is_connected_to(&self, peer: &Sender) -> bool {
         !self.paused
             && self.peer_name.is_some_and(|name| peer.is_named_by(name))
-            && (!peer.transport.is_acknowledged() || self.heard.is_none_or(|heard| heard == life))
+            && (!peer.transport.is_acknowledged()
+                || self.heard.is_none_or(|heard| heard == peer.life))
     }
 
     /// Whether datagrams that have this Q_Key are for it.

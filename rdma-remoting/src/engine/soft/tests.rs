@@ -19,6 +19,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 mod carriers;
+mod in_flight;
 mod waiting;
 
 struct End {

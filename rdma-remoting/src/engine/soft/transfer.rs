@@ -73,7 +73,7 @@ impl Transfer {
 
 /// A message, and who receives it.
 pub struct Incoming<'a, P> {
-    pub from: &'a Sender<'a>,
+    pub from: &'a Sender,
     pub request: &'a SendWqe,
     pub payload: P,
     pub qp: &'a QpCommon,

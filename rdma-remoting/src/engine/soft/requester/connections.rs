@@ -1,8 +1,8 @@
 //! Requests over a connection, and those of the requester's side alone.
 
-use super::super::carrier::{Carrier, Message, Peer as _, Sender, Session as _};
+use super::super::carrier::{Carrier, Message, Peer as _, Reached, Sender, Sequence, Session as _};
 use super::super::common::QpCommon;
-use super::super::responder::{Arrival, Nak, Word};
+use super::super::responder::{Arrival, Nak};
 use super::super::transfer::{Refusal, Transfer};
 use super::waiting::Wait;
 use super::{Active, Requester, Step};
@@ -14,10 +14,12 @@ use farlane_zero_copy::topology::Node;
 
 impl<C: Carrier> Requester<C> {
     /// What it says of itself with the message at hand.
-    fn sender<'a>(&self, qp: &'a QpCommon) -> Sender<'a> {
+    pub(super) fn sender(&self, qp: &QpCommon) -> Sender {
         let is_under_way = |active: &Active| active.transfer.done > 0;
         Sender {
-            qp,
+            number: qp.number,
+            address: qp.address,
+            transport: qp.transport,
             life: self.life,
             started: self.started,
             psn: self.attr.sq_psn.get(),
@@ -40,12 +42,12 @@ impl<C: Carrier> Requester<C> {
         })
     }
 
-    fn find_peer(&self) -> Option<C::Peer> {
+    pub(super) fn find_peer(&self) -> Option<C::Peer> {
         self.carrier.find(self.peer_name?)
     }
 
     /// The peer, looked for once; none where there is none.
-    fn peer(&mut self) -> Option<C::Peer> {
+    pub(super) fn peer(&mut self) -> Option<C::Peer> {
         if let Some(peer) = C::Peer::upgrade(&self.peer) {
             return Some(peer);
         }
@@ -115,6 +117,7 @@ impl<C: Carrier> Requester<C> {
         };
         let message = Message {
             from: &from,
+            sequence: Sequence::default(),
             request: &self.request,
             parts: &self.parts,
         };
@@ -123,26 +126,35 @@ impl<C: Carrier> Requester<C> {
         let outcome = loop {
             let outcome = session.go_on(&message, &mut active.transfer, budget);
             if !matches!(outcome, Err(Refusal::Unanswered)) {
-                self.started = Some(session.life());
+                self.started = session.life().or(self.started);
             }
             match outcome {
-                Ok(false) if budget.goes_on() => {}
+                Ok(Reached::Part) if budget.goes_on() => {}
                 outcome => break outcome,
             }
         };
         match outcome {
-            Ok(false) => {
+            Ok(Reached::Part) => {
                 active.waiting = None;
                 Step::More
             }
-            Ok(true) => {
+            // Nothing more is heard of it.
+            Ok(Reached::Sent) => {
+                let length = active.transfer.length;
+                drop(session);
+                self.tell_transferred(node);
+                self.complete(qp, length, length.into());
+                Step::Done
+            }
+            Ok(Reached::Arrived) => {
                 // The sender is told first: when the receiver's answer is there, the completion of
                 // what it answers is, as where an acknowledgement precedes the answer on the wire.
                 // Programs with a completion queue of one entry rely on it.
                 let length = active.transfer.length;
+                let arrival = Arrival::of(&self.request, qp.number, length);
                 self.tell_transferred(node);
                 self.complete(qp, length, length.into());
-                session.complete(self.arrival(qp, length).as_ref());
+                session.complete(arrival.as_ref());
                 Step::Done
             }
             Err(Refusal::Nak(Nak::NotReady(timer))) => {
@@ -161,24 +173,5 @@ impl<C: Carrier> Requester<C> {
             Err(Refusal::Nak(Nak::Dropped)) => self.dropped(qp),
             Err(Refusal::Nak(Nak::Fatal(status)) | Refusal::Local(status)) => Step::Failed(status),
         }
-    }
-
-    /// What the peer's program is told of the request at hand, where that has consumed a receive
-    /// request.
-    fn arrival(&self, qp: &QpCommon, length: u32) -> Option<Arrival> {
-        let (request, opcode) = (&self.request, self.request.opcode);
-        opcode.consumes_receive().then(|| Arrival {
-            from: qp.number,
-            length,
-            word: match opcode {
-                Opcode::SendInvalidate(key) => Word::Invalidated(key),
-                _ if opcode.has_immediate() => Word::Immediate(request.immediate),
-                _ => Word::None,
-            },
-            by_write: opcode == Opcode::WriteImm,
-            solicited: request.solicited,
-            flags: 0,
-            route: 0,
-        })
     }
 }

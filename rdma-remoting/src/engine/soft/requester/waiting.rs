@@ -9,7 +9,7 @@ use std::mem::discriminant;
 use std::time::{Duration, Instant};
 
 /// `rnr_retry` that means for ever.
-const RNR_FOR_EVER: u8 = 7;
+pub(super) const RNR_FOR_EVER: u8 = 7;
 
 /// When a word that is in use for long is looked at again.
 const WORD_DELAY: Duration = Duration::from_millis(1);

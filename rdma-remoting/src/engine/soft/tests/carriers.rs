@@ -1,6 +1,8 @@
 //! The transport services over carriers: what they promise is the same over any.
 
-use super::super::carrier::{Carrier, Failed, Message, Payload, Peer, Sender, Session};
+use super::super::carrier::{
+    Carrier, Failed, Message, Payload, Peer, Reached, Reply, Sender, Session,
+};
 use super::super::common::{Life, QpCommon};
 use super::super::datagram::{Packet, Undelivered};
 use super::super::gather::{self, Source, move_behind, move_message, read_message};
@@ -61,6 +63,8 @@ struct Far {
 
 impl Carrier for Wire {
     type Peer = Far;
+    type Data = [u8; 0];
+    const IN_FLIGHT: usize = 0;
 
     fn find(&self, name: QpName) -> Option<Far> {
         let losses = Arc::clone(&self.losses);
@@ -82,6 +86,14 @@ impl Carrier for Wire {
     fn forget(&self, member: &Target) {
         lock(&self.told).groups.clear();
         self.fabric.groups.forget(member);
+    }
+
+    fn next_answer(&mut self) -> Option<Reply<[u8; 0]>> {
+        None
+    }
+
+    fn has_answer(&self) -> bool {
+        false
     }
 
     fn timer_ended(&mut self) {
@@ -147,7 +159,7 @@ impl Conversation<'_> {
 }
 
 impl Session for Conversation<'_> {
-    fn answers(&self, from: &Sender<'_>) -> bool {
+    fn answers(&self, from: &Sender) -> bool {
         self.responder.answers(self.qp, from)
     }
 
@@ -155,8 +167,8 @@ impl Session for Conversation<'_> {
         self.responder.can_receive()
     }
 
-    fn life(&self) -> Life {
-        self.responder.life()
+    fn life(&self) -> Option<Life> {
+        Some(self.responder.life())
     }
 
     fn go_on(
@@ -164,7 +176,7 @@ impl Session for Conversation<'_> {
         message: &Message<'_>,
         transfer: &mut Transfer,
         budget: &mut Spending,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<Reached, Refusal> {
         let packet = InPackets::new(message.request, message.parts)
             .map_err(|_| Refusal::Local(WC_STATUS_LOC_PROT_ERR))?;
         if self.loses() {
@@ -186,7 +198,10 @@ impl Session for Conversation<'_> {
             let moved = move_message(counters, message.parts, source, offset, length);
             moved.map_err(|_| Refusal::Local(WC_STATUS_LOC_PROT_ERR))?;
         }
-        outcome
+        Ok(match outcome? {
+            true => Reached::Arrived,
+            false => Reached::Part,
+        })
     }
 
     fn deliver(&mut self, packet: &Packet<'_>) -> Result<(), Undelivered> {

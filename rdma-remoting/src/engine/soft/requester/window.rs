@@ -1,0 +1,581 @@
+//! Requests over a connection whose carrier answers later: several are on their way, and what is
+//! lost is sent again from there on (IBTA 9.7.2, 9.9.2).
+
+use super::super::attributes::{State, ack_timeout, rnr_delay};
+use super::super::carrier::{
+    Acknowledgement, Answer, Carrier, Message, Peer as _, Position, Reached, Reply, Sequence,
+    Session as _,
+};
+use super::super::common::QpCommon;
+use super::super::gather::{Source, move_behind};
+use super::super::responder::Nak;
+use super::super::transfer::{Refusal, Transfer};
+use super::waiting::RNR_FOR_EVER;
+use super::{Active, Requester, Step, Taken};
+use crate::engine::{Progress, Spending, Turn, earlier};
+use crate::memory::Part;
+use crate::request::{Opcode, SendWqe};
+use farlane_abi::queue::{
+    WC_STATUS_LOC_PROT_ERR, WC_STATUS_RETRY_EXC_ERR, WC_STATUS_RNR_RETRY_EXC_ERR,
+};
+use farlane_abi::width::to_u64;
+use farlane_zero_copy::topology::Node;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Answers that are taken in a turn: others have theirs then.
+const ANSWERS_IN_A_TURN: usize = 128;
+
+/// A request that has no answer.
+struct Outstanding {
+    request: SendWqe,
+    parts: Vec<Part>,
+    /// What of it was sent.
+    transfer: Transfer,
+    /// Bytes that it has fetched.
+    fetched: u64,
+    /// It fails, on this side, when those before it have completed.
+    failed: Option<u8>,
+}
+
+impl Outstanding {
+    fn fetches(&self) -> bool {
+        self.request.opcode.fetches()
+    }
+
+    fn length(&self) -> u64 {
+        self.transfer.length.into()
+    }
+
+    /// Its answers have not all come.
+    fn is_fetching(&self) -> bool {
+        self.fetches() && self.fetched < self.length()
+    }
+}
+
+/// The requests that have no answer, oldest first. A retry begins at one of them.
+#[derive(Default)]
+pub struct Window {
+    requests: VecDeque<Outstanding>,
+    /// The number of the first one.
+    first: Sequence,
+    /// Which one is sent next: those before it are on their way.
+    next: usize,
+    /// What was sent at most.
+    sent: Position,
+    /// What has arrived.
+    arrived: Position,
+    /// When what is on its way counts as lost.
+    timer: Option<Instant>,
+    /// Nothing is sent until then: the receiver was not ready.
+    hold: Option<Instant>,
+    retries_left: u8,
+    rnr_retries_left: u8,
+    /// Nobody was there to send to.
+    is_stuck: bool,
+    /// What was completed, to be used again.
+    spare: Vec<SendWqe>,
+}
+
+impl Window {
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Where a message is of those that have no answer.
+    fn index(&self, message: Sequence) -> Option<usize> {
+        let at = message.0.checked_sub(self.first.0)?;
+        usize::try_from(at)
+            .ok()
+            .filter(|at| *at < self.requests.len())
+    }
+
+    fn sequence(&self, index: usize) -> Sequence {
+        Sequence(self.first.0 + to_u64(index))
+    }
+
+    /// Whether answers to reads and atomic operations have not all come.
+    fn is_fetching(&self) -> bool {
+        self.requests.iter().any(Outstanding::is_fetching)
+    }
+
+    /// Reads and atomic operations that the peer may have to answer again, as it may those behind
+    /// one whose answer has not come.
+    fn fetching(&self) -> usize {
+        let fetching = self.requests.iter().filter(|request| request.fetches());
+        fetching.count()
+    }
+
+    /// Nothing follows one that fails.
+    fn is_closed(&self) -> bool {
+        let last = self.requests.back();
+        last.is_some_and(|last| last.failed.is_some())
+    }
+
+    /// What is to be sent again where everything before `from` has arrived there: that, or what was
+    /// fetched before and has not come.
+    fn resume_at(&self, from: Position) -> Position {
+        let lost = self.requests.iter().position(Outstanding::is_fetching);
+        let lost = lost.map(|index| Position {
+            message: self.sequence(index),
+            offset: self.requests[index].fetched,
+        });
+        lost.map_or(from, |lost| lost.min(from))
+    }
+
+    /// Sends again from there on.
+    fn rewind(&mut self, to: Position) {
+        let Some(at) = self.index(to.message) else {
+            return;
+        };
+        self.next = at;
+        for request in self.requests.range_mut(at..) {
+            request.transfer.done = 0;
+        }
+        self.requests[at].transfer.done = to.offset;
+    }
+
+    /// Whether the oldest one is complete, and with which status otherwise.
+    fn outcome(&self) -> Option<Result<(), u8>> {
+        let first = self.requests.front()?;
+        if let Some(status) = first.failed {
+            return Some(Err(status));
+        }
+        let has_arrived = self.first < self.arrived.message;
+        (has_arrived && !first.is_fetching()).then_some(Ok(()))
+    }
+
+    fn pop(&mut self) -> Option<Outstanding> {
+        let first = self.requests.pop_front()?;
+        self.first = Sequence(self.first.0 + 1);
+        self.next = self.next.saturating_sub(1);
+        Some(first)
+    }
+}
+
+impl<C: Carrier> Requester<C> {
+    /// [`run`](Self::run) of a connection whose carrier answers later.
+    pub(super) fn run_window(&mut self, qp: &QpCommon, turn: Turn, draining: bool) -> Progress {
+        let mut progress = Progress::default();
+        let mut budget = turn.budget.spend_until(turn.until);
+        if self.paused || self.dead {
+            return progress;
+        }
+        self.window.is_stuck = false;
+        for _ in 0..ANSWERS_IN_A_TURN {
+            let Some(reply) = self.carrier.next_answer() else {
+                break;
+            };
+            progress.worked = true;
+            self.take_reply(qp, reply, &turn);
+            self.retire(qp, turn.node);
+        }
+        progress.more = self.carrier.has_answer();
+        progress.worked |= self.look_at_timers(qp, turn.now);
+        let sends = |requester: &Self| {
+            !requester.dead && qp.state() != State::Error && requester.window.hold.is_none()
+        };
+        while sends(self) {
+            let window = &self.window;
+            match window.requests.get(window.next) {
+                None => match self.begin_next(qp, draining, &mut budget, &mut progress) {
+                    true => continue,
+                    false => break,
+                },
+                Some(next) if next.failed.is_some() => break,
+                Some(next) if budget.is_over() && next.transfer.is_left() => {
+                    progress.more = true;
+                    break;
+                }
+                Some(_) => {}
+            }
+            let Some(reached) = self.send_next(qp, &mut budget, turn.now) else {
+                break;
+            };
+            progress.worked = true;
+            if reached == Reached::Part && !budget.goes_on() {
+                progress.more = true;
+                break;
+            }
+        }
+        self.retire(qp, turn.node);
+        progress.deadline = earlier(self.window.timer, self.window.hold);
+        if self.window.is_stuck {
+            qp.requesting.wait();
+            progress.worked |= self.is_ready_in_window(qp, draining);
+        }
+        progress.used = budget.used();
+        progress
+    }
+
+    /// Whether a turn would get further without a timer.
+    pub(super) fn is_ready_in_window(&self, qp: &QpCommon, draining: bool) -> bool {
+        let window = &self.window;
+        if self.carrier.has_answer() {
+            return true;
+        }
+        if window.is_stuck {
+            let peer = self.find_peer();
+            return peer.is_some_and(|peer| peer.session().answers(&self.sender(qp)));
+        }
+        if window.hold.is_some() || window.is_closed() {
+            return false;
+        }
+        window.next < window.requests.len()
+            || match &self.active {
+                Some(_) => self.may_go(),
+                None => !draining && window.requests.len() < C::IN_FLIGHT && self.source.is_ready(),
+            }
+    }
+
+    /// Whether the request that has begun may be sent now: not before what it has to wait for
+    /// (IBTA 10.8.3.3), and no more reads and atomic operations than the peer takes.
+    fn may_go(&self) -> bool {
+        let opcode = self.request.opcode;
+        match opcode {
+            Opcode::Bind(_) | Opcode::LocalInvalidate(_) => self.window.is_empty(),
+            _ if self.request.fence || opcode.fetches() => {
+                let most = usize::from(self.attr.max_rd_atomic);
+                let may_fetch = !opcode.fetches() || self.window.fetching() < most;
+                may_fetch && !(self.request.fence && self.window.is_fetching())
+            }
+            _ => true,
+        }
+    }
+
+    /// Puts the next request into the window, or carries it out where it concerns this side alone.
+    /// Returns whether there was one that may go.
+    fn begin_next(
+        &mut self,
+        qp: &QpCommon,
+        draining: bool,
+        budget: &mut Spending,
+        progress: &mut Progress,
+    ) -> bool {
+        if self.active.is_none() {
+            if draining {
+                if self.window.is_empty() {
+                    self.tell_drained(qp);
+                }
+                return false;
+            }
+            if self.window.is_closed() || self.window.requests.len() >= C::IN_FLIGHT {
+                return false;
+            }
+            if !budget.has_operation() {
+                progress.more |= self.source.is_ready();
+                return false;
+            }
+            match self.take(qp) {
+                Taken::Nothing => return false,
+                Taken::Begun => {}
+                Taken::Failed(status) => {
+                    // After those before it.
+                    self.enlist(0, Some(status));
+                    progress.worked = true;
+                    return false;
+                }
+                Taken::GivenUp => {
+                    progress.worked = true;
+                    return false;
+                }
+            }
+            budget.begin();
+            progress.worked = true;
+        }
+        if !self.may_go() {
+            return false;
+        }
+        match self.local_step(qp) {
+            Some(Step::Failed(status)) => {
+                self.fail(qp, status);
+                return false;
+            }
+            Some(_) => return true,
+            None => {}
+        }
+        if let Some(Active { transfer, .. }) = self.active.take() {
+            self.enlist(transfer.length, None);
+        }
+        true
+    }
+
+    /// The request at hand is the last of the window.
+    fn enlist(&mut self, length: u32, failed: Option<u8>) {
+        if self.window.is_empty() {
+            self.reload();
+        }
+        let spare = self.window.spare.pop().unwrap_or_default();
+        self.window.requests.push_back(Outstanding {
+            request: std::mem::replace(&mut self.request, spare),
+            parts: std::mem::take(&mut self.parts),
+            transfer: Transfer::new(length),
+            fetched: 0,
+            failed,
+        });
+    }
+
+    /// All retries are left.
+    fn reload(&mut self) {
+        self.window.retries_left = self.attr.retry_cnt;
+        self.window.rnr_retries_left = self.attr.rnr_retry;
+    }
+
+    /// Sends some of the next message. Nothing where there is nobody to send to, or it fails on
+    /// this side.
+    fn send_next(&mut self, qp: &QpCommon, budget: &mut Spending, now: Instant) -> Option<Reached> {
+        let peer = self.peer();
+        let from = self.sender(qp);
+        let delay = ack_timeout(self.attr.timeout);
+        let window = &mut self.window;
+        let (index, sequence) = (window.next, window.sequence(window.next));
+        let next = window.requests.get_mut(index)?;
+        if window.timer.is_none() {
+            window.timer = delay.map(|delay| now + delay);
+        }
+        let message = Message {
+            from: &from,
+            sequence,
+            request: &next.request,
+            parts: &next.parts,
+        };
+        let outcome = match &peer {
+            Some(peer) => peer.session().go_on(&message, &mut next.transfer, budget),
+            None => Err(Refusal::Unanswered),
+        };
+        match outcome {
+            Ok(reached) => {
+                let behind = Position::behind(sequence, next.transfer.done, next.transfer.length);
+                window.sent = window.sent.max(behind);
+                if reached != Reached::Part {
+                    window.next += 1;
+                }
+                Some(reached)
+            }
+            Err(Refusal::Local(status)) => {
+                next.failed = Some(status);
+                None
+            }
+            // Answers come later.
+            Err(Refusal::Unanswered | Refusal::Nak(_) | Refusal::Busy) => {
+                window.is_stuck = true;
+                self.peer = Default::default();
+                None
+            }
+        }
+    }
+
+    /// Completes the requests that are complete, in order.
+    fn retire(&mut self, qp: &QpCommon, node: Option<Node>) {
+        while !self.dead
+            && qp.state() != State::Error
+            && let Some(outcome) = self.window.outcome()
+            && let Some(first) = self.window.pop()
+        {
+            self.at_hand(first, |requester, length| match outcome {
+                Ok(()) => {
+                    requester.tell_transferred(node);
+                    requester.complete(qp, length, length.into());
+                }
+                Err(status) => requester.fail(qp, status),
+            });
+        }
+        if self.window.is_empty() {
+            (self.window.timer, self.window.hold) = (None, None);
+        }
+    }
+
+    /// Ends a request of the window, which is the one at hand meanwhile.
+    fn at_hand(&mut self, mut one: Outstanding, end: impl FnOnce(&mut Self, u32)) {
+        let active = self.active.take();
+        std::mem::swap(&mut self.request, &mut one.request);
+        std::mem::swap(&mut self.parts, &mut one.parts);
+        end(self, one.transfer.length);
+        std::mem::swap(&mut self.request, &mut one.request);
+        if !self.dead {
+            self.parts = one.parts;
+            self.active = active;
+            self.window.spare.push(one.request);
+        }
+    }
+
+    /// The oldest request fails.
+    fn fail_first(&mut self, qp: &QpCommon, status: u8) {
+        if let Some(first) = self.window.pop() {
+            self.at_hand(first, |requester, _| requester.fail(qp, status));
+        }
+    }
+
+    /// Flushes the oldest request of the window. Returns whether there was one.
+    pub(super) fn flush_first(&mut self, qp: &QpCommon, status: u8) -> bool {
+        let first = self.window.pop();
+        let is_there = first.is_some();
+        if let Some(first) = first {
+            self.at_hand(first, |requester, _| requester.end(qp, status));
+        }
+        is_there
+    }
+
+    /// Begins again where a timer has ended. Returns whether one has.
+    fn look_at_timers(&mut self, qp: &QpCommon, now: Instant) -> bool {
+        let has_ended = |timer: Option<Instant>| timer.is_some_and(|timer| timer <= now);
+        if has_ended(self.window.hold) {
+            self.window.hold = None;
+            self.carrier.timer_ended();
+            return true;
+        }
+        if self.window.hold.is_some() || !has_ended(self.window.timer) {
+            return false;
+        }
+        if self.window.arrived >= self.window.sent && !self.window.is_fetching() {
+            self.window.timer = None;
+            return false;
+        }
+        self.retry(qp, now);
+        true
+    }
+
+    /// Something is lost: sends again what has not arrived, if that may be tried once more.
+    fn retry(&mut self, qp: &QpCommon, now: Instant) {
+        let Some(left) = self.window.retries_left.checked_sub(1) else {
+            return self.fail_first(qp, WC_STATUS_RETRY_EXC_ERR);
+        };
+        self.window.retries_left = left;
+        self.window.timer = ack_timeout(self.attr.timeout).map(|delay| now + delay);
+        self.carrier.timer_ended();
+        let first = Position::of(self.window.first);
+        let resume = self.window.resume_at(self.window.arrived.max(first));
+        self.window.rewind(resume);
+    }
+
+    /// Everything before `to` has arrived, says the peer. Returns whether it can have, and whether
+    /// that is new.
+    fn advance(&mut self, to: Position, now: Instant) -> (bool, bool) {
+        let window = &mut self.window;
+        if to > window.sent {
+            return (false, false);
+        }
+        if to <= window.arrived {
+            return (true, false);
+        }
+        window.arrived = to;
+        // What was to be sent again need not be.
+        let arrived = to.message.0.saturating_sub(window.first.0);
+        let arrived = usize::try_from(arrived).unwrap_or(usize::MAX);
+        if window.next < arrived {
+            window.next = arrived.min(window.requests.len());
+        }
+        if let Some(request) = window.requests.get_mut(arrived)
+            && window.next == arrived
+            && request.transfer.done < to.offset
+        {
+            request.transfer.done = to.offset;
+        }
+        window.hold = None;
+        let delay = ack_timeout(self.attr.timeout).filter(|_| to < window.sent);
+        window.timer = delay.map(|delay| now + delay);
+        self.reload();
+        (true, true)
+    }
+
+    /// Takes what has come back. An answer to another life, or about what was not sent, is none.
+    fn take_reply(&mut self, qp: &QpCommon, reply: Reply<C::Data>, turn: &Turn) {
+        let now = turn.now;
+        let is_other = |started| started != reply.from;
+        if reply.to != self.life || self.started.is_some_and(is_other) {
+            return;
+        }
+        self.started = Some(reply.from);
+        match reply.answer {
+            Answer::Data(at, bytes) => self.take_data(qp, at, bytes.as_ref(), now),
+            Answer::Acknowledgement(Acknowledgement::Arrived(to)) => {
+                self.has_come_to(to, now);
+            }
+            Answer::Acknowledgement(Acknowledgement::Missing(at)) => {
+                if let Some(false) = self.has_come_to(at, now)
+                    && self.window.hold.is_none()
+                    && at == self.window.arrived
+                    && at < self.window.sent
+                {
+                    self.retry(qp, now);
+                }
+            }
+            Answer::Acknowledgement(Acknowledgement::Refused(message, nak)) => {
+                self.take_refusal(qp, message, nak, turn);
+            }
+        }
+    }
+
+    /// Everything before `to` has arrived: where that is new and something that it has fetched has
+    /// not come, it is lost, and is fetched again. Returns whether it was; `None` for nonsense.
+    fn has_come_to(&mut self, to: Position, now: Instant) -> Option<bool> {
+        let (is_sense, is_new) = self.advance(to, now);
+        let resume = self.window.resume_at(to);
+        let is_lost = is_new && resume < to;
+        if is_lost {
+            self.window.rewind(resume);
+        }
+        is_sense.then_some(is_lost)
+    }
+
+    fn take_data(&mut self, qp: &QpCommon, at: Position, bytes: &[u8], now: Instant) {
+        let window = &mut self.window;
+        let Some(index) = window.index(at.message) else {
+            return;
+        };
+        let one = &mut window.requests[index];
+        let count = to_u64(bytes.len());
+        let behind = at.offset.saturating_add(count);
+        let is_next = one.is_fetching() && at.offset == one.fetched && one.failed.is_none();
+        let place = Position::behind(at.message, behind, one.transfer.length);
+        if !is_next || count == 0 || behind > one.length() || place > window.sent {
+            return;
+        }
+        let source = Source::Inline(bytes);
+        match move_behind(&qp.counters, at.offset, &one.parts, source, 0, count) {
+            Ok(()) => one.fetched = behind,
+            Err(e) => {
+                log::debug!("{}: memory for what was read: {e:?}", qp.number);
+                one.failed = Some(WC_STATUS_LOC_PROT_ERR);
+            }
+        }
+        // It has taken things in order: so has everything before this arrived.
+        self.has_come_to(place, now);
+    }
+
+    fn take_refusal(&mut self, qp: &QpCommon, message: Sequence, nak: Nak, turn: &Turn) {
+        let now = turn.now;
+        let at = Position::of(message);
+        // One that has been accepted meanwhile, or was not sent, is not refused.
+        if at < Position::of(self.window.arrived.message)
+            || at >= self.window.sent
+            || self.has_come_to(at, now) != Some(false)
+        {
+            return;
+        }
+        self.retire(qp, turn.node);
+        if self.window.first != message || self.dead || qp.state() == State::Error {
+            return;
+        }
+        match nak {
+            Nak::Dropped => {}
+            Nak::Fatal(status) => self.fail_first(qp, status),
+            Nak::NotReady(_) if self.window.hold.is_some() => {}
+            Nak::NotReady(timer) => {
+                if self.attr.rnr_retry != RNR_FOR_EVER {
+                    let Some(left) = self.window.rnr_retries_left.checked_sub(1) else {
+                        return self.fail_first(qp, WC_STATUS_RNR_RETRY_EXC_ERR);
+                    };
+                    self.window.rnr_retries_left = left;
+                }
+                self.window.rewind(at);
+                self.window.hold = Some(now + rnr_delay(timer));
+                self.window.timer = None;
+            }
+        }
+    }
+}
