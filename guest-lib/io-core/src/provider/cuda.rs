@@ -180,10 +180,9 @@ impl Cuda {
         (length > 0).then_some((start, length))
     }
 
-    /// Runs `copy` with a context current in this thread that reaches the allocation. Where other
-    /// threads capture graphs meanwhile, it neither fails because of that nor spoils them, as far
-    /// as the driver lets it.
-    fn with_context(&self, address: usize, copy: impl FnOnce() -> c_int) -> Result<(), Errno> {
+    /// As [`in_context`](Self::in_context), for calls that fail, and spoil the graph, where another
+    /// thread captures one: not so these, as far as the driver lets it. `cuMemcpy` is none of them.
+    fn apart_from_graphs(&self, address: usize, copy: impl FnOnce() -> c_int) -> Result<(), Errno> {
         let mut mode = CAPTURE_RELAXED;
         // SAFETY: the driver writes this thread's mode before.
         let is_relaxed = unsafe { (self.exchange_capture)(&raw mut mode) } == 0;
@@ -195,6 +194,7 @@ impl Cuda {
         result
     }
 
+    /// Runs `copy` with a context current in this thread that reaches the allocation.
     fn in_context(&self, address: usize, copy: impl FnOnce() -> c_int) -> Result<(), Errno> {
         let null = std::ptr::null_mut::<c_void>();
         let found = self.attribute(address, POINTER_CONTEXT, null);
@@ -285,14 +285,14 @@ impl Provider for Cuda {
     }
 
     unsafe fn copy_in(&self, address: usize, from: &[u8]) -> Result<(), Errno> {
-        self.with_context(address, || {
+        self.in_context(address, || {
             // SAFETY: registered, says the caller, and the driver checks.
             unsafe { (self.copy_in)(address as u64, from.as_ptr().cast(), from.len()) }
         })
     }
 
     unsafe fn copy_out(&self, to: &mut [u8], address: usize) -> Result<(), Errno> {
-        self.with_context(address, || {
+        self.in_context(address, || {
             // SAFETY: registered, says the caller, and the driver checks.
             unsafe { (self.copy_out)(to.as_mut_ptr().cast(), address as u64, to.len()) }
         })
@@ -314,7 +314,7 @@ impl Provider for Cuda {
             return false;
         }
         let memory = std::ptr::with_exposed_provenance_mut(buffer);
-        let pinned = self.with_context(address, || {
+        let pinned = self.apart_from_graphs(address, || {
             // SAFETY: the buffer stays mapped for good, says the trait.
             unsafe { (self.register)(memory, length, REGISTER_PORTABLE) }
         });
@@ -334,7 +334,7 @@ impl Provider for Cuda {
 
     unsafe fn begin_copy_in(&self, address: usize, from: &[u8]) -> Result<(), Errno> {
         let (to, bytes) = (address as u64, from.len());
-        self.with_context(address, || {
+        self.apart_from_graphs(address, || {
             // SAFETY: registered, says the caller, and the driver checks.
             unsafe { (self.begin_copy_in)(to, from.as_ptr().cast(), bytes, STREAM_LEGACY) }
         })
@@ -342,14 +342,14 @@ impl Provider for Cuda {
 
     unsafe fn begin_copy_out(&self, to: &mut [u8], address: usize) -> Result<(), Errno> {
         let (from, bytes) = (address as u64, to.len());
-        self.with_context(address, || {
+        self.apart_from_graphs(address, || {
             // SAFETY: registered, says the caller, and the driver checks.
             unsafe { (self.begin_copy_out)(to.as_mut_ptr().cast(), from, bytes, STREAM_LEGACY) }
         })
     }
 
     fn finish_copies(&self, address: usize) -> Result<(), Errno> {
-        self.with_context(address, || {
+        self.apart_from_graphs(address, || {
             // SAFETY: a stream that every context has.
             unsafe { (self.wait)(STREAM_LEGACY) }
         })
