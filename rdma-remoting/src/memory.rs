@@ -24,6 +24,9 @@ pub use window::{Binder, WindowError, WindowKind};
 pub struct Access(u32);
 
 impl Access {
+    /// The owner's right to write, alone.
+    pub const LOCAL_WRITE: Self = Self(ACCESS_LOCAL_WRITE);
+
     /// Takes rights off the wire; `None` for rights that do not exist or are not supported.
     #[must_use]
     pub fn from_wire(bits: u32) -> Option<Self> {

@@ -231,6 +231,11 @@ impl Verbs for CallHost<'_> {
         self.reregister(&args)
     }
 
+    fn alloc_null_mr(&mut self, pd: Handle) -> Result<Mr, Errno> {
+        self.require(VerbsVersion::V3)?;
+        self.register_nothing(pd)
+    }
+
     fn alloc_mw(&mut self, args: AllocMw) -> Result<Mw, Errno> {
         self.add_window(&args)
     }

@@ -167,6 +167,8 @@ impl Region {
                 // instructions of another size, or in another address space.
                 Ok(operation.on(unsafe { &*word }))
             }
+            // There is no word.
+            Runs::Null => Err(misaligned(offset)),
             Runs::Process(process, address) => {
                 if !address.is_multiple_of(WORD as u64) {
                     return Err(misaligned(address));

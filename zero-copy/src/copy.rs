@@ -7,6 +7,9 @@ use std::cell::RefCell;
 use std::sync::atomic::{Ordering, fence};
 use thiserror::Error;
 
+/// What there is where no memory is.
+static ZEROES: [u8; 4096] = [0; 4096];
+
 /// Bytes of the buffer through which two processes' memories meet: small enough to stay in a
 /// core's second-level cache.
 const BOUNCE_BYTES: usize = 128 << 10;
@@ -98,6 +101,15 @@ pub fn copy(
             bounce(to, to_address, from, from_address, total)?;
             CopyWay::Buffer
         }
+        (Runs::Null, _) => CopyWay::Mapped,
+        (Runs::Mapped(to), Runs::Null) => {
+            clear_mapped(to, total);
+            CopyWay::Mapped
+        }
+        (Runs::Process(process, address), Runs::Null) => {
+            clear_process(process, address, total).map_err(SideError::Destination)?;
+            CopyWay::SystemCall
+        }
     })
 }
 
@@ -145,6 +157,36 @@ fn transfer_slice(
                 exact(process, &local, address, length, write)?;
             }
         }
+        Runs::Null if write => {}
+        // SAFETY: ours are `length` bytes, which are written where it is not `write`.
+        Runs::Null => unsafe { bytes.write_bytes(0, length) },
+    }
+    Ok(())
+}
+
+/// Writes zeroes, as [`copy_mapped`] would copy them.
+fn clear_mapped(mut to: MappedRuns<'_>, total: usize) {
+    let mut done = 0;
+    while let Some((run, n)) = to.next((total - done).min(ZEROES.len())) {
+        done += n;
+        // SAFETY: the run is `n` bytes of a mapping that the access keeps, and no more than there
+        // are zeroes.
+        unsafe { move_bytes(run, ZEROES.as_ptr(), n, done == total) };
+    }
+}
+
+/// Writes zeroes to a process at `address`.
+fn clear_process(process: &Process, address: u64, total: usize) -> std::io::Result<()> {
+    let zeroes = |length| vector(ZEROES.as_ptr().cast_mut(), length);
+    let mut done = 0;
+    while done < total {
+        let bytes = (total - done).min(MAX_VECTORS * ZEROES.len());
+        let mut local = [zeroes(ZEROES.len()); MAX_VECTORS];
+        let count = bytes.div_ceil(ZEROES.len());
+        local[count - 1] = zeroes(bytes - (count - 1) * ZEROES.len());
+        // The kernel only reads them.
+        exact(process, &local[..count], address + done as u64, bytes, true)?;
+        done += bytes;
     }
     Ok(())
 }

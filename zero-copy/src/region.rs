@@ -258,6 +258,23 @@ impl Region {
         ))
     }
 
+    /// No memory, of `length` bytes: it reads as zeroes, and what is written is discarded.
+    ///
+    /// # Examples
+    /// ```
+    /// use farlane_zero_copy::{Region, copy_from_slice, copy_to_slice};
+    /// let region = Region::null(u64::MAX);
+    /// copy_from_slice(&region, 1 << 40, &[1; 8])?;
+    /// let mut bytes = [2; 8];
+    /// copy_to_slice(&region, 1 << 40, &mut bytes)?;
+    /// assert_eq!(bytes, [0; 8]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn null(length: u64) -> Self {
+        Self::new(Memory::Null, length, true)
+    }
+
     /// A buffer of a pool, whole.
     #[must_use]
     pub fn from_buffer(buffer: &PoolBuffer) -> Self {
@@ -301,7 +318,7 @@ impl Region {
         match self.inner.enter().as_ref().map(Gates::memory) {
             Some(Memory::Mapped(pieces)) => pieces.len(),
             Some(Memory::Process { .. }) => 1,
-            None => 0,
+            Some(Memory::Null) | None => 0,
         }
     }
 

@@ -37,6 +37,8 @@ pub(crate) enum Memory {
     Mapped(Vec<Piece>),
     /// Reached by system calls.
     Process { process: Arc<Process>, address: u64 },
+    /// None: it reads as zeroes, and what is written is discarded.
+    Null,
 }
 
 /// A registered buffer, as all handles to it and the memory that it lies in know it.

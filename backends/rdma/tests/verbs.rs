@@ -37,6 +37,8 @@ macro_rules! call {
 
 #[path = "verbs/flushes.rs"]
 mod flushes;
+#[path = "verbs/null.rs"]
+mod null;
 #[path = "verbs/times.rs"]
 mod times;
 
@@ -635,6 +637,7 @@ fn a_program_has_the_extended_interfaces() {
         a_datagram_is_for_whom_the_list_says();
         words_are_changed_and_windows_are_bound_in_a_list();
         flushes::what_was_written_is_flushed_or_the_flush_refused();
+        null::a_registration_of_no_memory_has_zeroes();
         times::a_completion_says_when_it_came();
         times::a_vector_is_one_of_those_that_there_are();
         a_parent_domain_keeps_what_it_is_of();

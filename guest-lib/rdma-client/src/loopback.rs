@@ -272,7 +272,7 @@ impl Drop for Rig {
 /// Zeros, but for handles: each is 1.
 pub(crate) fn agreeable(number: u32) -> Vec<u8> {
     let mut result = vec![0; result_bytes(number)];
-    if matches!(number, 5 | 7 | 9 | 11 | 15 | 19 | 25 | 29 | 36) {
+    if matches!(number, 5 | 7 | 9 | 11 | 15 | 19 | 25 | 29 | 36 | 38) {
         result[0] = 1;
     }
     result
@@ -287,7 +287,7 @@ fn result_bytes(number: u32) -> usize {
         4 => size_of::<rdma::Gid>(),
         5 | 9 | 29 | 36 => size_of::<rdma::Handle>(),
         37 => size_of::<rdma::DeviceTime>(),
-        7 => size_of::<rdma::Mr>(),
+        7 | 38 => size_of::<rdma::Mr>(),
         11 | 19 => size_of::<rdma::Qp>(),
         13 => size_of::<rdma::QpAttr>(),
         15 => size_of::<rdma::Buffer>(),

@@ -32,7 +32,7 @@ struct Registered {
     iova: u64,
     /// `ACCESS_*` of [`farlane_abi::rdma`].
     access: u32,
-    /// None once it is registered no more.
+    /// None once it is registered no more, and where it is of no memory.
     source: Option<Source>,
 }
 
@@ -250,6 +250,35 @@ impl Mr {
             offset: offset as u64,
         };
         Self::of(pd, source, (address, length), iova, access)
+    }
+
+    /// Registers no memory, under all addresses: requests of this side read zeroes there, and what
+    /// they write is discarded. There is no key for the peer.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where the backend's [version](Context::version) has no such call, `ENOMEM`
+    /// where it has no room, `ENODEV` where the device is gone.
+    pub fn null(pd: &Arc<Pd>) -> Result<Self, Error> {
+        let context = pd.context();
+        if context.version() < VerbsVersion::V3 {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
+        let mr = context.verbs().alloc_null_mr(&pd.handle().into())?;
+        Ok(Self {
+            context: Arc::clone(context),
+            handle: mr.handle.get(),
+            lkey: mr.lkey.get(),
+            rkey: mr.rkey.get(),
+            registered: Mutex::new(Registered {
+                pd: Arc::clone(pd),
+                address: 0,
+                length: 0,
+                iova: 0,
+                access: ACCESS_LOCAL_WRITE,
+                source: None,
+            }),
+            destroyed: Destroyed::default(),
+        })
     }
 
     fn of(

@@ -138,7 +138,7 @@ fn what_a_backend_of_version_1_does_not_have_is_not_supported() {
 }
 
 #[test]
-fn a_backend_of_version_2_has_no_times_and_one_vector() {
+fn a_backend_of_version_2_has_no_times_one_vector_and_no_registration_of_nothing() {
     let rig = Rig::of_version(34, 2);
     rig.context.negotiate().unwrap();
     assert_eq!(rig.context.comp_vectors().unwrap(), 1);
@@ -156,6 +156,9 @@ fn a_backend_of_version_2_has_no_times_and_one_vector() {
     assert_eq!(create(0, true).unwrap_err(), Errno::EOPNOTSUPP);
     assert_eq!(create(1, false).unwrap_err(), Errno::EINVAL);
     create(0, false).unwrap();
+    let pd = Pd::allocate(&rig.context).unwrap();
+    let null = Mr::null(&pd).map_err(|e| e.errno());
+    assert_eq!(null.unwrap_err(), Errno::EOPNOTSUPP);
 }
 
 #[test]

@@ -206,6 +206,16 @@ pub unsafe fn reg_mr_iova2(
     }
 }
 
+/// `ibv_alloc_null_mr`.
+pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    // SAFETY: by the caller's contract.
+    match Mr::null(&unsafe { domain(pd) }.pd) {
+        // SAFETY: by the caller's contract.
+        Ok(mr) => unsafe { publish(pd, std::ptr::null_mut(), usize::MAX, mr) },
+        Err(error) => fail_null(error.errno().raw_os_error()),
+    }
+}
+
 /// The C structure of a new registration.
 pub(crate) unsafe fn publish(
     pd: *mut ibv_pd,

@@ -6,8 +6,8 @@ use crate::import::{self, Importable};
 use crate::object::Plain as _;
 use crate::sys::*;
 use crate::{
-    advise, attributes, completion, device, dm, parent_domain, poll_ex, post, queue_pair, srq,
-    window, xrcd,
+    advise, attributes, completion, device, dm, memory, parent_domain, poll_ex, post, queue_pair,
+    srq, window, xrcd,
 };
 use farlane_abi::width::at_most;
 use farlane_rdma_client::{Context, SHARE_VARIABLE, allow_sharing};
@@ -53,6 +53,7 @@ pub(crate) fn publish(device: *mut ibv_device, opened: Opened, cmd_fd: RawFd) ->
     verbs.alloc_dm = Some(dm::alloc);
     verbs.free_dm = Some(dm::free);
     verbs.reg_dm_mr = Some(dm::register);
+    verbs.alloc_null_mr = Some(memory::alloc_null_mr);
     verbs.create_cq_ex = Some(poll_ex::create);
     verbs.query_rt_values = Some(attributes::query_rt_values);
     verbs.create_qp_ex = Some(queue_pair::create_ex);

@@ -948,7 +948,7 @@ layouts! { struct:
                 num_sges: u32,
             ) -> c_int,
         >,
-        alloc_null_mr: Unset,
+        alloc_null_mr: Option<unsafe extern "C" fn(pd: *mut ibv_pd) -> *mut ibv_mr>,
         read_counters: Unset,
         attach_counters_point_flow: Unset,
         create_counters: Unset,

@@ -16,6 +16,8 @@ use std::sync::{Arc, Mutex};
 struct MemoryRegionUses {
     _pd: Arc<Pd>,
     _buffer: Option<Arc<BufferObject>>,
+    /// It is of no memory.
+    is_null: bool,
     shares: Arc<Shares>,
 }
 
@@ -71,6 +73,38 @@ impl CallHost<'_> {
         })
     }
 
+    /// A registration of no memory.
+    pub(super) fn register_nothing(&self, pd: Handle) -> Result<Mr, Errno> {
+        let mut objects = self.context.objects();
+        let pd = Arc::clone(objects.pds.get(pd.get()).ok_or(Errno::EBADF)?);
+        let engine_pd = pd.engine;
+        let uses = MemoryRegionUses {
+            _pd: pd,
+            _buffer: None,
+            is_null: true,
+            shares: Arc::new(Shares {
+                _region: self.take(Resource::MemoryRegions, 1)?,
+                bytes: Mutex::new(self.take(Resource::MemoryRegionBytes, 0)?),
+            }),
+        };
+        self.make_room_for_a_key(&mut objects)?;
+        let key = self.context.engine_context.reg_mr(MemoryRegion {
+            pd: engine_pd,
+            iova: 0,
+            offset: 0,
+            length: u64::MAX,
+            access: Access::LOCAL_WRITE,
+            region: Region::null(u64::MAX),
+            owner: Some(Arc::new(uses)),
+        })?;
+        counters::count(&self.context.counters.memory_regions, 1);
+        Ok(Mr {
+            handle: key.into(),
+            lkey: key.into(),
+            ..Mr::default()
+        })
+    }
+
     /// The memory region that is wanted, of memory that the context has.
     fn memory_region(
         &self,
@@ -92,6 +126,7 @@ impl CallHost<'_> {
         let uses = MemoryRegionUses {
             _pd: pd,
             _buffer: buffer,
+            is_null: false,
             shares: shares()?,
         };
         let memory = MemoryRegion {
@@ -121,7 +156,11 @@ impl CallHost<'_> {
             .mr_owner(key)
             .ok_or(Errno::EBADF)?;
         let uses = owner.downcast_ref::<MemoryRegionUses>();
-        let shares = Arc::clone(&uses.ok_or(Errno::EBADF)?.shares);
+        let uses = uses.ok_or(Errno::EBADF)?;
+        if uses.is_null {
+            return Err(Errno::EINVAL);
+        }
+        let shares = Arc::clone(&uses.shares);
         drop(owner);
         let wanted = Wanted::check(&args.registration)?;
         let memory =

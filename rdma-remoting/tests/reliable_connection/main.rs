@@ -9,6 +9,7 @@ mod ends;
 mod flushes;
 mod keys;
 mod messages;
+mod null;
 mod rig;
 mod waiting;
 mod windows;

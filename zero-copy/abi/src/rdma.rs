@@ -106,6 +106,10 @@ call_table! {
         36 => fn create_cq_ex(CreateCqEx) -> Handle;
         /// The device's clock. `EOPNOTSUPP` before version 3.
         37 => fn query_clock(()) -> DeviceTime;
+        /// Allocates a registration of all addresses in a protection domain that is of no memory:
+        /// its owner's requests read zeros there, and what they write is discarded. It has no key
+        /// for peers, which is zero, and ends as any other. `EOPNOTSUPP` before version 3.
+        38 => fn alloc_null_mr(Handle) -> Mr;
         /// Opens a domain of extended reliable connections (IBTA annex A14). `EOPNOTSUPP` in
         /// version 1.
         29 => fn open_xrcd(()) -> Handle;

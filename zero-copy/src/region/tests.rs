@@ -104,3 +104,43 @@ fn revoking_waits_for_whoever_copies() {
         Err(RegionError::Revoked)
     ));
 }
+
+#[test]
+fn no_memory_reads_as_zeroes_and_takes_what_is_written() {
+    use crate::{AtomicOp, Process, WordLocks, copy, copy_from_slice, copy_to_slice};
+    const BYTES: usize = 3 * 4096 + 77;
+    let null = Region::null(u64::MAX);
+    let buffer = crate::Pool::separate_files(1 << 20)
+        .allocate(1 << 16)
+        .unwrap();
+    let mapped = Region::from_buffer(&buffer);
+    let theirs = vec![0_u8; 1 << 16];
+    let process = Process::current().unwrap();
+    let address = theirs.as_ptr().expose_provenance() as u64;
+    let of_process = Region::from_process(&process, address, 1 << 16, true).unwrap();
+    for region in [&mapped, &of_process] {
+        for length in [0, 1, 4, 8, 9, 4096, BYTES] {
+            let fill = vec![0xaa; BYTES + 1];
+            copy_from_slice(region, 0, &fill).unwrap();
+            let bytes = length as u64;
+            copy(region, 0, &null, u64::MAX - bytes, bytes).unwrap();
+            let mut found = vec![1; BYTES + 1];
+            copy_to_slice(region, 0, &mut found).unwrap();
+            assert!(found[..length].iter().all(|byte| *byte == 0), "{length}");
+            assert!(found[length..].iter().all(|byte| *byte == 0xaa), "{length}");
+            copy(&null, 77, region, 0, bytes).unwrap();
+            copy(&null, 77, &null, 0, bytes).unwrap();
+        }
+    }
+    let mut found = [1; 16];
+    copy_to_slice(&null, 5, &mut found).unwrap();
+    assert_eq!(found, [0; 16]);
+    assert!(copy(&null, u64::MAX, &mapped, 0, 1).is_err());
+    assert!(copy(&mapped, 0, &null, u64::MAX, 1).is_err());
+    let add = null.atomic(8, AtomicOp::FetchAdd(1), &WordLocks::default());
+    assert!(add.is_err() && null.stitch().is_err());
+    assert_eq!((null.extents(), null.own_files()), (0, 0));
+    let other = null.clone().share();
+    null.revoke();
+    assert!(copy(&mapped, 0, &other, 0, 1).is_err());
+}

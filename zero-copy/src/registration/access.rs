@@ -14,6 +14,7 @@ pub(crate) struct Access<'a> {
 pub(crate) enum Runs<'a> {
     Mapped(MappedRuns<'a>),
     Process(&'a Process, u64),
+    Null,
 }
 
 impl<'a> Access<'a> {
@@ -42,6 +43,7 @@ impl<'a> Access<'a> {
             }
             // No overflow: the whole region was checked when it was made.
             Memory::Process { process, address } => Runs::Process(process, address + self.offset),
+            Memory::Null => Runs::Null,
         }
     }
 }

@@ -82,6 +82,45 @@ fn a_key_that_is_registered_anew_holds_nothing_of_what_it_was() {
 }
 
 #[test]
+fn a_registration_of_no_memory_is_one_for_its_owner_alone() {
+    let server = Server::without_workers();
+    let limits = Limits::default().with(Resource::MemoryRegions, Some(2));
+    let config = PortConfig {
+        limits,
+        ..PortConfig::default()
+    };
+    let port = server.port_with([1; 16], "vm".into(), config).unwrap();
+    let context = open(&port, 0);
+    let mut host = CallHost::new(&context);
+    let pd = host.alloc_pd(()).unwrap();
+    assert_eq!(host.alloc_null_mr(pd), Err(Errno::EOPNOTSUPP));
+    host.negotiate(VersionRange::ours()).unwrap();
+    for strange in [0, pd.get() ^ 2, u32::MAX] {
+        assert_eq!(host.alloc_null_mr(strange.into()), Err(Errno::EBADF));
+    }
+    let mr = host.alloc_null_mr(pd).unwrap();
+    assert_eq!((mr.handle, mr.rkey.get()), (mr.lkey, 0));
+    let open = |wanted| {
+        let memory = context.engine_context.memory();
+        let (pd, key) = (domain(&context, pd), MemoryKey(mr.lkey.get()));
+        memory.open(pd, key, 5, u64::MAX - 5, wanted).is_ok()
+    };
+    assert!(open(Use::LocalRead) && open(Use::LocalWrite) && !open(Use::RemoteRead));
+    context
+        .attach_pin(region(7), memory("null", PAGE_BYTES))
+        .unwrap();
+    let decent = registration(pd, 7, PAGE_BYTES);
+    assert_eq!(change(&context, mr.handle, decent), Err(Errno::EINVAL));
+    host.alloc_null_mr(pd).unwrap();
+    assert_eq!(host.alloc_null_mr(pd), Err(Errno::ENOMEM));
+    assert_eq!(host.dealloc_pd(pd), Err(Errno::EBUSY));
+    host.dereg_mr(mr.handle).unwrap();
+    assert_eq!(host.dereg_mr(mr.handle), Err(Errno::EBADF));
+    assert!(!open(Use::LocalRead));
+    host.alloc_null_mr(pd).unwrap();
+}
+
+#[test]
 fn a_registration_that_is_refused_leaves_the_one_that_there_was() {
     let server = Server::without_workers();
     let (context, neighbour) = (open(&port(&server, 1), 0), open(&port(&server, 2), 0));

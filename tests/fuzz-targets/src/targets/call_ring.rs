@@ -40,6 +40,7 @@ const CREATE_QP_EX: u32 = 19;
 const ALLOC_MW: u32 = 30;
 const DEALLOC_MW: u32 = 31;
 const REREG_MR: u32 = 33;
+const ALLOC_NULL_MR: u32 = 38;
 
 /// What stays from input to input.
 struct Machine {
@@ -241,8 +242,8 @@ impl Scene<'_> {
                 let (qp, _) = Qp::read_from_prefix(&result).expect("a slot");
                 self.numbers.push((qp.qp_num.get(), who));
             }
-            REG_MR | ALLOC_MW => {
-                // Both begin with it.
+            REG_MR | ALLOC_MW | ALLOC_NULL_MR => {
+                // All begin with it.
                 let (handle, _) = U32::read_from_prefix(&result).expect("a slot");
                 self.registrations.push(handle.get());
             }

@@ -87,6 +87,7 @@ fn handles(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
         ];
         if handle != pd {
             outcomes.push(verbs.dealloc_pd(&handle));
+            outcomes.push(verbs.alloc_null_mr(&handle).map(drop));
             let window = AllocMw {
                 pd: handle,
                 mw_type: MW_TYPE_2.into(),
