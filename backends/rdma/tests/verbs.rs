@@ -9,7 +9,7 @@ use farlane_verbs::sys::*;
 use farlane_verbs::{
     completion, context, device, dmabuf, import, memory, open, parent_domain, queue_pair, xrcd,
 };
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::fs::File;
 use std::io::Error;
 use std::os::fd::AsRawFd as _;
@@ -395,6 +395,44 @@ unsafe fn words_are_changed_and_windows_are_bound_in_a_list() {
     program.end();
 }
 
+unsafe fn a_device_is_described_as_in_sysfs() {
+    let program = Program::start();
+    // SAFETY: as a C program calls them.
+    unsafe {
+        let folder = (&raw const (*(*program.context).device).ibdev_path).cast();
+        let read = |file: &CStr| {
+            let mut buffer = [0_u8; 64];
+            let to = buffer.as_mut_ptr().cast();
+            let length = farlane_verbs::sysfs::read(folder, file.as_ptr(), to, buffer.len());
+            let length = usize::try_from(length).ok()?;
+            Some(String::from_utf8(buffer[..length].to_vec()).unwrap())
+        };
+        let expect = |text: &str| Some(text.to_owned());
+        assert_eq!(read(c"node_type"), expect("1: CA"));
+        assert_eq!(read(c"ports/1/state"), expect("4: ACTIVE"));
+        let gid = "0000:0000:0000:0000:0000:ffff:7f00:0001";
+        assert_eq!(read(c"ports/1/gids/0"), expect(gid));
+        assert_eq!(
+            read(c"ports/1/gids/1").map(|gid| gid.len()),
+            Some(gid.len())
+        );
+        let guid = u64::from_be(device::guid((*program.context).device));
+        let digits = read(c"node_guid").unwrap().replace(':', "");
+        assert_eq!(u64::from_str_radix(&digits, 16), Ok(guid));
+        assert!(read(c"fw_ver").unwrap().starts_with("farlane"));
+        for nothing in [
+            c"board_id",
+            c"ports/1/gids/99",
+            c"ports/2/state",
+            c"../none",
+        ] {
+            assert_eq!(read(nothing), None);
+        }
+        assert_eq!(errno(), Some(libc::ENOENT));
+    }
+    program.end();
+}
+
 unsafe fn a_parent_domain_keeps_what_it_is_of() {
     let program = Program::start();
     // SAFETY: as a C program calls them.
@@ -638,6 +676,7 @@ fn a_program_has_the_extended_interfaces() {
         words_are_changed_and_windows_are_bound_in_a_list();
         flushes::what_was_written_is_flushed_or_the_flush_refused();
         null::a_registration_of_no_memory_has_zeroes();
+        a_device_is_described_as_in_sysfs();
         times::a_completion_says_when_it_came();
         times::a_vector_is_one_of_those_that_there_are();
         a_parent_domain_keeps_what_it_is_of();

@@ -7,7 +7,7 @@ use crate::errno::fail_null;
 use crate::object::Plain;
 use crate::sys::*;
 use farlane_abi::width::{at_most, to_u64};
-use farlane_rdma_client::{Context, DeviceInfo, PerProcess};
+use farlane_rdma_client::{Context, DeviceInfo, Error, PerProcess};
 use farlane_sys::sync::lock;
 use std::ffi::{c_char, c_int};
 use std::sync::{Mutex, OnceLock};
@@ -15,6 +15,9 @@ use std::sync::{Mutex, OnceLock};
 /// Bytes that rdma-core's own libraries look at behind `ibv_device` (`struct verbs_device`), all
 /// zero: libmlx5 and libefa compare the operations there with their own.
 const TAIL_WORDS: usize = 32;
+
+/// Where the kernel has the folders of its RDMA devices.
+const FOLDERS: &str = "/sys/class/infiniband/";
 
 /// A device as programs see it, with the state of this library behind it.
 #[repr(C)]
@@ -58,7 +61,7 @@ fn find_or_make(devices: &mut Vec<Listed>, info: DeviceInfo) -> Listed {
     copy_text(&mut ibv.dev_name, format!("uverbs{number}").as_bytes());
     let folder = format!("/sys/class/infiniband_verbs/uverbs{number}");
     copy_text(&mut ibv.dev_path, folder.as_bytes());
-    let folder = format!("/sys/class/infiniband/{name}");
+    let folder = format!("{FOLDERS}{name}");
     copy_text(&mut ibv.ibdev_path, folder.as_bytes());
     let listed = Listed(Box::into_raw(Box::new(Device {
         ibv,
@@ -107,6 +110,21 @@ pub(crate) fn listed(info: DeviceInfo) -> *mut ibv_device {
     find_or_make(&mut lock(DEVICES.get()), info).0.cast()
 }
 
+/// The listed device whose folder in sysfs this would be.
+pub(crate) fn by_folder(folder: &str) -> Option<DeviceInfo> {
+    let name = folder.trim_end_matches('/').strip_prefix(FOLDERS)?;
+    let devices = lock(DEVICES.get());
+    // SAFETY: listed devices are never freed.
+    let infos = devices.iter().map(|listed| unsafe { &(*listed.0).info });
+    infos.into_iter().find(|info| info.name() == name).cloned()
+}
+
+/// The GUID of a device, big-endian, as its backend says.
+pub(crate) fn guid_of(info: &DeviceInfo) -> Result<[u8; 8], Error> {
+    let context = Context::open(info)?;
+    context.device_attributes().map(|attr| attr.node_guid)
+}
+
 /// Where a listed device is.
 pub(crate) unsafe fn info<'a>(device: *mut ibv_device) -> &'a DeviceInfo {
     // SAFETY: by the caller's contract this is a listed device, which is never freed.
@@ -126,9 +144,7 @@ pub unsafe fn guid(device: *mut ibv_device) -> u64 {
     if let Some(guid) = device.guid.get() {
         return *guid;
     }
-    let asked = Context::open(&device.info)
-        .and_then(|context| context.device_attributes().map(|attr| attr.node_guid));
-    match asked {
+    match guid_of(&device.info) {
         // A GUID is big-endian in C's structures, as it is in ours.
         Ok(guid) => *device.guid.get_or_init(|| u64::from_ne_bytes(guid)),
         Err(_) => 0,

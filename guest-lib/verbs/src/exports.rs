@@ -7,7 +7,7 @@
 use crate::sys::*;
 use crate::{
     address, attributes, channel, completion, context, device, dmabuf, event, import, memory, open,
-    queue_pair, rates, srq, strings, tables,
+    queue_pair, rates, srq, strings, sysfs, tables,
 };
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -60,6 +60,17 @@ exports! {
     fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context = open::device;
     /// Closes a device.
     fn ibv_close_device(context: *mut ibv_context) -> c_int = context::close;
+}
+
+// Sysfs.
+pure_exports! {
+    /// Where sysfs is mounted.
+    fn ibv_get_sysfs_path() -> *const c_char = sysfs::mount();
+}
+exports! {
+    /// Reads a file of sysfs.
+    fn ibv_read_sysfs_file(folder: *const c_char, file: *const c_char, buffer: *mut c_char,
+        size: usize) -> c_int = sysfs::read;
 }
 
 // Several structures of one context.

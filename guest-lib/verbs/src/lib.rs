@@ -49,6 +49,7 @@ pub mod rates;
 pub mod srq;
 pub mod strings;
 pub mod sys;
+pub mod sysfs;
 pub mod tables;
 mod unsupported;
 pub mod window;

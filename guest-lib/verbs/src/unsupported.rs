@@ -27,15 +27,6 @@ pure_exports! {
         = 0;
 }
 
-// Sysfs: our devices have no folder there.
-pure_exports! {
-    /// Where sysfs is mounted.
-    fn ibv_get_sysfs_path() -> *const c_char = c"/sys".as_ptr();
-    /// Reads a file of sysfs.
-    fn ibv_read_sysfs_file(_folder: *const c_char, _file: *const c_char, _buffer: *mut c_char,
-        _size: usize) -> c_int = { fail(crate::errno::ENOENT); -1 };
-}
-
 // Conversions from and to the kernel's structures: they serve librdmacm over its own kernel
 // device, which nothing here can open.
 pure_exports! {
