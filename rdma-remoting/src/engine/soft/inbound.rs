@@ -97,8 +97,8 @@ impl<P: Payload> Payload for Keeping<'_, P> {
 }
 
 impl Responder {
-    /// Takes a fragment of a connection that answers. What it fetches goes into `payload`; returns
-    /// what is answered besides, after that.
+    /// Takes a fragment of a connection. What it fetches goes into `payload`; returns what is
+    /// answered besides, after that: nothing where the transport has no answers.
     pub fn receive<P: Payload>(
         &mut self,
         qp: &QpCommon,
@@ -107,6 +107,10 @@ impl Responder {
         payload: &mut P,
     ) -> Option<Acknowledgement> {
         if !self.answers(qp, from) {
+            return None;
+        }
+        if !qp.transport.is_acknowledged() {
+            self.receive_unanswered(qp, from, fragment, payload);
             return None;
         }
         let next = self.inbound.next;
@@ -126,17 +130,9 @@ impl Responder {
         self.inbound.under_way = Some(is);
         match self.carry_out(qp, from, fragment, payload) {
             Ok(word) => {
-                let behind = next.offset + fragment.bytes;
                 self.inbound.has_complained = false;
-                self.inbound.next = Position::behind(next.message, behind, fragment.length);
-                if self.inbound.next.message > next.message {
+                if self.come_behind(qp, from, fragment) {
                     self.keep(next.message, word);
-                    if let Some(arrival) =
-                        Arrival::of(fragment.request, from.number, fragment.length)
-                    {
-                        self.complete_receive(qp, &arrival);
-                    }
-                    self.end_message();
                 }
                 Some(Acknowledgement::Arrived(self.inbound.next))
             }
@@ -148,6 +144,43 @@ impl Responder {
             // It comes again, when its requester misses the answer.
             Err(Refusal::Unanswered | Refusal::Busy | Refusal::Local(_)) => None,
         }
+    }
+
+    /// Takes a fragment of a connection without answers: of the message whose beginning it has, as
+    /// far as nothing of it is missing, or the beginning of a later one (IBTA 9.8.2.2).
+    fn receive_unanswered<P: Payload>(
+        &mut self,
+        qp: &QpCommon,
+        from: &Sender,
+        fragment: &Fragment<'_>,
+        payload: &mut P,
+    ) {
+        let is = (fragment.request.opcode, fragment.length);
+        let goes_on = fragment.at == self.inbound.next && self.inbound.under_way == Some(is);
+        let begins = fragment.at.offset == 0 && fragment.at >= self.inbound.next;
+        if !begins && !goes_on {
+            return;
+        }
+        (self.inbound.next, self.inbound.under_way) = (fragment.at, Some(is));
+        if self.carry_out(qp, from, fragment, payload).is_ok() {
+            self.come_behind(qp, from, fragment);
+        }
+    }
+
+    /// A fragment was carried out: goes on behind it. Returns whether its message is complete.
+    fn come_behind(&mut self, qp: &QpCommon, from: &Sender, fragment: &Fragment<'_>) -> bool {
+        let Position { message, offset } = fragment.at;
+        let next = Position::behind(message, offset + fragment.bytes, fragment.length);
+        self.inbound.next = next;
+        let is_whole = next.message > message;
+        if is_whole {
+            let arrival = Arrival::of(fragment.request, from.number, fragment.length);
+            if let Some(arrival) = arrival {
+                self.complete_receive(qp, &arrival);
+            }
+            self.end_message();
+        }
+        is_whole
     }
 
     /// Does what a fragment asks for. Returns the word that an atomic operation has fetched.

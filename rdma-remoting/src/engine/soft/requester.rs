@@ -6,7 +6,7 @@ mod waiting;
 mod window;
 
 use super::attributes::State;
-use super::carrier::{Carrier, Peer};
+use super::carrier::{Carrier, Peer, Sequence};
 use super::common::{Life, QpCommon};
 use super::fabric::QpName;
 use super::transfer::{Transfer, WORD_BYTES};
@@ -99,6 +99,8 @@ pub struct Requester<C: Carrier> {
     life: Life,
     /// The connection has carried a message; the responder's life at that time.
     started: Option<Life>,
+    /// Messages that were sent, where nothing is heard of them.
+    unheard: Sequence,
     /// The end of draining was told.
     drained: bool,
     /// Its queue makes no sense any more, or its completion queue has overrun.
@@ -126,6 +128,7 @@ impl<C: Carrier> Requester<C> {
             peer: Default::default(),
             life: Life::begin(),
             started: None,
+            unheard: Sequence::default(),
             drained: false,
             dead: false,
             paused: false,
@@ -160,6 +163,7 @@ impl<C: Carrier> Requester<C> {
         self.peer = Default::default();
         self.life = Life::begin();
         self.started = None;
+        self.unheard = Sequence::default();
         self.drained = false;
         self.dead = false;
         self.attr = QpAttr::default();

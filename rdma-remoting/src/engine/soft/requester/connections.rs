@@ -1,6 +1,6 @@
 //! Requests over a connection, and those of the requester's side alone.
 
-use super::super::carrier::{Carrier, Message, Peer as _, Reached, Sender, Sequence, Session as _};
+use super::super::carrier::{Carrier, Message, Peer as _, Reached, Sender, Session as _};
 use super::super::common::QpCommon;
 use super::super::responder::{Arrival, Nak};
 use super::super::transfer::{Refusal, Transfer};
@@ -70,6 +70,8 @@ impl<C: Carrier> Requester<C> {
         log::debug!("{}: nobody receives a message", qp.number);
         if let Some(active) = self.active.take() {
             counters::count(&qp.counters.dropped, 1);
+            // What was sent of it is none of the next one.
+            self.unheard.0 += 1;
             let Transfer { done, length } = active.transfer;
             self.complete(qp, length, done);
         }
@@ -117,7 +119,7 @@ impl<C: Carrier> Requester<C> {
         };
         let message = Message {
             from: &from,
-            sequence: Sequence::default(),
+            sequence: self.unheard,
             request: &self.request,
             parts: &self.parts,
         };
@@ -142,6 +144,7 @@ impl<C: Carrier> Requester<C> {
             Ok(Reached::Sent) => {
                 let length = active.transfer.length;
                 drop(session);
+                self.unheard.0 += 1;
                 self.tell_transferred(node);
                 self.complete(qp, length, length.into());
                 Step::Done
