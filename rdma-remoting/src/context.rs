@@ -12,6 +12,7 @@ use crate::objects::{BufferObject, MAX_MRS, Member, Objects};
 use crate::peers::Reach;
 use crate::ready::Ready;
 use crate::segment::Segment;
+use crate::shared_contexts::SharedContexts;
 use crate::throughput::Throughput;
 use crate::xrc_domains::{DomainsByFile, FileId};
 use farlane_abi::Errno;
@@ -64,6 +65,7 @@ pub(crate) struct Owner {
     pub throughput: Arc<Throughput>,
     pub limit: Arc<LogLimit>,
     pub domains: Arc<DomainsByFile>,
+    pub shared: Arc<SharedContexts>,
     pub clock: DeviceClock,
     pub comp_vectors: u32,
 }
@@ -93,6 +95,10 @@ pub struct Context {
     pub(crate) limit: Arc<LogLimit>,
     /// Domains of extended reliable connections that its tenant's contexts have together.
     pub(crate) domains: Arc<DomainsByFile>,
+    /// Contexts that its tenant's processes have let others have.
+    pub(crate) shared: Arc<SharedContexts>,
+    /// The file that stands for it there.
+    shared_as: Mutex<Option<Arc<FileId>>>,
     /// By which its completions say when they came.
     pub(crate) clock: DeviceClock,
     /// How many completion vectors there are: one for each worker.
@@ -159,6 +165,7 @@ impl Context {
             throughput,
             limit,
             domains,
+            shared,
             clock,
             comp_vectors,
         } = owner;
@@ -189,6 +196,8 @@ impl Context {
             throughput,
             limit,
             domains,
+            shared,
+            shared_as: Mutex::default(),
             clock,
             comp_vectors,
             header: OnceLock::new(),
@@ -385,6 +394,20 @@ impl Context {
         }
     }
 
+    /// Has a file stand for it.
+    ///
+    /// # Errors
+    /// `EBUSY` where one does, or it stands for another context.
+    pub(crate) fn share_as(self: &Arc<Self>, file: Arc<FileId>) -> Result<(), Errno> {
+        let mut shared_as = lock(&self.shared_as);
+        if shared_as.is_some() {
+            return Err(Errno::EBUSY);
+        }
+        self.shared.add(*file, self)?;
+        *shared_as = Some(file);
+        Ok(())
+    }
+
     /// The process maps a buffer: the one with this handle, or, with handle zero, the one that
     /// lies exactly there.
     ///
@@ -508,6 +531,10 @@ impl Context {
     /// end), memory keys, pins and segments, shared receive queues, completion queues, buffers.
     /// When it returns nothing touches the process's memory.
     pub(crate) fn teardown(&self) {
+        // Nobody comes to what is in it any more.
+        if let Some(file) = lock(&self.shared_as).take() {
+            self.shared.forget(*file);
+        }
         let (qps, srqs, cqs, xrcds, buffers, mapped) = {
             let mut objects = self.objects();
             let qps = objects.qps.drain();

@@ -12,7 +12,8 @@
 //! * [`table`], [`memory`], `address_handles`: handles and memory keys, each owned by one context;
 //! * [`engine`]: what carries work out; [`engine::soft`] is the embedded one;
 //! * [`local`]: the same engine without remoting;
-//! * [`context`], `objects`, `async_ring`: what one process owns; `verbs`: the calls on it;
+//! * [`context`], `objects`, `async_ring`: what one process owns, `shared_contexts`: what it lets
+//!   others have; `verbs`: the calls on it;
 //!   `turn`: a context's turn, `drr`: how much of it each has, and `round`: who has one;
 //! * `worker`: the threads that give turns, `hand`: what each has at hand; [`nodes`]: those that
 //!   belong to NUMA nodes;
@@ -51,6 +52,7 @@ mod round;
 mod schedule;
 mod segment;
 pub mod server;
+mod shared_contexts;
 pub mod shared_receive_queue;
 #[cfg(test)]
 mod shared_receive_queue_tests;

@@ -2,7 +2,7 @@
 
 use crate::async_ring::ObjectEvents;
 use crate::completion_queue::SharedCompletionQueue;
-use crate::engine::{EngineCq, EngineQp, EngineSrq, Progress, Turn};
+use crate::engine::{EngineContext, EngineCq, EngineQp, EngineSrq, Progress, Turn};
 use crate::inbox::Scheduled;
 use crate::ledger::{Account, Resource, Share};
 use crate::memory::PdHandle;
@@ -11,6 +11,7 @@ use crate::request::MemoryKey;
 use crate::segment::Part;
 use crate::table::Table;
 use crate::xrc_domains::{Domain, FileId};
+use farlane_abi::Errno;
 use farlane_abi::queue::QP_OFF_BACKEND_STATE;
 use farlane_abi::rdma::{MAX_QPS, MAX_SRQS, VerbsVersion};
 use farlane_worker::wake;
@@ -32,10 +33,26 @@ pub const MAX_MWS: u32 = MAX_MRS;
 pub const MAX_BUFFERS: u32 = 1024;
 
 /// A protection domain. What is in it holds it.
-#[derive(Debug)]
 pub(crate) struct Pd {
     /// The engine's.
     pub engine: PdHandle,
+    /// Of which other one it is a further name.
+    pub imported: Option<Imported>,
+}
+
+/// What an imported domain stands for.
+pub(crate) struct Imported {
+    pub origin: Arc<Pd>,
+    /// Whose that is.
+    pub home: Arc<dyn EngineContext>,
+}
+
+impl Pd {
+    /// `EOPNOTSUPP` of one that was imported.
+    pub fn require_own(&self) -> Result<(), Errno> {
+        let is_own = self.imported.is_none();
+        is_own.then_some(()).ok_or(Errno::EOPNOTSUPP)
+    }
 }
 
 /// A domain of extended reliable connections that the process has open. What it has there holds

@@ -6,6 +6,7 @@ use crate::context::{Context, Owner};
 use crate::engine::{PortAddress, RawGid};
 use crate::ledger::{Account, Limits, Resource, Share};
 use crate::peers::{Peers, Reach};
+use crate::shared_contexts::SharedContexts;
 use crate::throughput::{Rates, Throughput};
 use crate::xrc_domains::DomainsByFile;
 use farlane_abi::Errno;
@@ -44,6 +45,7 @@ pub struct Port {
     limit: Arc<LogLimit>,
     contexts: Mutex<HashMap<ContextId, Arc<Context>>>,
     domains: Arc<DomainsByFile>,
+    shared: Arc<SharedContexts>,
 }
 
 impl std::fmt::Debug for Port {
@@ -73,6 +75,7 @@ impl Port {
             adapter,
             contexts: Mutex::default(),
             domains: Arc::default(),
+            shared: Arc::default(),
         })
     }
 
@@ -128,6 +131,7 @@ impl Port {
             throughput: Arc::clone(&self.throughput),
             limit: Arc::clone(&self.limit),
             domains: Arc::clone(&self.domains),
+            shared: Arc::clone(&self.shared),
             clock: self.adapter.clock,
             comp_vectors: self.adapter.comp_vectors(),
         };

@@ -6,6 +6,7 @@
 mod address_handles;
 mod buffers;
 mod completion_queues;
+mod imports;
 mod memory_regions;
 mod memory_windows;
 mod on_demand;
@@ -25,9 +26,9 @@ use farlane_abi::Errno;
 use farlane_abi::ids::RegionId;
 use farlane_abi::rdma::{
     AllocBuffer, AllocMw, Buffer, CreateAh, CreateCq, CreateCqEx, CreateQp, CreateQpEx, CreateSrq,
-    DeviceAttr, DeviceLimits, DeviceTime, Gid, Handle, MAX_QPS, MAX_SRQS, McastGroup, ModifyQp,
-    ModifySrq, Mr, Mw, OpenQp, OpenXrcd, PortAttr, Qp, QpAttr, QueryGid, RegMr, ReregMr, ResizeCq,
-    ResizeSrq, Srq, SrqAttr, Verbs, VerbsVersion, VersionRange,
+    DeviceAttr, DeviceLimits, DeviceTime, Gid, Handle, ImportMr, ImportPd, ImportedMr, MAX_QPS,
+    MAX_SRQS, McastGroup, ModifyQp, ModifySrq, Mr, Mw, OpenQp, OpenXrcd, PortAttr, Qp, QpAttr,
+    QueryGid, RegMr, ReregMr, ResizeCq, ResizeSrq, Srq, SrqAttr, Verbs, VerbsVersion, VersionRange,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
@@ -202,7 +203,10 @@ impl Verbs for CallHost<'_> {
         let mut objects = self.context.objects();
         let inserted = objects.pds.insert_with(|_| {
             let engine = engine.alloc_pd()?;
-            Ok(Pd { engine })
+            Ok(Pd {
+                engine,
+                imported: None,
+            })
         });
         inserted.map(|(handle, _)| handle.into())
     }
@@ -213,7 +217,9 @@ impl Verbs for CallHost<'_> {
         if Arc::strong_count(objects.pds.get(pd.get()).ok_or(Errno::EBADF)?) > 1 {
             return Err(Errno::EBUSY);
         }
-        if let Some(pd) = objects.pds.remove(pd.get()) {
+        if let Some(pd) = objects.pds.remove(pd.get())
+            && pd.imported.is_none()
+        {
             self.context.engine_context.dealloc_pd(pd.engine);
         }
         Ok(())
@@ -310,6 +316,22 @@ impl Verbs for CallHost<'_> {
 
     fn close_xrcd(&mut self, xrcd: Handle) -> Result<(), Errno> {
         self.close_domain(xrcd)
+    }
+
+    fn share_context(&mut self, region: U32) -> Result<(), Errno> {
+        self.share(region)
+    }
+
+    fn import_context(&mut self, region: U32) -> Result<(), Errno> {
+        self.shared_context(region).map(drop)
+    }
+
+    fn import_pd(&mut self, args: ImportPd) -> Result<Handle, Errno> {
+        self.import_domain(&args)
+    }
+
+    fn import_mr(&mut self, args: ImportMr) -> Result<ImportedMr, Errno> {
+        self.import_registration(&args)
     }
 
     fn open_qp(&mut self, args: OpenQp) -> Result<Qp, Errno> {

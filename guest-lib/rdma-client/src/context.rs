@@ -14,7 +14,7 @@ use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
 use farlane_abi::rdma::{DeviceLimits, QueryGid, VerbsVersion, VersionRange};
 use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
-use farlane_transport::Transport;
+use farlane_transport::{ShownFile, Transport};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -130,6 +130,38 @@ impl Context {
             VerbsVersion::V1 | VerbsVersion::V2 => Err(Errno::EOPNOTSUPP.into()),
             VerbsVersion::V3 => Ok(self.verbs().query_clock(&())?.time.get()),
         }
+    }
+
+    /// Has a file stand for this context from now on: processes that have it open may import what
+    /// is in the context.
+    ///
+    /// # Errors
+    /// `EBUSY` where one does already, `EOPNOTSUPP` where the backend or the driver cannot tell
+    /// files, `ENODEV` where the device is gone.
+    pub fn share(&self, file: BorrowedFd<'_>) -> Result<(), Error> {
+        let file = self.show(file)?;
+        known(self.verbs().share_context(&file.region().into()))?;
+        file.keep();
+        Ok(())
+    }
+
+    /// Comes to the context of another process that this file stands for: by what this returns its
+    /// domains are [imported](crate::Pd::import).
+    ///
+    /// # Errors
+    /// `EINVAL` where it stands for none of this device; `EOPNOTSUPP` and `ENODEV` as
+    /// [`share`](Self::share).
+    pub fn import(&self, file: BorrowedFd<'_>) -> Result<ShownFile, Error> {
+        let file = self.show(file)?;
+        known(self.verbs().import_context(&file.region().into()))?;
+        Ok(file)
+    }
+
+    fn show(&self, file: BorrowedFd<'_>) -> Result<ShownFile, Error> {
+        if self.version() < VerbsVersion::V2 {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
+        Ok(ShownFile::new(self.transport(), file)?)
     }
 
     /// Device that the context is of.
@@ -270,6 +302,14 @@ impl Context {
         let inside = length <= memory.length().checked_sub(offset)?;
         let handle = memory.handle()?;
         inside.then_some((memory, handle))
+    }
+}
+
+/// The outcome of a call that not every backend knows.
+pub(crate) fn known<T>(answered: Result<T, Error>) -> Result<T, Error> {
+    match answered {
+        Err(error) if error.errno() == Errno::ENOSYS => Err(Errno::EOPNOTSUPP.into()),
+        answered => answered,
     }
 }
 

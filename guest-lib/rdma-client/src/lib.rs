@@ -65,7 +65,7 @@ pub use farlane_abi::rdma::{
     AllocBuffer, CreateAh, DeviceAttr, DeviceLimits, Gid, PortAttr, QpAttr, SrqAttr, VerbsStubs,
     VerbsVersion,
 };
-pub use farlane_transport::{Address, DeviceInfo, TransportError, devices};
+pub use farlane_transport::{Address, DeviceInfo, ShownFile, TransportError, devices};
 pub use farlane_transport::{PerProcess, SHARE_VARIABLE, allow_sharing};
 pub use mr::{Mr, MrChange};
 pub use mw::Mw;

@@ -5,8 +5,8 @@ use crate::pd::Destroyed;
 use crate::{Context, Error, Pd};
 use farlane_abi::Errno;
 use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, MR_SOURCE_BUFFER, MR_SOURCE_PIN,
-    RegMr, ReregMr, VerbsVersion,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, ImportMr, MR_SOURCE_BUFFER,
+    MR_SOURCE_PIN, RegMr, ReregMr, VerbsVersion,
 };
 use farlane_sys::sync::lock;
 use farlane_transport::{Pin, PinKind};
@@ -312,6 +312,35 @@ impl Mr {
                 source: Some(source),
             }),
             destroyed: Destroyed::default(),
+        })
+    }
+
+    /// Imports the registration that has this handle in the process that `pd` was imported from:
+    /// its keys. It stays that process's, which ends it.
+    ///
+    /// # Errors
+    /// `EINVAL` where there is none in that domain, or the process has ended.
+    pub fn import(pd: &Arc<Pd>, handle: u32) -> Result<Self, Error> {
+        let context = pd.context();
+        let mr = context.verbs().import_mr(&ImportMr {
+            pd: pd.handle().into(),
+            mr: handle.into(),
+        })?;
+        let length = usize::try_from(mr.length.get()).map_err(|_| Errno::EPROTO)?;
+        Ok(Self {
+            context: Arc::clone(context),
+            handle,
+            lkey: mr.lkey.get(),
+            rkey: mr.rkey.get(),
+            registered: Mutex::new(Registered {
+                pd: Arc::clone(pd),
+                address: 0,
+                length,
+                iova: 0,
+                access: 0,
+                source: None,
+            }),
+            destroyed: Destroyed::already(),
         })
     }
 

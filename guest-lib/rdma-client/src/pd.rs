@@ -1,7 +1,8 @@
 //! Protection domains.
 
-use crate::{Context, Error};
+use crate::{Context, Error, ShownFile};
 use farlane_abi::Errno;
+use farlane_abi::rdma::ImportPd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,6 +21,30 @@ impl Pd {
     /// `ENOMEM` where the backend has no room for another, `ENODEV` where it is gone.
     pub fn allocate(context: &Arc<Context>) -> Result<Arc<Self>, Error> {
         let handle = context.verbs().alloc_pd(&())?.get();
+        Ok(Arc::new(Self {
+            context: Arc::clone(context),
+            handle,
+            destroyed: Destroyed::default(),
+        }))
+    }
+
+    /// Imports the protection domain that has this handle in the context of another process, to
+    /// which `file` [leads](Context::import). Queue pairs can be made in it, whose requests name
+    /// that context's memory, and nothing else.
+    ///
+    /// # Errors
+    /// `EINVAL` where there is none, or the context has ended; `ENOMEM` and `ENODEV` as
+    /// [`allocate`](Self::allocate).
+    pub fn import(
+        context: &Arc<Context>,
+        file: &ShownFile,
+        handle: u32,
+    ) -> Result<Arc<Self>, Error> {
+        let import = ImportPd {
+            region: file.region().into(),
+            pd: handle.into(),
+        };
+        let handle = context.verbs().import_pd(&import)?.get();
         Ok(Arc::new(Self {
             context: Arc::clone(context),
             handle,
@@ -61,6 +86,11 @@ impl Drop for Pd {
 pub(crate) struct Destroyed(AtomicBool);
 
 impl Destroyed {
+    /// Of what is another one's to destroy.
+    pub(crate) fn already() -> Self {
+        Self(AtomicBool::new(true))
+    }
+
     /// Runs `destroy` unless it has succeeded before. A dead device has destroyed everything.
     pub(crate) fn once(&self, destroy: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
         if self.0.swap(true, Ordering::AcqRel) {

@@ -1,6 +1,7 @@
 //! Queue pairs.
 
 use crate::arena::Part;
+use crate::context::known;
 use crate::header::Header;
 use crate::pd::Destroyed;
 use crate::work::{Producer, RecvPlace, RecvQueue, RecvRequest, SendQueue, SendRequest};
@@ -192,11 +193,7 @@ impl Qp {
             signal_all: u32::from(signal_all).into(),
         };
         let qp = match (of_others, version) {
-            (Some(open), _) => match context.verbs().open_qp(open) {
-                // It does not know the call.
-                Err(error) if error.errno() == Errno::ENOSYS => Err(Errno::EOPNOTSUPP.into()),
-                answered => answered,
-            },
+            (Some(open), _) => known(context.verbs().open_qp(open)),
             (None, VerbsVersion::V1) => context.verbs().create_qp(&base),
             (None, VerbsVersion::V2 | VerbsVersion::V3) => {
                 context.verbs().create_qp_ex(&CreateQpEx {

@@ -1,5 +1,6 @@
 //! Domains of extended reliable connections.
 
+use crate::context::known;
 use crate::pd::Destroyed;
 use crate::{Context, Error};
 use farlane_abi::Errno;
@@ -53,12 +54,7 @@ impl Xrcd {
             region: file.region().into(),
             flags: flags.into(),
         });
-        match opened {
-            Ok(handle) => Ok(Self::of(context, handle.get(), Some(file))),
-            // It does not know the call.
-            Err(error) if error.errno() == Errno::ENOSYS => Err(Errno::EOPNOTSUPP.into()),
-            Err(error) => Err(error),
-        }
+        Ok(Self::of(context, known(opened)?.get(), Some(file)))
     }
 
     fn of(context: &Arc<Context>, handle: u32, file: Option<ShownFile>) -> Arc<Self> {

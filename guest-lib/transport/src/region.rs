@@ -130,6 +130,7 @@ impl Drop for Pin {
 pub struct ShownFile {
     region: u32,
     transport: Arc<dyn Transport>,
+    is_kept: bool,
 }
 
 impl ShownFile {
@@ -144,6 +145,7 @@ impl ShownFile {
         Ok(Self {
             region: transport.attach_file(file)?,
             transport: Arc::clone(transport),
+            is_kept: false,
         })
     }
 
@@ -152,12 +154,19 @@ impl ShownFile {
     pub fn region(&self) -> u32 {
         self.region
     }
+
+    /// Has the backend know it as long as the transport is open.
+    pub fn keep(mut self) {
+        self.is_kept = true;
+    }
 }
 
 impl Drop for ShownFile {
     fn drop(&mut self) {
-        // A dead device has forgotten the region already.
-        let _ = self.transport.detach(self.region);
+        if !self.is_kept {
+            // A dead device has forgotten the region already.
+            let _ = self.transport.detach(self.region);
+        }
     }
 }
 

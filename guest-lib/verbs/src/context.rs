@@ -28,6 +28,19 @@ pub struct ContextState {
     pub(crate) importable: Importable,
 }
 
+impl ContextState {
+    /// Of a context in which nothing is.
+    pub(crate) fn new(context: Arc<Context>, importable: Importable) -> Arc<Self> {
+        Arc::new(Self {
+            context,
+            queue_pairs: Mutex::default(),
+            completion_queues: Mutex::default(),
+            srqs: Mutex::default(),
+            importable,
+        })
+    }
+}
+
 /// What is behind the C structure of a context.
 #[derive(Debug)]
 pub(crate) struct Opened {

@@ -3,8 +3,12 @@
 //! A context's `cmd_fd` names it within its process: it is an empty file, of which a copy
 //! (`dup(2)`) is the same file. A context has -1 instead where the kernel makes none, and
 //! cannot be imported. Imported structures are of the same context at the backend, so
-//! protection domains and registrations have the same handles in both. A file of another process
-//! names nothing here: `EOPNOTSUPP`.
+//! protection domains and registrations have the same handles in both.
+//!
+//! A file that came from another process stands for that one's context: the backend knows it, as
+//! each process shows its own, and whoever shows it, too, has a right to what is there. The
+//! importer has a context of its own, for queues and calls, and in it names for domains of the
+//! other one.
 
 use crate::context::{ContextState, Opened, shared};
 use crate::device;
@@ -14,7 +18,7 @@ use crate::memory::{Domain, Hold, MrObject, PdObject, Registration, domain};
 use crate::open;
 use crate::parent_domain::Uses;
 use crate::sys::*;
-use farlane_rdma_client::{Mr, Pd, PerProcess};
+use farlane_rdma_client::{Context, Mr, Pd, PerProcess, ShownFile};
 use farlane_sys::memory_file;
 use farlane_sys::sync::lock;
 use rustix::fs::SealFlags;
@@ -70,6 +74,8 @@ impl CommandFile {
 pub(crate) struct Importable {
     /// None where the kernel would not make one.
     command_file: Option<CommandFile>,
+    /// What leads to the context of another process that this one stands for.
+    of_another: Option<ShownFile>,
     domains: Handles<Pd>,
     registrations: Handles<Mr>,
     memories: Handles<Dm>,
@@ -82,10 +88,31 @@ impl Importable {
         Self {
             // Few programs import contexts: all others do without.
             command_file: CommandFile::new().ok(),
+            of_another: None,
             domains: Mutex::default(),
             registrations: Mutex::default(),
             memories: Mutex::default(),
             keys: Mutex::default(),
+        }
+    }
+
+    /// Of a context that stands for another process's.
+    fn of_another(file: ShownFile) -> Self {
+        Self {
+            command_file: None,
+            of_another: Some(file),
+            domains: Mutex::default(),
+            registrations: Mutex::default(),
+            memories: Mutex::default(),
+            keys: Mutex::default(),
+        }
+    }
+
+    /// Has other processes come to the context by its file. Where the backend cannot do that they
+    /// do not.
+    pub(crate) fn share(&self, context: &Context) {
+        if let Some(command) = &self.command_file {
+            let _ = context.share(command.file.as_fd());
         }
     }
 
@@ -175,12 +202,13 @@ pub unsafe fn device(cmd_fd: c_int) -> *mut ibv_context {
         return fail_null(libc::EBADF);
     }
     // SAFETY: a number that is no descriptor is an error of the call that it is used in.
-    let id = match FileId::of(unsafe { BorrowedFd::borrow_raw(cmd_fd) }) {
+    let file = unsafe { BorrowedFd::borrow_raw(cmd_fd) };
+    let id = match FileId::of(file) {
         Ok(id) => id,
         Err(error) => return fail_null(error.raw_os_error()),
     };
     let found = lock(CONTEXTS.get()).get(&id).and_then(Weak::upgrade);
-    let Some(shared) = found else {
+    let Some(shared) = found.or_else(|| of_another(file)) else {
         return fail_null(EOPNOTSUPP);
     };
     let device = device::listed(shared.context.device().clone());
@@ -193,11 +221,44 @@ pub unsafe fn device(cmd_fd: c_int) -> *mut ibv_context {
     open::publish(device, opened, cmd_fd)
 }
 
+/// A context for that of another process, where the file stands for one. Which device that is of
+/// its backend alone knows.
+fn of_another(file: BorrowedFd<'_>) -> Option<Arc<ContextState>> {
+    farlane_rdma_client::devices().iter().find_map(|device| {
+        let context = Context::open(device).ok()?;
+        let shown = context.import(file).ok()?;
+        Some(ContextState::new(context, Importable::of_another(shown)))
+    })
+}
+
+/// The domain of a handle, which may be another process's.
+fn find_domain(shared: &ContextState, handle: u32) -> Result<Arc<Pd>, c_int> {
+    match &shared.importable.of_another {
+        None => find(&shared.importable.domains, handle),
+        Some(file) => {
+            let imported = Pd::import(&shared.context, file, handle);
+            imported.map_err(|error| error.errno().raw_os_error())
+        }
+    }
+}
+
+/// The registration of a handle in a domain.
+fn find_registration(domain: &Domain, handle: u32) -> Result<Arc<Mr>, c_int> {
+    let importable = &domain.shared.importable;
+    if importable.of_another.is_some() {
+        let imported = Mr::import(&domain.pd, handle).map(Arc::new);
+        return imported.map_err(|error| error.errno().raw_os_error());
+    }
+    let found = find(&importable.registrations, handle)?;
+    let is_there = Arc::ptr_eq(&found.pd(), &domain.pd);
+    is_there.then_some(found).ok_or(EINVAL)
+}
+
 /// `ibv_import_pd`.
 pub unsafe fn pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     // SAFETY: by the caller's contract.
     let shared = unsafe { shared(context) };
-    match find(&shared.importable.domains, handle) {
+    match find_domain(shared, handle) {
         Ok(pd) => PdObject::publish(
             ibv_pd { context, handle },
             Domain {
@@ -227,8 +288,8 @@ pub unsafe fn unimport_pd(pd: *mut ibv_pd) {
 pub unsafe fn mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     // SAFETY: by the caller's contract.
     let (domain, context) = unsafe { (domain(pd), (*pd).context) };
-    match find(&domain.shared.importable.registrations, handle) {
-        Ok(mr) if Arc::ptr_eq(&mr.pd(), &domain.pd) => MrObject::publish(
+    match find_registration(domain, handle) {
+        Ok(mr) => MrObject::publish(
             ibv_mr {
                 context,
                 pd,
@@ -246,7 +307,6 @@ pub unsafe fn mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
                 _mapping: None,
             },
         ),
-        Ok(_) => fail_null(EINVAL),
         Err(errno) => fail_null(errno),
     }
 }
@@ -261,10 +321,13 @@ pub unsafe fn unimport_mr(mr: *mut ibv_mr) {
     }
 }
 
-/// `ibv_import_dm`.
+/// `ibv_import_dm`, within one process.
 pub unsafe fn dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     // SAFETY: by the caller's contract.
     let shared = unsafe { shared(context) };
+    if shared.importable.of_another.is_some() {
+        return fail_null(EOPNOTSUPP);
+    }
     match find(&shared.importable.memories, handle) {
         Ok(dm) => dm::publish(context, shared, dm, Hold::Imported),
         Err(errno) => fail_null(errno),

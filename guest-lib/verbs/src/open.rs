@@ -13,7 +13,6 @@ use farlane_abi::width::at_most;
 use farlane_rdma_client::{Context, SHARE_VARIABLE, allow_sharing};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd as _, RawFd};
-use std::sync::{Arc, Mutex};
 
 /// `abi_compat` of a context that is the last member of a `verbs_context`.
 const EXTENDED: *mut c_void = usize::MAX as *mut c_void;
@@ -28,14 +27,9 @@ pub unsafe fn device(device: *mut ibv_device) -> *mut ibv_context {
         Err(error) => return fail_null(error.errno().raw_os_error()),
     };
     let importable = Importable::new();
+    importable.share(&context);
     let cmd_fd = importable.cmd_fd();
-    let shared = Arc::new(ContextState {
-        context,
-        queue_pairs: Mutex::default(),
-        completion_queues: Mutex::default(),
-        srqs: Mutex::default(),
-        importable,
-    });
+    let shared = ContextState::new(context, importable);
     import::announce(&shared);
     let opened = Opened {
         shared,

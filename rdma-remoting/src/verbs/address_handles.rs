@@ -52,6 +52,7 @@ impl CallHost<'_> {
         }
         let objects = self.context.objects();
         let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
+        pd.require_own()?;
         let owner = (Arc::clone(pd), self.take(Resource::AddressHandles, 1)?);
         let engine = &self.context.engine_context;
         let handle = engine.create_ah(pd.engine, &address)?;

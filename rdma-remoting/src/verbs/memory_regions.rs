@@ -10,11 +10,12 @@ use farlane_abi::Errno;
 use farlane_abi::rdma::{Handle, MR_SOURCE_BUFFER, MR_SOURCE_PIN, Mr, RegMr, ReregMr};
 use farlane_sys::sync::lock;
 use farlane_zero_copy::{Region, RegionError};
+use std::any::Any;
 use std::sync::{Arc, Mutex};
 
 /// What lasts as long as a memory region.
 struct MemoryRegionUses {
-    _pd: Arc<Pd>,
+    pd: Arc<Pd>,
     _buffer: Option<Arc<BufferObject>>,
     /// It is of no memory.
     is_null: bool,
@@ -53,6 +54,13 @@ impl<'a> Wanted<'a> {
     }
 }
 
+/// The domain of a registration, and its length in bytes, by what lasts as long as it.
+pub(super) fn registration(owner: &Arc<dyn Any + Send + Sync>) -> Option<(&Arc<Pd>, u64)> {
+    let uses = owner.downcast_ref::<MemoryRegionUses>()?;
+    let length = lock(&uses.shares.bytes).amount();
+    Some((&uses.pd, length))
+}
+
 impl CallHost<'_> {
     pub(super) fn register(&self, args: &RegMr) -> Result<Mr, Errno> {
         let wanted = Wanted::check(args)?;
@@ -77,9 +85,10 @@ impl CallHost<'_> {
     pub(super) fn register_nothing(&self, pd: Handle) -> Result<Mr, Errno> {
         let mut objects = self.context.objects();
         let pd = Arc::clone(objects.pds.get(pd.get()).ok_or(Errno::EBADF)?);
+        pd.require_own()?;
         let engine_pd = pd.engine;
         let uses = MemoryRegionUses {
-            _pd: pd,
+            pd,
             _buffer: None,
             is_null: true,
             shares: Arc::new(Shares {
@@ -114,6 +123,7 @@ impl CallHost<'_> {
     ) -> Result<MemoryRegion, Errno> {
         let args = wanted.args;
         let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
+        pd.require_own()?;
         let (region, buffer) = match args.source.get() {
             MR_SOURCE_PIN => (self.context.pin(region_id(args.object)?)?, None),
             MR_SOURCE_BUFFER => {
@@ -124,7 +134,7 @@ impl CallHost<'_> {
         };
         let engine_pd = pd.engine;
         let uses = MemoryRegionUses {
-            _pd: pd,
+            pd,
             _buffer: buffer,
             is_null: false,
             shares: shares()?,

@@ -91,6 +91,12 @@ impl CallHost<'_> {
         let mut objects = self.context.objects();
         let uses = Uses::of(&objects, args)?;
         let pd = uses.pd.engine;
+        let home = match &uses.pd.imported {
+            None => Arc::clone(&self.context.engine_context),
+            // Handles of addresses, and shared receive queues, are of the context's own domains.
+            Some(_) if kind == QPT_UD || uses.srq.is_some() => return Err(Errno::EOPNOTSUPP),
+            Some(imported) => Arc::clone(&imported.home),
+        };
         let addressing = match kind {
             QPT_UD => Addressing::Handles(Arc::new(HandlesOfDomain {
                 handles: Arc::clone(&self.context.addresses),
@@ -111,7 +117,7 @@ impl CallHost<'_> {
                 cqs,
                 srq,
             } = uses;
-            let engine = self.context.engine_context.create_qp(QpSpec {
+            let engine = home.create_qp(QpSpec {
                 kind,
                 pd,
                 sends: Box::new(sends),

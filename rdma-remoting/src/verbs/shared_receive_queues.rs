@@ -31,6 +31,7 @@ impl CallHost<'_> {
         let queue = queue.map_err(|_| Errno::EINVAL)?;
         let mut objects = self.context.objects();
         let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
+        pd.require_own()?;
         // Of a domain it has a completion queue, of none it has none.
         let in_domain = match (args.xrcd.get(), args.cq.get()) {
             (0, 0) => None,

@@ -16,6 +16,7 @@ use std::time::Instant;
 
 mod changes;
 mod datagrams;
+mod imports;
 mod limits;
 mod shared_receive_queues;
 mod versions;

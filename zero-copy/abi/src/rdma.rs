@@ -123,6 +123,19 @@ call_table! {
         /// Opens a target of such a domain that any of its contexts has made. `destroy_qp` closes
         /// it; it ends with the last one. `EINVAL` where the domain has none of this number.
         44 => fn open_qp(OpenQp) -> Qp;
+        /// Has the file that is this region stand for the calling context: whoever shows it may
+        /// import what is in it. The region cannot be detached from then on. `EBUSY` the second
+        /// time, and where the file stands for another context.
+        45 => fn share_context(U32) -> ();
+        /// Whether the file that is this region stands for a context of the tenant: `EINVAL` where
+        /// it does not, or not any more.
+        46 => fn import_context(U32) -> ();
+        /// A handle of a protection domain of the context that a file stands for. Queue pairs can
+        /// be made in it, other than of datagrams and without a shared receive queue, whose
+        /// requests name the memory of that context; nothing else (`EOPNOTSUPP`).
+        47 => fn import_pd(ImportPd) -> Handle;
+        /// The keys of a registration in an imported domain; `EINVAL` where it is in another one.
+        48 => fn import_mr(ImportMr) -> ImportedMr;
         /// Allocates a memory window, which is not bound.
         30 => fn alloc_mw(AllocMw) -> Mw;
         /// Frees a memory window, bound or not.
@@ -547,6 +560,32 @@ pod! {
         pub region: U32,
         /// `XRCD_*`.
         pub flags: U32,
+    }
+
+    /// Import of a protection domain.
+    pub struct ImportPd {
+        /// The region that is the file which stands for its context.
+        pub region: U32,
+        /// Its handle there.
+        pub pd: U32,
+    }
+
+    /// Import of a registration.
+    pub struct ImportMr {
+        /// The domain that it is in, which was imported.
+        pub pd: U32,
+        /// Its handle where it was made.
+        pub mr: U32,
+    }
+
+    /// A registration of another context.
+    pub struct ImportedMr {
+        /// Key for local use.
+        pub lkey: U32,
+        /// Key for the peer's use.
+        pub rkey: U32,
+        /// Length in bytes.
+        pub length: U64,
     }
 
     /// Opening of a target of extended reliable connections.

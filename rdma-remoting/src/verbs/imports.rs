@@ -1,0 +1,61 @@
+//! What processes have of each other's contexts (`ibv_import_device` and what follows).
+
+use super::{CallHost, region_id};
+use crate::context::Context;
+use crate::objects::{Imported, Pd};
+use crate::request::MemoryKey;
+use crate::verbs::memory_regions::registration;
+use farlane_abi::Errno;
+use farlane_abi::rdma::{Handle, ImportMr, ImportPd, ImportedMr};
+use farlane_abi::zerocopy::little_endian::U32;
+use std::sync::Arc;
+
+impl CallHost<'_> {
+    pub(super) fn share(&self, region: U32) -> Result<(), Errno> {
+        let file = self.context.file(region_id(region)?)?;
+        self.context.share_as(file)
+    }
+
+    /// The context that a file stands for.
+    pub(super) fn shared_context(&self, region: U32) -> Result<Arc<Context>, Errno> {
+        let file = self.context.file(region_id(region)?)?;
+        self.context.shared.find(*file).ok_or(Errno::EINVAL)
+    }
+
+    pub(super) fn import_domain(&self, args: &ImportPd) -> Result<Handle, Errno> {
+        let of = self.shared_context(args.region)?;
+        // Not both contexts' objects at once: the other one may do the same.
+        let origin = {
+            let objects = of.objects();
+            let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EINVAL)?;
+            pd.require_own()?;
+            Arc::clone(pd)
+        };
+        let pd = Pd {
+            engine: origin.engine,
+            imported: Some(Imported {
+                origin,
+                home: Arc::clone(&of.engine_context),
+            }),
+        };
+        let imported = self.context.objects().pds.insert(pd);
+        imported.map(Into::into)
+    }
+
+    pub(super) fn import_registration(&self, args: &ImportMr) -> Result<ImportedMr, Errno> {
+        let objects = self.context.objects();
+        let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
+        let Imported { origin, home } = pd.imported.as_ref().ok_or(Errno::EINVAL)?;
+        let key = MemoryKey(args.mr.get());
+        let owner = home.mr_owner(key).ok_or(Errno::EINVAL)?;
+        let (domain, length) = registration(&owner).ok_or(Errno::EINVAL)?;
+        if !Arc::ptr_eq(domain, origin) {
+            return Err(Errno::EINVAL);
+        }
+        Ok(ImportedMr {
+            lkey: key.into(),
+            rkey: key.into(),
+            length: length.into(),
+        })
+    }
+}
