@@ -9,12 +9,12 @@ use farlane_abi::arena::{
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::queue::{QP_OFF_ENTRIES, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_PRODUCED};
 use farlane_abi::rdma::{
-    ModifyQp, QP_STATE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RTR, QPS_RTS, Qp, QpAttr,
-    ReregMr,
+    ModifyQp, OpenQp, QP_STATE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RTR, QPS_RTS, Qp,
+    QpAttr, ReregMr,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use farlane_rdma_remoting::{Context, Port, Server};
+use farlane_rdma_remoting::{Context, FileId, Port, Server};
 use farlane_zero_copy::{AddressSpace, Pool, Region};
 use std::cell::{LazyCell, RefCell};
 use std::collections::BTreeSet;
@@ -41,6 +41,7 @@ const ALLOC_MW: u32 = 30;
 const DEALLOC_MW: u32 = 31;
 const REREG_MR: u32 = 33;
 const ALLOC_NULL_MR: u32 = 38;
+const OPEN_QP: u32 = 44;
 
 /// What stays from input to input.
 struct Machine {
@@ -111,7 +112,7 @@ impl<'a> Guest<'a> {
         guest
     }
 
-    /// What a well-behaved process starts with: a header, four segments and three pins.
+    /// What a well-behaved process starts with: a header, four segments, three pins and a file.
     fn attach(&self) {
         let page = |n: u64| (self.base + n) * PAGE;
         let segment = |id, first, pages| {
@@ -138,6 +139,9 @@ impl<'a> Guest<'a> {
         );
         pin(6, &[(page(21) + 7, 100), (page(22), PAGE)], false);
         pin(7, &[(page(24), 4 * PAGE)], true);
+        let file = RegionId::new(8).expect("a small number");
+        let shown = self.context.attach_file(file, FileId(0, 1));
+        shown.expect("a file");
     }
 
     fn attach_segment(&self, id: u32, extents: &[(u64, u64)]) -> Result<(), ()> {
@@ -238,7 +242,7 @@ impl Scene<'_> {
         }
         CARRIED_OUT.with_borrow_mut(|calls| calls.insert(number));
         match number {
-            CREATE_QP | CREATE_QP_EX => {
+            CREATE_QP | CREATE_QP_EX | OPEN_QP => {
                 let (qp, _) = Qp::read_from_prefix(&result).expect("a slot");
                 self.numbers.push((qp.qp_num.get(), who));
             }
@@ -272,6 +276,11 @@ impl Scene<'_> {
             && let Ok(mut args) = ModifyQp::read_from_bytes(args)
         {
             args.attr.dest_qp_num = self.number(args.attr.dest_qp_num.get()).into();
+            self.call(who, number, args.as_bytes());
+        } else if number == OPEN_QP
+            && let Ok(mut args) = OpenQp::read_from_bytes(args)
+        {
+            args.qp_num = self.number(args.qp_num.get()).into();
             self.call(who, number, args.as_bytes());
         } else if number == REREG_MR
             && let Ok(mut args) = ReregMr::read_from_bytes(args)
