@@ -5,7 +5,7 @@ use crate::async_ring::{AsyncRing, EventSink};
 use crate::call_ring::{CallRing, CallRingError};
 use crate::clock::DeviceClock;
 use crate::counters::{self, Counters};
-use crate::engine::{ContextSpec, Destination, Engine, EngineContext, PortAddress, RawGid};
+use crate::engine::{ContextSpec, Destination, Engine, EngineContext, PortAddress, RawGid, Turn};
 use crate::inbox::Inbox;
 use crate::ledger::{Account, Resource, Share};
 use crate::objects::{BufferObject, MAX_MRS, Member, Objects};
@@ -30,6 +30,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
 
 /// A region that the process's kernel has vouched for.
 enum Attached {
@@ -535,7 +536,7 @@ impl Context {
         if let Some(file) = lock(&self.shared_as).take() {
             self.shared.forget(*file);
         }
-        let (qps, srqs, cqs, xrcds, buffers, mapped) = {
+        let ((qps, srqs, cqs, xrcds, buffers, mapped), leaving) = {
             let mut objects = self.objects();
             let qps = objects.qps.drain();
             objects.windows.drain();
@@ -548,14 +549,18 @@ impl Context {
                 objects.buffers.drain(),
                 std::mem::take(&mut objects.mapped),
             );
-            self.ready().clear();
-            parts
+            (parts, self.ready().clear())
         };
         for qp in &qps {
             qp.engine.destroy();
         }
         drop(qps);
         srqs.iter().for_each(|srq| srq.turns.engine.destroy());
+        // Those who wait for a queue of a domain may be of other contexts.
+        let ended = srqs.iter().map(|srq| Arc::clone(&srq.turns) as Arc<Member>);
+        for one in ended.chain(leaving) {
+            while one.is_ready() && one.turn(Turn::from(Instant::now())).worked {}
+        }
         cqs.iter().for_each(|cq| cq.engine.destroy());
         self.addresses.clear();
         let count = to_u64(srqs.len());

@@ -118,9 +118,10 @@ impl<T: Served + ?Sized> Ready<T> {
         Some(member.one)
     }
 
-    /// Has nobody have any.
-    pub fn clear(&mut self) {
-        *self = Self::default();
+    /// Has nobody have any. Returns those that were removed and have something left to do.
+    #[must_use]
+    pub fn clear(&mut self) -> VecDeque<Arc<T>> {
+        std::mem::take(self).leaving
     }
 
     /// All that there are.

@@ -361,19 +361,27 @@ fn an_initiator_invalidates_a_key_of_its_own() {
 /// Many wait for one queue of a domain, and its end is told to some of them in a turn.
 #[test]
 fn all_who_wait_learn_that_a_queue_of_a_domain_was_destroyed() {
+    all_who_wait_learn_the_end(true, false);
+}
+
+/// The queue's context ends, and those who wait are of another one.
+#[test]
+fn all_who_wait_learn_that_the_context_of_a_queue_of_a_domain_has_ended() {
+    all_who_wait_learn_the_end(false, true);
+    all_who_wait_learn_the_end(true, true);
+}
+
+/// Of a queue that is destroyed, or whose context is closed.
+fn all_who_wait_learn_the_end(is_destroyed: bool, is_closed: bool) {
     const PAIRS: u32 = 150;
     const MORE: u32 = 2;
     let server = Server::without_workers();
-    let p = Program::start(&port(&server, 1));
+    let vm = port(&server, 1);
+    let (p, q) = (Program::start_as(&vm, 0), Program::start_as(&vm, 1));
     let (theirs, more) = shared("more", u64::from(2 * PAIRS) * PAGE_BYTES);
     p.context.attach_segment(region(MORE), theirs).unwrap();
-    let xrcd = p.host().open_xrcd(()).unwrap();
-    let create = CreateSrq {
-        xrcd,
-        cq: p.cq,
-        ..p.create_srq(1)
-    };
-    let srq = p.host().create_srq(create).unwrap();
+    let xrcd = p.open_domain(XRCD_CREATE).unwrap();
+    let srq = q.srq_of(q.open_domain(0).unwrap());
     let initiators = (0..PAIRS).map(|at| {
         let initiator = p.extended_in((MORE, 2 * at), QPT_XRC_SEND, 0.into());
         let target = p.extended_in((MORE, 2 * at + 1), QPT_XRC_RECV, xrcd);
@@ -396,14 +404,19 @@ fn all_who_wait_learn_that_a_queue_of_a_domain_was_destroyed() {
         initiator.handle
     });
     let initiators: Vec<_> = initiators.collect();
-    Program::settle(&[&p]);
+    Program::settle(&[&p, &q]);
     let failed = || {
         let state = |qp: &&Handle| p.host().query_qp(**qp).unwrap().qp_state;
         initiators.iter().filter(|qp| state(qp) == QPS_ERR).count()
     };
     assert_eq!(failed(), 0);
-    p.host().destroy_srq(srq.handle).unwrap();
-    Program::settle(&[&p]);
+    if is_destroyed {
+        q.host().destroy_srq(srq.handle).unwrap();
+    }
+    if is_closed {
+        vm.close(ContextId::new(1).unwrap()).unwrap();
+    }
+    Program::settle(&[&p, &q]);
     assert_eq!(failed(), initiators.len());
 }
 
