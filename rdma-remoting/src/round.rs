@@ -22,9 +22,14 @@ pub(crate) const TURN: Duration = Duration::from_micros(100);
 /// waits as long. With [`TURN`], in which a message of 1 MiB between a process and a VM is cut in
 /// three, those came to 0.9 of their rate.
 const TURN_ALONE: Duration = Duration::from_millis(1);
-/// Idle contexts of a tenant, and idle queue pairs of those, that are looked at in a turn: about
-/// 10 us.
+/// Most idle contexts of a tenant, and idle queue pairs of those, that are looked at in a turn:
+/// about 10 us.
 const IDLE_OF_TENANT: usize = 128;
+/// Of these a turn looks at one for so much time since the last one, so that short turns of who is
+/// busy are not made of looks at who is not.
+const IDLE_LOOK_EVERY: Duration = Duration::from_micros(1);
+/// Fewest of them.
+const LEAST_IDLE_OF_TENANT: usize = 2;
 /// So many looks in vain at others are not a tenant's time: about 1 us.
 const LOOKS_OF_OTHERS: usize = 8;
 /// Who had something to do is busy for so long.
@@ -55,6 +60,9 @@ pub(crate) struct Look {
     pub sweep: u64,
     /// How much of it there is.
     pub pace: Pace,
+    /// Idle contexts of a tenant, and idle queue pairs of those, that are looked at, where the pace
+    /// is bounded.
+    pub idle: usize,
 }
 
 impl Look {
@@ -67,6 +75,7 @@ impl Look {
             until: None,
             sweep: 1,
             pace: Pace::Bounded,
+            idle: IDLE_OF_TENANT,
         }
     }
 
@@ -89,10 +98,17 @@ impl Look {
 
     fn idle_of_tenant(&self) -> usize {
         match self.pace {
-            Pace::Bounded => IDLE_OF_TENANT,
+            Pace::Bounded => self.idle,
             Pace::Whole => usize::MAX,
         }
     }
+}
+
+/// How many idle ones of a tenant are looked at in a turn, so long after the last one.
+fn idle_looks(since: Duration) -> usize {
+    let looks = since.as_nanos() / IDLE_LOOK_EVERY.as_nanos();
+    let looks = usize::try_from(looks).unwrap_or(IDLE_OF_TENANT);
+    looks.clamp(LEAST_IDLE_OF_TENANT, IDLE_OF_TENANT)
 }
 
 /// A list whose members have turns.
@@ -286,6 +302,8 @@ pub(crate) struct Tenants<T> {
     /// When the last turn was over, where the clock was looked at for that and the next one follows
     /// at once.
     ended: Option<Instant>,
+    /// When the last turn began.
+    began: Option<Instant>,
 }
 
 impl<T> Default for Tenants<T> {
@@ -293,6 +311,7 @@ impl<T> Default for Tenants<T> {
         Self {
             all: Vec::new(),
             ended: None,
+            began: None,
         }
     }
 }
@@ -346,9 +365,12 @@ impl<T: Clone> Tenants<T> {
         self.ended = None;
     }
 
-    /// When a turn begins: where the last one ended, unless there was something in between.
-    pub fn begin(&mut self) -> Instant {
-        self.ended.take().unwrap_or_else(Instant::now)
+    /// When a turn begins: where the last one ended, unless there was something in between; and how
+    /// many idle ones of a tenant are looked at in it.
+    pub fn begin(&mut self) -> (Instant, usize) {
+        let now = self.ended.take().unwrap_or_else(Instant::now);
+        let last = self.began.replace(now).unwrap_or(now);
+        (now, idle_looks(now.saturating_duration_since(last)))
     }
 
     /// A quantum for each tenant, within its limits and its time; `time` says what it is. What one

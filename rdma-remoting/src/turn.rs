@@ -144,6 +144,7 @@ impl Context {
             until: None,
             sweep: 0,
             pace: Pace::Whole,
+            idle: usize::MAX,
         };
         self.poll(&look, &Budget::UNBOUNDED)
     }

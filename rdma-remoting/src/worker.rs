@@ -310,12 +310,14 @@ impl WorkerState {
         sweep: u64,
         node: Option<Node>,
     ) -> Progress {
+        let (now, idle) = tenants.begin();
         let look = Look {
-            now: tenants.begin(),
+            now,
             node,
             until: None,
             sweep,
             pace: Pace::Bounded,
+            idle,
         };
         let poll = |context: &Arc<Context>, look: &Look, budget: &Budget| {
             if self.hand.take(Arc::as_ptr(context), generation) {
