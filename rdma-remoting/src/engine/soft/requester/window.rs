@@ -94,6 +94,12 @@ impl Window {
             .filter(|at| *at < self.requests.len())
     }
 
+    /// Whether there is such a place in a message that has no answer; of others it says nothing.
+    fn has(&self, at: Position) -> bool {
+        let is_inside = |index: usize| at.offset < self.requests[index].length();
+        at.offset == 0 || self.index(at.message).is_none_or(is_inside)
+    }
+
     fn sequence(&self, index: usize) -> Sequence {
         Sequence(self.first.0 + to_u64(index))
     }
@@ -456,7 +462,7 @@ impl<C: Carrier> Requester<C> {
     /// that is new.
     fn advance(&mut self, to: Position, now: Instant) -> (bool, bool) {
         let window = &mut self.window;
-        if to > window.sent {
+        if to > window.sent || !window.has(to) {
             return (false, false);
         }
         if to <= window.arrived {

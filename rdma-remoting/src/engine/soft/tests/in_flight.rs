@@ -282,6 +282,32 @@ fn a_sender_that_is_paused_takes_its_answers_when_it_goes_on() {
     assert_eq!(pair.completed(), succeed(0..3));
 }
 
+#[test]
+fn an_answer_about_bytes_that_a_message_does_not_have_is_none() {
+    for offset in [600, 650, u64::MAX] {
+        let mut pair = Pair::new();
+        (0..2).for_each(|_| _ = pair.post(Opcode::Write, 0, 600, 0));
+        pair.turn();
+        let (to, from) = (lock(&pair.net).requests[0].from.life, Life::begin());
+        lock(&pair.net).requests.clear();
+        let message = Sequence(0);
+        let at = Position { message, offset };
+        pair.answer(to, from, Acknowledgement::Missing(at));
+        pair.answer(to, from, Acknowledgement::Arrived(at));
+        pair.turn();
+        assert!(pair.under_way().is_empty());
+        let message = Sequence(1);
+        let at = Position {
+            message,
+            offset: 256,
+        };
+        pair.answer(to, from, Acknowledgement::Missing(at));
+        pair.turn();
+        assert_eq!(pair.completed(), succeed(0..1));
+        assert_eq!(pair.under_way(), [1]);
+    }
+}
+
 /// An operation of a script.
 #[derive(Clone, Debug)]
 enum Step {
