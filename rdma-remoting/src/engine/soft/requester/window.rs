@@ -437,10 +437,6 @@ impl<C: Carrier> Requester<C> {
         if self.window.hold.is_some() || !has_ended(self.window.timer) {
             return false;
         }
-        if self.window.arrived >= self.window.sent && !self.window.is_fetching() {
-            self.window.timer = None;
-            return false;
-        }
         self.retry(qp, now);
         true
     }

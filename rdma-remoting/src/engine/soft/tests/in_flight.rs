@@ -308,6 +308,30 @@ fn an_answer_about_bytes_that_a_message_does_not_have_is_none() {
     }
 }
 
+#[test]
+fn where_there_is_nobody_to_send_to_a_request_fails_when_its_retries_are_over() {
+    for has_sent in [false, true] {
+        let mut pair = Pair::new();
+        if has_sent {
+            pair.post_writes(1);
+            assert_eq!(pair.settle(), succeed(0..1));
+        }
+        lock(&pair.net).is_down = true;
+        // After a change whom it is connected to is looked for anew.
+        for state in [QPS_SQD, QPS_RTS] {
+            let attr = attributes(&pair.b, state);
+            pair.a.qp.modify(QP_STATE, &attr).unwrap();
+        }
+        let first = pair.posted;
+        pair.post_writes(2);
+        let expected = [
+            (first, WC_STATUS_RETRY_EXC_ERR),
+            (first + 1, WC_STATUS_WR_FLUSH_ERR),
+        ];
+        assert_eq!(pair.settle(), expected);
+    }
+}
+
 /// An operation of a script.
 #[derive(Clone, Debug)]
 enum Step {

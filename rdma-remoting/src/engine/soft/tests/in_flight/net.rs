@@ -57,6 +57,8 @@ pub struct Net {
     /// Those to each requester: on their way, and there.
     pub answers: VecDeque<(QpNumber, Reply<Vec<u8>>)>,
     pub come: HashMap<QpNumber, VecDeque<Reply<Vec<u8>>>>,
+    /// No queue pair is found.
+    pub is_down: bool,
 }
 
 /// A carrier that sends, and has the answers later.
@@ -72,7 +74,8 @@ impl Carrier for Link {
     const IN_FLIGHT: usize = MESSAGES;
 
     fn find(&self, name: QpName) -> Option<Far> {
-        Some(Far {
+        let is_there = !lock(&self.net).is_down;
+        is_there.then(|| Far {
             net: Arc::clone(&self.net),
             name: Some(name),
         })
