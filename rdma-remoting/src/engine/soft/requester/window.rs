@@ -478,10 +478,17 @@ impl<C: Carrier> Requester<C> {
             request.transfer.done = to.offset;
         }
         window.hold = None;
-        let delay = ack_timeout(self.attr.timeout).filter(|_| to < window.sent);
+        self.got_on(now);
+        (true, true)
+    }
+
+    /// Something new has come: the timer of the rest begins, and all retries are left.
+    fn got_on(&mut self, now: Instant) {
+        let window = &mut self.window;
+        let is_waiting = window.arrived < window.sent || window.is_fetching();
+        let delay = ack_timeout(self.attr.timeout).filter(|_| is_waiting);
         window.timer = delay.map(|delay| now + delay);
         self.reload();
-        (true, true)
     }
 
     /// Takes what has come back. An answer to another life, or about what was not sent, is none.
@@ -539,7 +546,10 @@ impl<C: Carrier> Requester<C> {
         }
         let source = Source::Inline(bytes);
         match move_behind(&qp.counters, at.offset, &one.parts, source, 0, count) {
-            Ok(()) => one.fetched = behind,
+            Ok(()) => {
+                one.fetched = behind;
+                self.got_on(now);
+            }
             Err(e) => {
                 log::debug!("{}: memory for what was read: {e:?}", qp.number);
                 one.failed = Some(WC_STATUS_LOC_PROT_ERR);

@@ -332,6 +332,28 @@ fn where_there_is_nobody_to_send_to_a_request_fails_when_its_retries_are_over() 
     }
 }
 
+#[test]
+fn a_read_of_which_some_has_come_has_all_its_retries_again() {
+    let mut pair = Pair::new();
+    let pieces = 20;
+    let length = u32::try_from(pieces * MTU).unwrap();
+    pair.post(Opcode::Read, 8192, length, 0);
+    // Of each try the first piece comes back, and that all was carried out.
+    for _ in 0..2 * pieces {
+        pair.turn();
+        while pair.carry_request() {}
+        let own = pair.a.qp.number();
+        let mut net = lock(&pair.net);
+        let mut answers = std::mem::take(&mut net.answers).into_iter();
+        let come = net.come.entry(own).or_default();
+        come.extend(answers.next().map(|(_, reply)| reply));
+        come.extend(answers.next_back().map(|(_, reply)| reply));
+        drop(net);
+        pair.now += Duration::from_secs(1);
+    }
+    assert_eq!(pair.completed(), succeed(0..1));
+}
+
 /// An operation of a script.
 #[derive(Clone, Debug)]
 enum Step {
