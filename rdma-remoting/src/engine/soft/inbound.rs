@@ -220,7 +220,15 @@ impl Responder {
     ) -> Option<Acknowledgement> {
         match fragment.request.opcode {
             Opcode::Read => {
-                // It is read anew; the message under way stays as it is.
+                // It is read anew, as far as it was before: the rest is missing. The message under
+                // way stays as it is.
+                let Position { message, offset } = self.inbound.next;
+                let most = match message == fragment.at.message {
+                    true => offset - fragment.at.offset,
+                    false => fragment.bytes,
+                };
+                let bytes = fragment.bytes.min(most);
+                let fragment = &Fragment { bytes, ..*fragment };
                 let named = self.named.clone();
                 let outcome = self.carry_out(qp, from, fragment, payload);
                 self.named = named;

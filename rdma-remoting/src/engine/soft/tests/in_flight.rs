@@ -8,6 +8,7 @@ use super::super::common::Life;
 use super::super::inbound::Fragment;
 use super::super::responder::Nak;
 use super::*;
+use crate::engine::Budget;
 use farlane_abi::queue::{
     MAX_MESSAGE_BYTES, WC_STATUS_LOC_PROT_ERR, WC_STATUS_REM_ACCESS_ERR,
     WC_STATUS_RNR_RETRY_EXC_ERR, WC_STATUS_WR_FLUSH_ERR,
@@ -352,6 +353,24 @@ fn a_read_of_which_some_has_come_has_all_its_retries_again() {
         pair.now += Duration::from_secs(1);
     }
     assert_eq!(pair.completed(), succeed(0..1));
+}
+
+#[test]
+fn a_read_that_is_sent_again_in_other_pieces_comes_whole() {
+    let mut pair = Pair::new();
+    let bytes: Vec<u8> = (0..BYTES).map(|i| (i % 253) as u8).collect();
+    copy_from_slice(&pair.b.region, 0, &bytes).unwrap();
+    pair.post(Opcode::Read, 8192, 600, 0);
+    pair.post_writes(1);
+    // Of the first piece the answer is lost, and all others are.
+    pair.turn();
+    assert!(pair.carry_request());
+    lock(&pair.net).requests.clear();
+    lock(&pair.net).answers.clear();
+    pair.now += Duration::from_secs(1);
+    pair.turn_within(Budget::UNBOUNDED.within(100, 8));
+    assert_eq!(pair.settle(), succeed(0..2));
+    assert_eq!(pair.a.bytes(8192, 600), bytes[..600]);
 }
 
 /// An operation of a script.

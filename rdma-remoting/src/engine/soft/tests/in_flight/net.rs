@@ -452,10 +452,14 @@ impl Pair {
     }
 
     pub fn turn(&mut self) -> Progress {
+        self.turn_within(Budget::UNBOUNDED)
+    }
+
+    pub fn turn_within(&mut self, budget: Budget) -> Progress {
         let turn = Turn {
             now: self.now,
             node: None,
-            budget: Budget::UNBOUNDED,
+            budget,
             until: None,
         };
         let progress = self.a.qp.progress(turn);
