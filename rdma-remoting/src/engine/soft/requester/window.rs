@@ -228,14 +228,15 @@ impl<C: Carrier> Requester<C> {
             let peer = self.find_peer();
             return peer.is_some_and(|peer| peer.session().answers(&self.sender(qp)));
         }
-        if window.hold.is_some() || window.is_closed() {
+        if window.hold.is_some() {
             return false;
         }
-        window.next < window.requests.len()
-            || match &self.active {
-                Some(_) => self.may_go(),
-                None => !draining && window.requests.len() < C::IN_FLIGHT && self.source.is_ready(),
-            }
+        let has_room = !window.is_closed() && window.requests.len() < C::IN_FLIGHT;
+        match (window.requests.get(window.next), &self.active) {
+            (Some(next), _) => next.failed.is_none(),
+            (None, Some(_)) => self.may_go(),
+            (None, None) => !draining && has_room && self.source.is_ready(),
+        }
     }
 
     /// Whether the request that has begun may be sent now: not before what it has to wait for

@@ -373,6 +373,21 @@ fn a_read_that_is_sent_again_in_other_pieces_comes_whole() {
     assert_eq!(pair.a.bytes(8192, 600), bytes[..600]);
 }
 
+#[test]
+fn one_that_fails_waits_without_turns_for_those_before_it() {
+    let mut pair = Pair::new();
+    pair.post(Opcode::Read, 8192, 8, 0);
+    pair.post_writes(2);
+    pair.turn();
+    lock(&pair.net).requests.clear();
+    // What is sent again has no memory any more.
+    pair.a.region.revoke();
+    pair.now += Duration::from_secs(1);
+    pair.turn();
+    assert_eq!(pair.under_way(), [0]);
+    assert!(!pair.turn().worked && !pair.a.qp.is_ready());
+}
+
 /// An operation of a script.
 #[derive(Clone, Debug)]
 enum Step {
