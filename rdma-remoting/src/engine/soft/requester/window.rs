@@ -173,9 +173,13 @@ impl<C: Carrier> Requester<C> {
         }
         self.window.is_stuck = false;
         for _ in 0..ANSWERS_IN_A_TURN {
+            if !budget.has_look() {
+                break;
+            }
             let Some(reply) = self.carrier.next_answer() else {
                 break;
             };
+            budget.passed_over();
             progress.worked = true;
             self.take_reply(qp, reply, &turn);
             self.retire(qp, turn.node);

@@ -8,7 +8,7 @@ use super::super::common::Life;
 use super::super::inbound::Fragment;
 use super::super::responder::Nak;
 use super::*;
-use crate::engine::Budget;
+use crate::engine::{Budget, LOOK_COST};
 use farlane_abi::queue::{
     MAX_MESSAGE_BYTES, WC_STATUS_LOC_PROT_ERR, WC_STATUS_REM_ACCESS_ERR,
     WC_STATUS_RNR_RETRY_EXC_ERR, WC_STATUS_WR_FLUSH_ERR,
@@ -386,6 +386,23 @@ fn one_that_fails_waits_without_turns_for_those_before_it() {
     pair.turn();
     assert_eq!(pair.under_way(), [0]);
     assert!(!pair.turn().worked && !pair.a.qp.is_ready());
+}
+
+#[test]
+fn answers_cost_looks() {
+    let mut pair = Pair::new();
+    pair.post_writes(1);
+    pair.turn();
+    let (to, from) = (lock(&pair.net).requests[0].from.life, Life::begin());
+    let nothing = Acknowledgement::Arrived(Position::default());
+    (0..100).for_each(|_| pair.answer(to, from, nothing));
+    let left = |pair: &Pair| lock(&pair.net).come[&pair.a.qp.number()].len();
+    let progress = pair.turn_within(Budget::new(4 * LOOK_COST));
+    assert_eq!((left(&pair), progress.used.cost), (96, 4 * LOOK_COST));
+    assert!(progress.more);
+    // They are taken also for one who may carry out nothing.
+    pair.turn_within(Budget::NO_OPERATION);
+    assert_eq!(left(&pair), 0);
 }
 
 /// An operation of a script.
