@@ -92,7 +92,11 @@ impl<P: Payload> Payload for Keeping<'_, P> {
 
     fn answer(&mut self, word: u64) -> Result<(), RegionError> {
         self.word = Some(word);
-        self.payload.answer(word)
+        // It is carried out: an answer that cannot go is lost, and asked for again.
+        if let Err(e) = self.payload.answer(word) {
+            log::debug!("An answer to an atomic operation does not go: {e}");
+        }
+        Ok(())
     }
 }
 

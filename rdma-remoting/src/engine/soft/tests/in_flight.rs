@@ -3,12 +3,13 @@
 
 mod net;
 
-use super::super::carrier::{Acknowledgement, Answer, Position, Reply, Sequence};
+use super::super::carrier::{Acknowledgement, Answer, Failed, Payload, Position, Reply, Sequence};
 use super::super::common::Life;
 use super::super::inbound::Fragment;
 use super::super::responder::Nak;
 use super::*;
 use crate::engine::{Budget, LOOK_COST};
+use crate::memory::Part;
 use farlane_abi::queue::{
     MAX_MESSAGE_BYTES, WC_STATUS_LOC_PROT_ERR, WC_STATUS_REM_ACCESS_ERR,
     WC_STATUS_RNR_RETRY_EXC_ERR, WC_STATUS_WR_FLUSH_ERR,
@@ -17,7 +18,7 @@ use farlane_abi::rdma::{
     EVENT_SQ_DRAINED, QP_EN_SQD_ASYNC_NOTIFY, QP_STATE, QPS_ERR, QPS_RESET, QPS_SQD, QPT_UC,
 };
 use farlane_sys::sync::lock;
-use farlane_zero_copy::copy_from_slice;
+use farlane_zero_copy::{RegionError, copy_from_slice};
 use net::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -403,6 +404,39 @@ fn answers_cost_looks() {
     // They are taken also for one who may carry out nothing.
     pair.turn_within(Budget::NO_OPERATION);
     assert_eq!(left(&pair), 0);
+}
+
+#[test]
+fn an_atomic_operation_whose_answer_cannot_go_is_not_carried_out_again() {
+    /// Where answers cannot go.
+    struct Mute;
+    impl Payload for Mute {
+        fn write(&mut self, _: &[Part], _: u64, _: u64, _: u64) -> Result<(), Failed> {
+            Ok(())
+        }
+        fn read(&mut self, _: &[Part], _: u64, _: u64) -> Result<(), Failed> {
+            Ok(())
+        }
+        fn operand(&mut self) -> Result<u64, RegionError> {
+            Ok(0)
+        }
+        fn answer(&mut self, _: u64) -> Result<(), RegionError> {
+            Err(RegionError::Busy)
+        }
+    }
+    let mut pair = Pair::new();
+    copy_from_slice(&pair.b.region, 64, &7_u64.to_ne_bytes()).unwrap();
+    pair.post(Opcode::FetchAdd { add: 5 }, 0, 8, 64);
+    pair.turn();
+    let sent = lock(&pair.net).requests.pop_front().unwrap();
+    let fragment = Fragment::new(&sent.request, sent.length, sent.at, sent.count).unwrap();
+    let target = pair.fabric.find(sent.to).unwrap();
+    target
+        .responder()
+        .receive(&target.common, &sent.from, &fragment, &mut Mute);
+    pair.now += Duration::from_secs(1);
+    assert_eq!(pair.settle(), succeed(0..1));
+    assert_eq!((pair.a.word(0), pair.b.word(64)), (7, 12));
 }
 
 /// An operation of a script.
