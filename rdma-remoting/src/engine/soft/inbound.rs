@@ -159,6 +159,10 @@ impl Responder {
         fragment: &Fragment<'_>,
         payload: &mut P,
     ) {
+        if !self.has_heard(from) && fragment.at.offset == 0 {
+            // Another life of its peer, which counts anew.
+            self.inbound = Inbound::default();
+        }
         let is = (fragment.request.opcode, fragment.length);
         let goes_on = fragment.at == self.inbound.next && self.inbound.under_way == Some(is);
         let begins = fragment.at.offset == 0 && fragment.at >= self.inbound.next;

@@ -208,6 +208,11 @@ impl Responder {
                 || self.heard.is_none_or(|heard| heard == peer.life))
     }
 
+    /// Whether this life of its peer was the last to send it a message.
+    pub fn has_heard(&self, peer: &Sender) -> bool {
+        self.heard == Some(peer.life)
+    }
+
     /// Whether datagrams that have this Q_Key are for it.
     pub fn has_qkey(&self, qkey: u32) -> bool {
         self.attr.qkey.get() == qkey

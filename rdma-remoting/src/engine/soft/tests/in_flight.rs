@@ -439,6 +439,20 @@ fn an_atomic_operation_whose_answer_cannot_go_is_not_carried_out_again() {
     assert_eq!((pair.a.word(0), pair.b.word(64)), (7, 12));
 }
 
+#[test]
+fn an_unreliable_sender_that_was_reset_is_heard_again() {
+    let mut pair = Pair::of(QPT_UC);
+    pair.post_writes(3);
+    assert_eq!(pair.settle(), succeed(0..3));
+    let reset = attributes(&pair.b, QPS_RESET);
+    pair.a.qp.modify(QP_STATE, &reset).unwrap();
+    connect_again(&pair.a.qp, &pair.b, QPT_UC);
+    pair.b.receive(9, 4096, 600);
+    pair.post(Opcode::Send, 0, 600, 0);
+    assert_eq!(pair.settle(), succeed(3..4));
+    assert_eq!(pair.b.cq.poll().map(|done| done.wr_id.get()), Some(9));
+}
+
 /// An operation of a script.
 #[derive(Clone, Debug)]
 enum Step {
