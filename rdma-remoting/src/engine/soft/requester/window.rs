@@ -183,9 +183,14 @@ impl<C: Carrier> Requester<C> {
             progress.worked = true;
             self.take_reply(qp, reply, &turn);
             self.retire(qp, turn.node);
+            if self.dead || qp.state() == State::Error {
+                break;
+            }
         }
         progress.more = self.carrier.has_answer();
-        progress.worked |= self.look_at_timers(qp, turn.now);
+        if !self.dead && qp.state() != State::Error {
+            progress.worked |= self.look_at_timers(qp, turn.now);
+        }
         let sends = |requester: &Self| {
             !requester.dead && qp.state() != State::Error && requester.window.hold.is_none()
         };

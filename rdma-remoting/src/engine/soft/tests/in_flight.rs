@@ -453,6 +453,23 @@ fn an_unreliable_sender_that_was_reset_is_heard_again() {
     assert_eq!(pair.b.cq.poll().map(|done| done.wr_id.get()), Some(9));
 }
 
+#[test]
+fn only_one_request_fails_of_itself() {
+    let mut pair = Pair::new();
+    pair.post_writes(2);
+    // All retries are used up.
+    for _ in 0..8 {
+        pair.turn();
+        pair.now += Duration::from_secs(1);
+    }
+    let sent = lock(&pair.net).requests[0].from.life;
+    let refused = Acknowledgement::Refused(Sequence(0), Nak::Fatal(WC_STATUS_REM_ACCESS_ERR));
+    pair.answer(sent, Life::begin(), refused);
+    lock(&pair.net).requests.clear();
+    let expected = [(0, WC_STATUS_REM_ACCESS_ERR), (1, WC_STATUS_WR_FLUSH_ERR)];
+    assert_eq!(pair.settle(), expected);
+}
+
 /// An operation of a script.
 #[derive(Clone, Debug)]
 enum Step {
