@@ -63,8 +63,12 @@ impl<'a> Fragment<'a> {
 
 impl Transfer {
     /// Takes note that it has moved the next bytes, as many as there are of it and of `most`,
-    /// within a budget. Returns how many.
-    pub fn take_fragment(&mut self, most: u64, budget: &mut Spending) -> u64 {
+    /// within a budget. Returns how many: of an atomic operation all, whatever the budget.
+    pub fn take_fragment(&mut self, of: Opcode, most: u64, budget: &mut Spending) -> u64 {
+        if of.is_atomic() {
+            self.finish(budget);
+            return self.done;
+        }
         let bytes = budget.take(most.min(u64::from(self.length) - self.done));
         self.done += bytes;
         bytes

@@ -59,7 +59,7 @@ impl Transfer {
     }
 
     /// Takes note that it has moved whole, whatever the budget: it is short.
-    fn finish(&mut self, budget: &mut Spending) {
+    pub(super) fn finish(&mut self, budget: &mut Spending) {
         budget.take(self.length.into());
         self.done = self.length.into();
     }

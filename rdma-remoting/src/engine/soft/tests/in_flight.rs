@@ -8,7 +8,7 @@ use super::super::common::Life;
 use super::super::inbound::Fragment;
 use super::super::responder::Nak;
 use super::*;
-use crate::engine::{Budget, LOOK_COST};
+use crate::engine::{Budget, LOOK_COST, OPERATION_COST};
 use crate::memory::Part;
 use farlane_abi::queue::{
     MAX_MESSAGE_BYTES, WC_STATUS_LOC_PROT_ERR, WC_STATUS_REM_ACCESS_ERR,
@@ -506,6 +506,11 @@ fn fate() -> impl Strategy<Value = Fate> {
     ]
 }
 
+fn budget() -> impl Strategy<Value = Budget> {
+    (1..4 * OPERATION_COST, 1..2000_u64, 1..8_u64)
+        .prop_map(|(cost, bytes, operations)| Budget::new(cost).within(bytes, operations))
+}
+
 /// Local memory of each step, so that none depends on when another has ended; what is received goes
 /// into a part of its own, too.
 const SLOT: u64 = 1024;
@@ -518,10 +523,11 @@ proptest! {
     fn every_request_is_carried_out_once_and_in_order_whatever_is_lost(
         steps in prop::collection::vec(step(), 1..40),
         fates in prop::collection::vec(fate(), 0..400),
+        budgets in prop::collection::vec(budget(), 0..200),
         late_receives: bool,
     ) {
         let mut pair = Pair::new();
-        pair.fates = fates.into();
+        (pair.fates, pair.budgets) = (fates.into(), budgets.into());
         let first: Vec<u8> = (0..BYTES).map(|i| (i % 253) as u8).collect();
         for side in [&pair.a, &pair.b] {
             copy_from_slice(&side.region, 0, &first).unwrap();
@@ -638,14 +644,66 @@ proptest! {
     }
 
     #[test]
+    fn every_request_completes_once_whatever_becomes_of_its_queue_pair(
+        steps in prop::collection::vec((0..12_u8, any::<bool>(), any::<bool>()), 1..60),
+        fates in prop::collection::vec(fate(), 0..100),
+        is_short: bool,
+    ) {
+        let mut pair = Pair::new();
+        pair.fates = fates.into();
+        let mut completed = Vec::new();
+        for (step, turns, carries) in steps {
+            let change = |state| _ = pair.a.qp.modify(QP_STATE, &attributes(&pair.b, state));
+            match step {
+                0 => pair.a.qp.pause(true),
+                1 => pair.a.qp.pause(false),
+                2 => pair.b.qp.pause(true),
+                3 => pair.b.qp.pause(false),
+                4 => change(QPS_SQD),
+                5 | 6 => change(QPS_RTS),
+                7 if is_short => change(QPS_ERR),
+                _ => {
+                    let local = 8 * pair.posted;
+                    pair.post(Opcode::FetchAdd { add: 1 }, local, 8, WORDS);
+                }
+            }
+            if turns {
+                pair.turn();
+            }
+            if carries {
+                pair.carry_all();
+            }
+            completed.extend(pair.completed());
+            pair.now += Duration::from_millis(20);
+        }
+        for side in [&pair.a, &pair.b] {
+            side.qp.pause(false);
+        }
+        // Not from an error.
+        let _ = pair.a.qp.modify(QP_STATE, &attributes(&pair.b, QPS_RTS));
+        completed.extend(pair.settle());
+        let numbers: Vec<_> = completed.iter().map(|(number, _)| *number).collect();
+        prop_assert_eq!(numbers, (0..pair.posted).collect::<Vec<_>>());
+        let done = completed.iter().take_while(|(_, status)| *status == 0).count() as u64;
+        prop_assert!(completed.iter().skip(usize::try_from(done).unwrap()).all(|one| one.1 != 0));
+        // Each has met what those before it have left, and none was carried out twice.
+        let word = pair.b.word(WORDS);
+        prop_assert!((done..=pair.posted).contains(&word), "{done} of {}: {word}", pair.posted);
+        for number in 0..done {
+            prop_assert_eq!(pair.a.word(8 * number), number);
+        }
+    }
+
+    #[test]
     fn answers_that_make_no_sense_harm_nothing_but_the_connection(
         steps in prop::collection::vec((0..3_u8, 0..6_u64, 0..700_u64, 0..40_usize), 1..60),
         turns in prop::collection::vec(any::<bool>(), 60),
+        reads: bool,
     ) {
         let mut pair = Pair::new();
         let number = pair.a.qp.number();
         for at in 0..8 {
-            let opcode = if at % 3 == 0 { Opcode::Read } else { Opcode::Write };
+            let opcode = if reads && at % 3 == 0 { Opcode::Read } else { Opcode::Write };
             pair.post(opcode, SLOT * at, 600, 0);
         }
         pair.turn();

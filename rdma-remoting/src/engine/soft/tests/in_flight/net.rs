@@ -168,7 +168,7 @@ impl Session for &Far {
         budget: &mut Spending,
     ) -> Result<Reached, Refusal> {
         let offset = transfer.done;
-        let count = transfer.take_fragment(MTU, budget);
+        let count = transfer.take_fragment(message.request.opcode, MTU, budget);
         let mut bytes = Vec::new();
         if !message.request.opcode.fetches() {
             bytes.resize(usize::try_from(offset + count).unwrap(), 0);
@@ -357,6 +357,8 @@ pub struct Pair {
     pub a: Side,
     pub b: Side,
     pub fates: VecDeque<Fate>,
+    /// Of the next turns; those behind them have no bound.
+    pub budgets: VecDeque<Budget>,
     pub now: Instant,
     pub posted: u64,
 }
@@ -409,6 +411,7 @@ impl Pair {
             a,
             b,
             fates: VecDeque::new(),
+            budgets: VecDeque::new(),
             now: Instant::now(),
             posted: 0,
         }
@@ -452,7 +455,8 @@ impl Pair {
     }
 
     pub fn turn(&mut self) -> Progress {
-        self.turn_within(Budget::UNBOUNDED)
+        let budget = self.budgets.pop_front().unwrap_or(Budget::UNBOUNDED);
+        self.turn_within(budget)
     }
 
     pub fn turn_within(&mut self, budget: Budget) -> Progress {
