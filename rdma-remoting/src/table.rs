@@ -161,10 +161,11 @@ impl<T, N: Naming> Table<T, N> {
         self.slots.iter().filter_map(|s| s.object.as_ref())
     }
 
-    /// Takes all objects out.
+    /// Takes all objects out. Whoever keeps the table keeps no room for them.
     pub fn drain(&mut self) -> Vec<Arc<T>> {
-        self.free.clear();
-        self.slots.drain(..).filter_map(|s| s.object).collect()
+        self.free = VecDeque::new();
+        let slots = std::mem::take(&mut self.slots);
+        slots.into_iter().filter_map(|s| s.object).collect()
     }
 
     /// Number of objects.
@@ -185,6 +186,21 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::HashMap;
+
+    #[test]
+    fn a_table_that_was_drained_has_no_room_of_what_was_there() {
+        let mut table = Table::new(100);
+        let names: Vec<_> = (0..100)
+            .map(|number| table.insert(number).unwrap())
+            .collect();
+        names
+            .iter()
+            .take(40)
+            .for_each(|name| drop(table.remove(*name)));
+        assert_eq!(table.drain().len(), 60);
+        assert_eq!((table.slots.capacity(), table.free.capacity()), (0, 0));
+        assert!(table.is_empty());
+    }
 
     #[test]
     fn a_stale_handle_names_nothing() {
