@@ -13,6 +13,10 @@ use farlane_abi::rdma::QpAttr;
 use farlane_sys::sync::lock;
 use std::sync::{Arc, Mutex};
 
+/// How many may have a target open at once. Whoever changes what it waits for, a peer in its turn
+/// or a call, has all of them scheduled, or tells them of an event.
+pub(crate) const MAX_OPENERS: usize = 256;
+
 /// Tells somebody of an event, `EVENT_*` of [`farlane_abi::rdma`].
 pub(crate) type Teller = Arc<dyn Fn(u32) + Send + Sync>;
 
@@ -37,17 +41,23 @@ struct List {
 }
 
 impl Openers {
-    /// Adds one, and returns its number; none where the target has ended.
-    fn add(&self, scheduled: &Arc<Scheduled>, tell: Teller) -> Option<u64> {
+    /// Adds one, and returns its number.
+    ///
+    /// # Errors
+    /// `EINVAL` where the target has ended, `ENOMEM` where too many have it open.
+    fn add(&self, scheduled: &Arc<Scheduled>, tell: Teller) -> Result<u64, Errno> {
         let mut list = lock(&self.0);
         if list.is_over {
-            return None;
+            return Err(Errno::EINVAL);
+        }
+        if list.all.len() == MAX_OPENERS {
+            return Err(Errno::ENOMEM);
         }
         let number = list.next;
         list.next += 1;
         let scheduled = Arc::clone(scheduled);
         list.all.push((number, Opener { scheduled, tell }));
-        Some(number)
+        Ok(number)
     }
 
     /// Takes one out, once. Returns whether it was the last one.
@@ -106,7 +116,7 @@ impl OpenTarget {
         make: impl FnOnce(&Arc<Openers>) -> Result<Arc<dyn EngineQp>, Errno>,
     ) -> Result<Self, Errno> {
         let openers = Arc::<Openers>::default();
-        let opener = openers.add(scheduled, tell).ok_or(Errno::EINVAL)?;
+        let opener = openers.add(scheduled, tell)?;
         let engine = make(&openers)?;
         let target = Arc::new(XrcTarget {
             engine,
@@ -121,14 +131,14 @@ impl OpenTarget {
     /// Opens the target of this number.
     ///
     /// # Errors
-    /// `EINVAL` where the domain has none.
+    /// `EINVAL` where the domain has none, `ENOMEM` where too many have it open.
     pub fn open(
         domain: &Domain,
         number: QpNumber,
         (scheduled, tell): (&Arc<Scheduled>, Teller),
     ) -> Result<Self, Errno> {
         let target = domain.target(number).ok_or(Errno::EINVAL)?;
-        let opener = target.openers.add(scheduled, tell).ok_or(Errno::EINVAL)?;
+        let opener = target.openers.add(scheduled, tell)?;
         Ok(Self { target, opener })
     }
 }

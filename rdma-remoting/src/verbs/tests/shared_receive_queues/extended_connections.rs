@@ -4,6 +4,7 @@ use super::*;
 use crate::FileId;
 use crate::memory::Binder;
 use crate::request::{Binding, MemoryKey};
+use crate::xrc_target::MAX_OPENERS;
 use farlane_abi::queue::{
     OP_LOCAL_INVALIDATE, QpLayout, SEND_TAIL, SendTail, WC_STATUS_REM_INV_REQ_ERR,
     WC_STATUS_SUCCESS,
@@ -234,6 +235,24 @@ fn a_target_outlives_who_has_made_it_and_ends_with_the_last_who_has_it_open() {
         assert_eq!(shared.send(2), None);
         drop(shared);
     }
+}
+
+/// Each is told, by whoever has something to tell: a peer's message, too.
+#[test]
+fn a_target_is_open_to_so_many_at_once() {
+    let server = Server::without_workers();
+    let shared = Shared::new(&server);
+    let (q, opened) = &shared.opened;
+    let xrcd = q.open_domain(0).unwrap();
+    let qp_num = opened.qp_num;
+    let open = || q.host().open_qp(OpenQp { xrcd, qp_num });
+    // Who has made it and who has opened it have it open.
+    let others: Vec<_> = (2..MAX_OPENERS).map(|_| open().unwrap()).collect();
+    assert_eq!(open(), Err(Errno::ENOMEM));
+    q.host().destroy_qp(others[0].handle).unwrap();
+    open().unwrap();
+    assert_eq!(open(), Err(Errno::ENOMEM));
+    assert_eq!(shared.send(0), Some(WC_STATUS_SUCCESS));
 }
 
 #[test]
