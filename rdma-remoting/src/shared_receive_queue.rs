@@ -9,6 +9,7 @@ use crate::request::RecvWqe;
 use crate::schedule::Schedule;
 use crate::sync::{Mutex, lock};
 use crate::work_queue::{Entries, QueueError, SharedSource};
+use farlane_abi::Errno;
 use farlane_abi::rdma::{EVENT_SRQ_ERR, EVENT_SRQ_LIMIT_REACHED};
 use farlane_abi::width::to_usize;
 use std::collections::VecDeque;
@@ -164,15 +165,16 @@ impl SharedReceives {
     }
 
     /// Has the requests that are posted from now on lie elsewhere: as [`SharedSource::move_to`].
-    /// `None`, too, where that is less than the limit, or nothing can be taken any more.
-    #[must_use]
-    pub fn move_to(&self, to: Entries) -> Option<u32> {
+    ///
+    /// # Errors
+    /// The same, and `EINVAL` where that is less than the limit, or nothing can be taken any more.
+    pub fn move_to(&self, to: Entries) -> Result<u32, Errno> {
         let mut queue = lock(&self.queue);
         let is_below = queue.limit.is_some_and(|limit| limit.get() > to.count());
         if is_below || queue.is_over() {
-            return None;
+            return Err(Errno::EINVAL);
         }
-        queue.source.as_mut()?.move_to(to).ok().flatten()
+        queue.source.as_mut().ok_or(Errno::EINVAL)?.move_to(to)
     }
 
     /// The limit; zero where there is none, or it was told of.

@@ -3,6 +3,7 @@
 use crate::request::{Addressing, RecvWqe, SendFormat, SendWqe, WorkRequest, WqeError};
 use crate::ring::Place;
 use crate::segment::Part;
+use farlane_abi::Errno;
 use farlane_abi::queue::{
     MAX_INLINE_BYTES, MAX_SGE, QP_OFF_BACKEND_STATE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED,
     QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry,
@@ -80,13 +81,14 @@ pub trait SharedSource: WorkSource<RecvWqe> {
     /// after this.
     fn want_rings(&self, wanted: bool);
     /// Has the requests that are posted from now on lie elsewhere. Those that wait stay where they
-    /// are; returns the number of the first that does not. `None` where more wait than there is
-    /// room for from now on, or it does not lie in shared memory.
+    /// are; returns the number of the first that does not.
     ///
     /// # Errors
-    /// [`QueueError::Index`] of a queue that makes no sense.
-    fn move_to(&mut self, _to: Entries) -> Result<Option<u32>, QueueError> {
-        Ok(None)
+    /// `EINVAL` where more wait than there is room for from now on, where it does not lie in shared
+    /// memory, and of a queue that makes no sense; `ENOMEM` where requests wait in too many places
+    /// already.
+    fn move_to(&mut self, _to: Entries) -> Result<u32, Errno> {
+        Err(Errno::EINVAL)
     }
 }
 
@@ -115,6 +117,10 @@ impl Entries {
         self.count
     }
 }
+
+/// In how many earlier places requests of a queue may wait that is moved: 100 bytes each, of a
+/// queue alone. As often it can be doubled, from one request to as many as it may have, and more.
+pub(crate) const MAX_EARLIER_PLACES: usize = 16;
 
 const MAX_SEND_STRIDE: usize = {
     let elements = MAX_SGE as usize * size_of::<Sge>();
@@ -179,27 +185,28 @@ impl<W: WorkRequest, const N: usize> SharedQueue<W, N> {
     }
 
     /// As [`SharedSource::move_to`].
-    fn move_entries(
-        &mut self,
-        Entries { part, count }: Entries,
-    ) -> Result<Option<u32>, QueueError> {
-        let first = self.produced()?;
+    fn move_entries(&mut self, Entries { part, count }: Entries) -> Result<u32, Errno> {
+        let first = self.produced().map_err(|_| Errno::EINVAL)?;
         if first.wrapping_sub(self.retired) > count {
-            return Ok(None);
+            return Err(Errno::EINVAL);
+        }
+        // Nothing lies where nothing was posted since the time before.
+        let waits_from = self.before.back().map_or(self.taken, |before| before.until);
+        let is_empty = waits_from == first;
+        if !is_empty && self.before.len() == MAX_EARLIER_PLACES {
+            return Err(Errno::ENOMEM);
         }
         let place = self.place;
         (self.place.entries_at, self.place.entries) = (0, count);
         let part = self.moved.replace(part);
-        // Nothing lies where nothing was posted since the time before.
-        let waits_from = self.before.back().map_or(self.taken, |before| before.until);
-        if waits_from != first {
+        if !is_empty {
             self.before.push_back(Before {
                 until: first,
                 part,
                 place,
             });
         }
-        Ok(Some(first))
+        Ok(first)
     }
 
     /// Where the next request lies.
@@ -273,7 +280,7 @@ impl<W: WorkRequest, const N: usize> WorkSource<W> for SharedQueue<W, N> {
 }
 
 impl SharedSource for SharedRecvQueue {
-    fn move_to(&mut self, to: Entries) -> Result<Option<u32>, QueueError> {
+    fn move_to(&mut self, to: Entries) -> Result<u32, Errno> {
         self.move_entries(to)
     }
 

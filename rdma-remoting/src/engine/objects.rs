@@ -78,7 +78,8 @@ pub trait EngineSrq: Any + Send + Sync {
     ///
     /// # Errors
     /// `EOPNOTSUPP` where the engine cannot; `EINVAL` where more wait than there is room for, or
-    /// that is less than the limit, or nothing can be taken any more.
+    /// that is less than the limit, or nothing can be taken any more; `ENOMEM` where requests wait
+    /// in too many places already.
     fn resize(&self, to: Entries) -> Result<u32, Errno>;
     /// The limit; zero where there is none, or it was told of.
     fn limit(&self) -> u32;

@@ -98,7 +98,7 @@ call_table! {
         /// is posted: its process posts none meanwhile. The answer is the number of that request;
         /// those before it, and the queue's words, stay where they are. `EINVAL` where more
         /// requests wait than there is room for, or where that is less than the queue's limit;
-        /// `EOPNOTSUPP` before version 3.
+        /// `ENOMEM` where requests wait in 16 earlier places; `EOPNOTSUPP` before version 3.
         35 => fn resize_srq(ResizeSrq) -> U32;
         /// Creates a completion queue as [`create_cq`](Self::create_cq), with more attributes.
         /// `EINVAL` for a completion vector that there is not, `EOPNOTSUPP` for flags that are not
@@ -121,7 +121,8 @@ call_table! {
         /// closed it, and the file's region cannot be detached meanwhile.
         43 => fn open_xrcd_of(OpenXrcd) -> Handle;
         /// Opens a target of such a domain that any of its contexts has made. `destroy_qp` closes
-        /// it; it ends with the last one. `EINVAL` where the domain has none of this number.
+        /// it; it ends with the last one. `EINVAL` where the domain has none of this number,
+        /// `ENOMEM` where 256 have it open.
         44 => fn open_qp(OpenQp) -> Qp;
         /// Has the file that is this region stand for the calling context: whoever shows it may
         /// import what is in it. The region cannot be detached from then on. `EBUSY` the second

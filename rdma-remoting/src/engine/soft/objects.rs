@@ -116,7 +116,7 @@ impl EngineSrq for SoftSrq {
     }
 
     fn resize(&self, to: Entries) -> Result<u32, Errno> {
-        self.receives.move_to(to).ok_or(Errno::EINVAL)
+        self.receives.move_to(to)
     }
 
     fn limit(&self) -> u32 {

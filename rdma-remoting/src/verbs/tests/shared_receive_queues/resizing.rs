@@ -3,6 +3,7 @@
 use super::*;
 use crate::request::RecvWqe;
 use crate::shared_receive_queue::SharedReceives;
+use crate::work_queue::MAX_EARLIER_PLACES;
 use farlane_abi::queue::{RecvEntry, SrqLayout};
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -138,6 +139,60 @@ proptest! {
         }
         prop_assert_eq!(taken(&receives), None);
     }
+}
+
+/// Each place is room of the backend's, which no limit counts.
+#[test]
+fn what_waits_lies_in_so_many_places() {
+    const MORE: u32 = 2;
+    let server = Server::without_workers();
+    let p = Program::start(&port(&server, 1));
+    let srq = p.srq(WORDS);
+    let receives = p.receives(srq);
+    let (theirs, more) = shared("more", 64 * PAGE_BYTES);
+    p.context.attach_segment(region(MORE), theirs).unwrap();
+    let mut at = 0;
+    // Room for 32, in a page of its own.
+    let mut resize = || {
+        at += 1;
+        let moved = p.host().resize_srq(ResizeSrq {
+            srq,
+            region: MORE.into(),
+            offset: u32::try_from(page(at)).unwrap().into(),
+            requests: 32.into(),
+        });
+        moved.map(|first| (at, first.get()))
+    };
+    let post = |(at, number): (u32, u32)| {
+        let stride = SrqLayout::new(32, 1).unwrap().stride;
+        let index = usize::try_from(number % 32).unwrap();
+        let entry = RecvEntry {
+            wr_id: u64::from(number).into(),
+            ..RecvEntry::default()
+        };
+        more.write(page(at) + index * stride, &entry).unwrap();
+        p.set(WORDS, QP_OFF_RECV_PRODUCED, number + 1);
+    };
+    let mut posts = Posts::new(&p);
+    posts.post(0);
+    for _ in 0..MAX_EARLIER_PLACES {
+        post(resize().unwrap());
+    }
+    assert_eq!(resize(), Err(Errno::ENOMEM));
+    // What was refused has changed nothing.
+    assert_eq!(p.room(srq), 32);
+    assert_eq!(taken(&receives), Some(0));
+    post(resize().unwrap());
+    assert_eq!(resize(), Err(Errno::ENOMEM));
+    // Where nothing waits none is kept.
+    let last = u64::try_from(MAX_EARLIER_PLACES + 1).unwrap();
+    for number in 1..=last {
+        assert_eq!(taken(&receives), Some(number));
+    }
+    for _ in 0..30 {
+        resize().unwrap();
+    }
+    assert_eq!(taken(&receives), None);
 }
 
 #[test]
