@@ -34,7 +34,7 @@ struct Outstanding {
     transfer: Transfer,
     /// Bytes that it has fetched.
     fetched: u64,
-    /// It fails, on this side, when those before it have completed.
+    /// It fails when those before it have completed.
     failed: Option<u8>,
 }
 
@@ -118,8 +118,7 @@ impl Window {
 
     /// Nothing follows one that fails.
     fn is_closed(&self) -> bool {
-        let last = self.requests.back();
-        last.is_some_and(|last| last.failed.is_some())
+        self.requests.iter().any(|one| one.failed.is_some())
     }
 
     /// What is to be sent again where everything before `from` has arrived there: that, or what was
@@ -573,19 +572,22 @@ impl<C: Carrier> Requester<C> {
         let now = turn.now;
         let at = Position::of(message);
         // One that has been accepted meanwhile, or was not sent, is not refused.
-        if at < Position::of(self.window.arrived.message)
-            || at >= self.window.sent
-            || self.has_come_to(at, now) != Some(false)
-        {
+        if at < Position::of(self.window.arrived.message) || at >= self.window.sent {
             return;
         }
+        let Some(is_lost) = self.has_come_to(at, now) else {
+            return;
+        };
+        if let (Nak::Fatal(status), Some(index)) = (nak, self.window.index(message)) {
+            self.window.requests[index].failed.get_or_insert(status);
+        }
         self.retire(qp, turn.node);
-        if self.window.first != message || self.dead || qp.state() == State::Error {
+        if is_lost || self.window.first != message || self.dead || qp.state() == State::Error {
             return;
         }
         match nak {
-            Nak::Dropped => {}
-            Nak::Fatal(status) => self.fail_first(qp, status),
+            // It has failed, where it was the oldest.
+            Nak::Dropped | Nak::Fatal(_) => {}
             Nak::NotReady(_) if self.window.hold.is_some() => {}
             Nak::NotReady(timer) => {
                 if self.attr.rnr_retry != RNR_FOR_EVER {

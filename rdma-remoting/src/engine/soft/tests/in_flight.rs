@@ -470,6 +470,23 @@ fn only_one_request_fails_of_itself() {
     assert_eq!(pair.settle(), expected);
 }
 
+#[test]
+fn a_refusal_that_overtakes_what_was_read_before_it_counts() {
+    let mut pair = Pair::new();
+    pair.post(Opcode::Read, 8, 8, 0);
+    pair.post(Opcode::Write, 0, 8, BYTES - 1);
+    pair.post(Opcode::Write, 0, 8, 0);
+    pair.turn();
+    while pair.carry_request() {}
+    lock(&pair.net).answers.make_contiguous().reverse();
+    let expected = [
+        (0, WC_STATUS_SUCCESS),
+        (1, WC_STATUS_REM_ACCESS_ERR),
+        (2, WC_STATUS_WR_FLUSH_ERR),
+    ];
+    assert_eq!(pair.settle(), expected);
+}
+
 /// An operation of a script.
 #[derive(Clone, Debug)]
 enum Step {
