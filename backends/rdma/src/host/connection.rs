@@ -391,7 +391,10 @@ impl Open {
             }
             let share = host.port.take(Resource::Descriptors, 1);
             let share = share.ok_or(Errno::ENOMEM)?;
-            let id = file::identify(file.as_fd()).map_err(|_| Errno::EINVAL)?;
+            let id = file::identify(file.as_fd()).map_err(|error| match error {
+                rustix::io::Errno::BADF => Errno::EBADF,
+                _ => Errno::EINVAL,
+            })?;
             self.context.attach_file(region, id)?;
             Ok(share)
         };

@@ -1,7 +1,7 @@
 //! Which file a descriptor is of.
 
 use farlane_rdma_remoting::FileId;
-use rustix::fs::{AtFlags, StatxFlags, statx};
+use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, statx};
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 
@@ -12,8 +12,12 @@ const UNASKED: AtFlags = AtFlags::EMPTY_PATH.union(AtFlags::STATX_DONT_SYNC);
 /// open.
 ///
 /// # Errors
-/// The kernel does not know the file's number itself.
+/// The kernel does not know the file's number itself. `BADF` of a descriptor that was opened with
+/// `O_PATH`, for which nobody needs a right to the file: the kernel takes none for a file either.
 pub(crate) fn identify(file: BorrowedFd<'_>) -> Result<FileId, Errno> {
+    if fcntl_getfl(file)?.contains(OFlags::PATH) {
+        return Err(Errno::BADF);
+    }
     let stat = statx(file, "", UNASKED, StatxFlags::INO)?;
     if stat.stx_mask & StatxFlags::INO.bits() == 0 {
         return Err(Errno::NODATA);
@@ -25,8 +29,18 @@ pub(crate) fn identify(file: BorrowedFd<'_>) -> Result<FileId, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{MemfdFlags, memfd_create};
+    use rustix::fs::{MemfdFlags, Mode, memfd_create};
     use std::fs::File;
+    use std::os::fd::AsFd as _;
+
+    #[test]
+    fn a_descriptor_that_opens_nothing_shows_no_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = OFlags::PATH | OFlags::CLOEXEC;
+        let path = rustix::fs::open(file.path(), path, Mode::empty()).unwrap();
+        assert_eq!(identify(path.as_fd()), Err(Errno::BADF));
+        identify(file.as_file().as_fd()).unwrap();
+    }
 
     #[test]
     fn a_file_is_the_same_by_each_of_its_descriptors() {
