@@ -52,10 +52,12 @@ impl CallHost<'_> {
         if !Arc::ptr_eq(domain, origin) {
             return Err(Errno::EINVAL);
         }
+        // One of no memory has no key for peers, and no end.
+        let rkey = length.map_or(U32::ZERO, |_| key.into());
         Ok(ImportedMr {
             lkey: key.into(),
-            rkey: key.into(),
-            length: length.into(),
+            rkey,
+            length: length.unwrap_or(u64::MAX).into(),
         })
     }
 }

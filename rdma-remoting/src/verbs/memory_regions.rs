@@ -54,11 +54,12 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// The domain of a registration, and its length in bytes, by what lasts as long as it.
-pub(super) fn registration(owner: &Arc<dyn Any + Send + Sync>) -> Option<(&Arc<Pd>, u64)> {
+/// The domain of a registration, and its length in bytes where it is of memory, by what lasts as
+/// long as it.
+pub(super) fn registration(owner: &Arc<dyn Any + Send + Sync>) -> Option<(&Arc<Pd>, Option<u64>)> {
     let uses = owner.downcast_ref::<MemoryRegionUses>()?;
     let length = lock(&uses.shares.bytes).amount();
-    Some((&uses.pd, length))
+    Some((&uses.pd, (!uses.is_null).then_some(length)))
 }
 
 impl CallHost<'_> {

@@ -70,6 +70,14 @@ fn an_imported_domain_is_a_name_and_nothing_can_be_put_there() {
     let known = import_mr(imported, mr.handle).unwrap();
     assert_eq!((known.lkey, known.rkey), (mr.lkey, mr.rkey));
     assert_eq!(known.length.get(), PAGE_BYTES);
+    // One of no memory is of all addresses, and has no key for peers, there as here.
+    let mut host = CallHost::new(&owner);
+    host.negotiate(VersionRange::ours()).unwrap();
+    let null = host.alloc_null_mr(pd).unwrap();
+    let known = import_mr(imported, null.handle).unwrap();
+    assert_eq!((known.lkey, known.rkey.get()), (null.lkey, 0));
+    assert_eq!(known.length.get(), u64::MAX);
+    host.dereg_mr(null.handle).unwrap();
     let own = CallHost::new(&user).alloc_pd(()).unwrap();
     for (pd, mr, error) in [
         (imported, elsewhere.handle, Errno::EINVAL),
