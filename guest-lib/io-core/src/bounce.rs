@@ -151,33 +151,32 @@ mod tests {
 
     #[test]
     fn what_a_device_may_still_use_nobody_gets() {
-        let mut lost = Bounce::take_large(1).unwrap();
+        static OWN: Lock<Kept> = Lock::new(Kept::new());
+        let take = || Bounce::of(&OWN, LARGE_BYTES, 1).unwrap();
+        let mut lost = take();
         let place = lost.lasting();
         lost.lose();
         drop(lost);
-        let others: Vec<_> = (0..=KEPT).map(|_| Bounce::take_large(1).unwrap()).collect();
+        let others: Vec<_> = (0..KEPT).map(|_| take()).collect();
         assert!(others.iter().all(|other| other.lasting() != place));
         assert!(others.iter().any(|other| other.lasting().is_none()));
     }
 
     #[test]
     fn buffers_that_stay_are_bounded_and_used_again() {
-        let mut used: Vec<_> = (0..KEPT)
-            .map(|_| Bounce::take(LARGE_BYTES).unwrap())
-            .collect();
+        static OWN: Lock<Kept> = Lock::new(Kept::new());
+        let take = |length| Bounce::of(&OWN, LARGE_BYTES, length).unwrap();
+        let mut used: Vec<_> = (0..KEPT).map(|_| take(LARGE_BYTES)).collect();
         let homes =
             |used: &[Bounce]| -> Vec<_> { used.iter().filter_map(Bounce::lasting).collect() };
         let lasting = homes(&used);
         assert_eq!(lasting.len(), KEPT);
-        used.push(Bounce::take(LARGE_BYTES).unwrap());
+        used.push(take(LARGE_BYTES));
         used.push(Bounce::take(LARGE_BYTES + 1).unwrap());
         assert_eq!(homes(&used).len(), KEPT, "One for once is not to be pinned");
-        assert_eq!(
-            used[KEPT + 1].bytes(0..LARGE_BYTES + 1).len(),
-            LARGE_BYTES + 1
-        );
+        let longest = used[KEPT + 1].bytes(0..LARGE_BYTES + 1);
+        assert_eq!(longest.len(), LARGE_BYTES + 1);
         drop(used);
-        let again = Bounce::take(SMALL_BYTES + 1).unwrap();
-        assert!(lasting.contains(&again.lasting().unwrap()));
+        assert!(lasting.contains(&take(1).lasting().unwrap()));
     }
 }
