@@ -25,6 +25,7 @@ macro_rules! exports {
     };
 }
 
+mod buffers;
 mod descriptors;
 mod locks;
 mod next;

@@ -1,5 +1,6 @@
 //! `read`, `write` and their like.
 
+use crate::buffers::BufferList;
 use crate::next;
 use farlane_io_core::route::{self, Call};
 use farlane_io_core::sys::{SavedErrno, set_errno};
@@ -7,6 +8,7 @@ use farlane_io_core::vector::{self, VectorCall};
 use farlane_io_core::{Direction, Errno, Position, is_registered, may_hold};
 use libc::{iovec, off_t, size_t, ssize_t};
 use std::ffi::{c_int, c_void};
+use std::iter;
 
 /// A call with one buffer: ours if the router takes it, else the C library's.
 #[inline]
@@ -64,7 +66,7 @@ fn answer(result: Result<usize, Errno>) -> ssize_t {
 /// A call that the kernel has refused: `EFAULT` may mean device memory that nobody has registered.
 #[cold]
 fn refused(call: &Call, direction: Direction, result: ssize_t) -> ssize_t {
-    if !is_adopted(&[(call.address, call.length)]) {
+    if !is_adopted(iter::once((call.address, call.length))) {
         return result;
     }
     routed(call, direction).unwrap_or(result)
@@ -72,13 +74,13 @@ fn refused(call: &Call, direction: Direction, result: ssize_t) -> ssize_t {
 
 /// After a failed call: whether it failed with `EFAULT`, and some of its buffers are device memory
 /// that the call is to be made with again.
-fn is_adopted(buffers: &[(usize, usize)]) -> bool {
+fn is_adopted(buffers: impl Iterator<Item = (usize, usize)>) -> bool {
     let saved = SavedErrno::new();
     let is_fault = std::io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT);
     let adopted = |&(address, length): &(usize, usize)| {
         length > 0 && !is_registered(address, length) && route::adopt(address, length)
     };
-    let found = is_fault && buffers.iter().filter(|buffer| adopted(buffer)).count() > 0;
+    let found = is_fault && buffers.filter(adopted).count() > 0;
     drop(saved);
     found
 }
@@ -99,8 +101,7 @@ fn several(
     Several {
         name,
         fd,
-        buffers,
-        count,
+        list: BufferList::new(buffers, count),
         position,
         direction,
     }
@@ -111,8 +112,7 @@ fn several(
 struct Several {
     name: &'static str,
     fd: c_int,
-    buffers: *const iovec,
-    count: c_int,
+    list: BufferList,
     position: Option<Position>,
     direction: Direction,
 }
@@ -121,7 +121,7 @@ impl Several {
     /// Ours if the router takes it, else the C library's.
     ///
     /// # Safety
-    /// `buffers` points to `count` buffers, if that is a number that the kernel takes.
+    /// The list is one that the kernel can read, or that it refuses.
     unsafe fn serve(self, plain: impl Fn() -> ssize_t) -> ssize_t {
         // SAFETY: as promised by the caller.
         if let Some(result) = unsafe { self.routed() } {
@@ -129,7 +129,8 @@ impl Several {
         }
         let result = plain();
         if result < 0
-            && self.is_adopted()
+            // SAFETY: as promised by the caller.
+            && unsafe { self.is_adopted() }
             // SAFETY: as promised by the caller.
             && let Some(result) = unsafe { self.routed() }
         {
@@ -140,67 +141,43 @@ impl Several {
 
     /// # Safety
     /// As [`serve`](Self::serve).
-    unsafe fn buffers<'a>(self) -> Option<&'a [iovec]> {
-        let count = usize::try_from(self.count).ok();
-        let count = count.filter(|count| (1..=1024).contains(count) && !self.buffers.is_null())?;
-        // SAFETY: as promised by the caller.
-        Some(unsafe { std::slice::from_raw_parts(self.buffers, count) })
-    }
-
-    /// # Safety
-    /// As [`serve`](Self::serve).
     unsafe fn routed(self) -> Option<ssize_t> {
         // Without registered memory nothing is looked at.
         if !farlane_io_core::may_overlap(0, usize::MAX) {
             return None;
         }
-        let call = VectorCall {
-            name: self.name,
-            fd: self.fd,
-            // SAFETY: as promised by the caller.
-            buffers: unsafe { self.buffers() }?,
-            position: self.position?,
-        };
+        let position = self.position?;
+        let ours = |buffer: &iovec| is_registered(buffer.iov_base.addr(), buffer.iov_len);
         let saved = SavedErrno::new();
-        let result = vector::serve(&call, self.direction)?;
+        let serve = |buffers: &[iovec]| {
+            let call = VectorCall {
+                name: self.name,
+                fd: self.fd,
+                buffers,
+                position,
+            };
+            vector::serve(&call, self.direction)
+        };
+        // SAFETY: as promised by the caller.
+        let result = unsafe { self.list.copied(ours, serve) }?;
         drop(saved);
         Some(answer(result))
     }
 
     /// After a failed call: as [`is_adopted`]. The kernel may have refused the list itself.
+    ///
+    /// # Safety
+    /// As [`serve`](Self::serve).
     #[cold]
-    fn is_adopted(self) -> bool {
+    unsafe fn is_adopted(self) -> bool {
         if !route::may_adopt() {
             return false;
         }
-        let saved = SavedErrno::new();
-        let count = usize::try_from(self.count).ok();
-        let count = count.filter(|count| (1..=1024).contains(count));
-        let buffers = count.and_then(|count| copy_of(self.buffers, count));
-        drop(saved);
-        is_adopted(&buffers.unwrap_or_default())
+        let bounds = |buffer: &iovec| (buffer.iov_base.expose_provenance(), buffer.iov_len);
+        let adopted = |list: &[iovec]| Some(is_adopted(list.iter().map(bounds)));
+        // SAFETY: as promised by the caller.
+        unsafe { self.list.copied(|_| true, adopted) }.unwrap_or(false)
     }
-}
-
-/// Addresses and lengths of the buffers of a list that need not be mapped.
-fn copy_of(buffers: *const iovec, count: usize) -> Option<Vec<(usize, usize)>> {
-    const NONE: iovec = iovec {
-        iov_base: std::ptr::null_mut(),
-        iov_len: 0,
-    };
-    let mut copy = vec![NONE; count];
-    let bytes = std::mem::size_of_val(copy.as_slice());
-    let part = |base: *mut c_void| iovec {
-        iov_base: base,
-        iov_len: bytes,
-    };
-    let to = part(copy.as_mut_ptr().cast());
-    let from = part(buffers.cast_mut().cast());
-    // SAFETY: the kernel writes the copy, which is so long, and checks what it reads.
-    let moved =
-        unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
-    let bounds = |buffer: &iovec| (buffer.iov_base.expose_provenance(), buffer.iov_len);
-    (usize::try_from(moved) == Ok(bytes)).then(|| copy.iter().map(bounds).collect())
 }
 
 /// # Safety

@@ -194,6 +194,12 @@ fn a_program_that_closes_and_replaces_unknown_numbers_does_no_harm() {
 }
 
 #[test]
+fn lists_that_are_not_mapped_are_refused_as_the_kernel_does() {
+    let [cache, _, p2p, requests] = story("lists", "p2p");
+    assert_eq!((cache, p2p, requests), (100, 0, 1));
+}
+
+#[test]
 fn device_memory_that_is_moved_is_known_where_it_is_and_nowhere_else() {
     let [_, _, p2p, _] = story("moves", "p2p");
     assert!(p2p > 0);

@@ -304,7 +304,7 @@ pub fn troubled(file: &File, content: &[u8]) -> Result<()> {
     let end = i64::try_from(content.len())?;
     // SAFETY: device pointers go to calls only. What hangs ends with the alarm.
     unsafe {
-        libc::alarm(60);
+        libc::alarm(300);
         let nowhere = std::ptr::without_provenance(4096);
         let moved = libc::preadv(fd, nowhere, 2, 5);
         ensure!(moved == -1 && errno() == libc::EFAULT, "No list: {moved}");

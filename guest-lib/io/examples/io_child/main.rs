@@ -5,6 +5,7 @@
 mod cuda;
 mod forks;
 mod guards;
+mod lists;
 mod locks;
 mod moves;
 mod positions;
@@ -458,6 +459,7 @@ fn main() -> Result<()> {
         "cuda_troubled" => cuda::troubled(&file, &content)?,
         "cuda_contexts" => cuda::of_no_context(&file, &content)?,
         "guards" => guards::guards(file, path)?,
+        "lists" => lists::lists(&file, &content)?,
         "moves" => moves::moves(&file, &content)?,
         "positions" => positions::positions(&file, &content)?,
         "killed" => positions::killed(&file)?,
