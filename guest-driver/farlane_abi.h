@@ -23,6 +23,7 @@
 #define FARLANE_WINDOW_SHMEM_ID 0x0
 #define FARLANE_FEATURE_WINDOW 0x1
 #define FARLANE_FEATURE_TUNNEL 0x2
+#define FARLANE_FEATURE_VERBS 0x4
 #define FARLANE_OP_OPEN 0x1
 #define FARLANE_OP_CLOSE 0x2
 #define FARLANE_OP_ATTACH 0x3
@@ -60,7 +61,8 @@ struct farlane_config {
 	__le64 window_bytes;
 	__u8 gid[16];
 	__le64 generation;
-	__u8 reserved[8];
+	__u8 mac[6];
+	__u8 reserved[2];
 };
 _Static_assert(sizeof(struct farlane_config) == 64, "size");
 _Static_assert(offsetof(struct farlane_config, magic) == 0, "offset");
@@ -72,7 +74,8 @@ _Static_assert(offsetof(struct farlane_config, max_events) == 20, "offset");
 _Static_assert(offsetof(struct farlane_config, window_bytes) == 24, "offset");
 _Static_assert(offsetof(struct farlane_config, gid) == 32, "offset");
 _Static_assert(offsetof(struct farlane_config, generation) == 48, "offset");
-_Static_assert(offsetof(struct farlane_config, reserved) == 56, "offset");
+_Static_assert(offsetof(struct farlane_config, mac) == 56, "offset");
+_Static_assert(offsetof(struct farlane_config, reserved) == 62, "offset");
 
 struct farlane_request {
 	__le32 op;

@@ -25,10 +25,11 @@ use crate::turn::CallTurn;
 use farlane_abi::Errno;
 use farlane_abi::ids::RegionId;
 use farlane_abi::rdma::{
-    AllocBuffer, AllocMw, Buffer, CreateAh, CreateCq, CreateCqEx, CreateQp, CreateQpEx, CreateSrq,
-    DeviceAttr, DeviceLimits, DeviceTime, Gid, Handle, ImportMr, ImportPd, ImportedMr, MAX_QPS,
-    MAX_SRQS, McastGroup, ModifyQp, ModifySrq, Mr, Mw, OpenQp, OpenXrcd, PortAttr, Qp, QpAttr,
-    QueryGid, RegMr, ReregMr, ResizeCq, ResizeSrq, Srq, SrqAttr, Verbs, VerbsVersion, VersionRange,
+    AllocBuffer, AllocFastMr, AllocMw, Buffer, CreateAh, CreateCq, CreateCqEx, CreateCqRing,
+    CreateQp, CreateQpEx, CreateQpRings, CreateSrq, CreateSrqRing, DeviceAttr, DeviceLimits,
+    DeviceTime, Gid, Handle, ImportMr, ImportPd, ImportedMr, MAX_QPS, MAX_SRQS, McastGroup,
+    ModifyQp, ModifySrq, MoveRing, Mr, Mw, OpenQp, OpenXrcd, PortAttr, Qp, QpAttr, QueryGid, RegMr,
+    ReregMr, ResizeCq, ResizeSrq, Srq, SrqAttr, Verbs, VerbsVersion, VersionRange,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
@@ -336,6 +337,30 @@ impl Verbs for CallHost<'_> {
 
     fn open_qp(&mut self, args: OpenQp) -> Result<Qp, Errno> {
         self.open_target(&args)
+    }
+
+    fn create_cq_ring(&mut self, _: CreateCqRing) -> Result<Handle, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn create_qp_rings(&mut self, _: CreateQpRings) -> Result<Qp, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn create_srq_ring(&mut self, _: CreateSrqRing) -> Result<Srq, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn resize_cq_ring(&mut self, _: MoveRing) -> Result<(), Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn resize_srq_ring(&mut self, _: MoveRing) -> Result<(), Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn alloc_fast_mr(&mut self, _: AllocFastMr) -> Result<Mr, Errno> {
+        Err(Errno::EOPNOTSUPP)
     }
 
     fn modify_srq(&mut self, args: ModifySrq) -> Result<(), Errno> {

@@ -1,5 +1,12 @@
-//! Prints the guest driver's C header.
+//! Prints the guest driver's C header; with the argument `verbs` the one of the verbs.
+
+use farlane_abi::header;
+use std::env;
 
 fn main() {
-    print!("{}", farlane_abi::header::generate());
+    let text = match env::args().nth(1).as_deref() {
+        Some("verbs") => header::generate_verbs(),
+        _ => header::generate(),
+    };
+    print!("{text}");
 }

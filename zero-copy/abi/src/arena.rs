@@ -38,7 +38,7 @@
 //! A shared receive queue has such a word, too, at the same place: it says [`BACKEND_SLEEPING`]
 //! where somebody waits for a request and the backend does not look.
 
-use crate::wire::pod;
+use crate::wire::wire;
 use zerocopy::little_endian::U32;
 
 /// Backend state word.
@@ -91,9 +91,9 @@ const _: () = assert!(
         && (OFF_RUNG + RUNG_WORDS * 4) as u64 <= HEADER_SEGMENT_BYTES
 );
 
-pod! {
+wire! {
     /// Head of a call slot.
-    pub struct CallHeader {
+    pub struct CallHeader as "farlane_call_header" {
         /// Number of the call in its table.
         pub number: U32,
         /// Bytes of arguments, or of the result.
@@ -105,7 +105,7 @@ pod! {
     }
 
     /// An asynchronous event, as verbs define them (`enum ibv_event_type`).
-    pub struct AsyncEvent {
+    pub struct AsyncEvent as "farlane_async_event" {
         /// `EVENT_*` of [`crate::rdma`].
         pub kind: U32,
         /// Handle of the object (QP or CQ), or the port number.

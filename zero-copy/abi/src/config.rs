@@ -34,6 +34,9 @@ pub const FEATURE_WINDOW: u32 = 1 << 0;
 /// The backend opens the envelopes of [`crate::tunnel`]: contexts have its first segment, no call
 /// ring, and nothing to wake.
 pub const FEATURE_TUNNEL: u32 = 1 << 1;
+/// The backend serves the verbs ([`crate::rdma`]) to a driver of the guest's kernel, too: queues as
+/// [`crate::rxe`] has them, and [`OP_ADD_GID`](crate::control::OP_ADD_GID) and what follows it.
+pub const FEATURE_VERBS: u32 = 1 << 2;
 
 wire! {
     /// Configuration space. Each read is a round trip to the backend: read once, in one piece.
@@ -58,7 +61,10 @@ wire! {
         /// contexts that are open; each [`Reply`](crate::control::Reply) names the one that gives
         /// it. A VMM may connect to another backend without a word to the driver.
         pub generation: U64,
+        /// MAC address of the network interface that the RDMA device belongs to, zero where none is
+        /// named.
+        pub mac: [u8; 6],
         /// Zero.
-        pub reserved: [u8; 8],
+        pub reserved: [u8; 2],
     }
 }

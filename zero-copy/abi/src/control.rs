@@ -38,6 +38,15 @@ pub const OP_PING: u32 = 8;
 pub const OP_BIND_EVENT: u32 = 9;
 /// Host socket only: unbinds event index `region`.
 pub const OP_UNBIND_EVENT: u32 = 10;
+/// Control queue, [`FEATURE_VERBS`](crate::config::FEATURE_VERBS): the port has the GID whose bytes
+/// are those of `address` and then of `length`, at index `region` of its table, until
+/// [`OP_DEL_GID`]. `EACCES` for one that the operator does not let the VM have, `EADDRINUSE` for
+/// one that another port has, `EEXIST` where the index has one, `EINVAL` for an index beyond the
+/// table and for a GID of a group.
+pub const OP_ADD_GID: u32 = 16;
+/// Control queue: index `region` of the port's table has no GID any more. `ENOENT` where it has
+/// none.
+pub const OP_DEL_GID: u32 = 17;
 
 /// `ATTACH`: kernel memory (or a memfd) shared between process and backend: rings and queues.
 pub const KIND_SEGMENT: u32 = 1;
@@ -64,6 +73,14 @@ pub const KIND_ADDRESS_SPACE: u32 = 5;
 /// done with the file but to tell it from others.
 pub const KIND_FILE: u32 = 6;
 
+/// `ATTACH`, control queue, of a [context of the kernel](FLAG_KERNEL): all memory of the VM, at
+/// guest-physical addresses. Neither `address` nor `length` nor extents are given.
+pub const KIND_ALL_MEMORY: u32 = 7;
+
+/// `OPEN`, control queue: a context of the guest's kernel, which may do what the kernel alone
+/// vouches for: [`KIND_ALL_MEMORY`], registrations that its own requests make
+/// ([`WR_REG_MR`](crate::rxe::WR_REG_MR)), and the queue pair of general services.
+pub const FLAG_KERNEL: u32 = 1 << 2;
 /// `ATTACH`: the backend may write the memory.
 pub const FLAG_WRITABLE: u32 = 1 << 0;
 /// `ATTACH` of a pin: its pages carry the envelopes of [`crate::tunnel`]. First byte and length are

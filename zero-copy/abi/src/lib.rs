@@ -10,6 +10,7 @@
 //! * [`queue`]: work queues and completion queues in shared memory;
 //! * [`calls`]: the macro that declares a remoted API;
 //! * [`rdma`]: the verbs declared with it;
+//! * [`rxe`]: queues as the provider of rdma-core for Linux's rxe has them;
 //! * [`tunnel`]: device memory as the target of a disk's requests;
 //! * [`gpu`]: registers and commands of the software GPU.
 //!
@@ -32,6 +33,7 @@ pub mod ids;
 pub mod ioctl;
 pub mod queue;
 pub mod rdma;
+pub mod rxe;
 pub mod tunnel;
 pub mod width;
 mod wire;

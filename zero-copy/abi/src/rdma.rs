@@ -3,7 +3,7 @@
 //! The data path (posting work, polling completions) makes no call: see [`crate::queue`].
 
 use crate::call_table;
-use crate::wire::pod;
+use crate::wire::wire;
 use zerocopy::little_endian::{U16, U32, U64};
 
 /// A handle of an object of the calling context.
@@ -137,6 +137,23 @@ call_table! {
         47 => fn import_pd(ImportPd) -> Handle;
         /// The keys of a registration in an imported domain; `EINVAL` where it is in another one.
         48 => fn import_mr(ImportMr) -> ImportedMr;
+        /// Creates a completion queue that is a ring of [`crate::rxe`], of
+        /// [`RxeCompletion`](crate::rxe::RxeCompletion)s. `EOPNOTSUPP` before version 3, as the
+        /// calls that follow.
+        50 => fn create_cq_ring(CreateCqRing) -> Handle;
+        /// Creates a queue pair whose work queues are rings.
+        51 => fn create_qp_rings(CreateQpRings) -> Qp;
+        /// Creates a shared receive queue that is a ring.
+        52 => fn create_srq_ring(CreateSrqRing) -> Srq;
+        /// Has the completions of a queue lie in another ring. Those that wait are moved there, and
+        /// the process takes none meanwhile. `EINVAL` where more wait than there is room for.
+        53 => fn resize_cq_ring(MoveRing) -> ();
+        /// The same of the requests of a shared receive queue, whose process posts none meanwhile.
+        /// `EINVAL`, too, where that is less than the queue's limit.
+        54 => fn resize_srq_ring(MoveRing) -> ();
+        /// Allocates a registration for fast registration, which is of no memory yet. `EPERM` of a
+        /// context that is not the kernel's.
+        55 => fn alloc_fast_mr(AllocFastMr) -> Mr;
         /// Allocates a memory window, which is not bound.
         30 => fn alloc_mw(AllocMw) -> Mw;
         /// Frees a memory window, bound or not.
@@ -176,9 +193,9 @@ impl VerbsVersion {
     }
 }
 
-pod! {
+wire! {
     /// Attributes of the device, `struct ibv_device_attr` where names are the same.
-    pub struct DeviceAttr {
+    pub struct DeviceAttr as "farlane_device_attr" {
         /// Bytes, big-endian in meaning: the node's GUID.
         pub node_guid: [u8; 8],
         /// Longest registration in bytes.
@@ -222,7 +239,7 @@ pod! {
     }
 
     /// Attributes of a port, `struct ibv_port_attr` where names are the same.
-    pub struct PortAttr {
+    pub struct PortAttr as "farlane_port_attr" {
         /// Largest message in bytes.
         pub max_msg_sz: U32,
         /// Entries of the GID table.
@@ -254,7 +271,7 @@ pod! {
     }
 
     /// Which GID.
-    pub struct QueryGid {
+    pub struct QueryGid as "farlane_query_gid" {
         /// Port, from 1 up.
         pub port: U32,
         /// Index in its table.
@@ -262,13 +279,13 @@ pod! {
     }
 
     /// A GID, in network byte order.
-    pub struct Gid {
+    pub struct Gid as "farlane_gid" {
         /// The bytes.
         pub raw: [u8; 16],
     }
 
     /// Registration of `length` bytes from `offset` of a pin or buffer.
-    pub struct RegMr {
+    pub struct RegMr as "farlane_reg_mr" {
         /// Protection domain.
         pub pd: U32,
         /// `MR_SOURCE_*`.
@@ -286,7 +303,7 @@ pod! {
     }
 
     /// Another registration in the place of one.
-    pub struct ReregMr {
+    pub struct ReregMr as "farlane_rereg_mr" {
         /// Handle of the registration.
         pub mr: U32,
         /// Zero.
@@ -296,7 +313,7 @@ pod! {
     }
 
     /// A memory region.
-    pub struct Mr {
+    pub struct Mr as "farlane_mr" {
         /// Its handle.
         pub handle: U32,
         /// Key for local use.
@@ -306,7 +323,7 @@ pod! {
     }
 
     /// Allocation of a memory window.
-    pub struct AllocMw {
+    pub struct AllocMw as "farlane_alloc_mw" {
         /// Protection domain.
         pub pd: U32,
         /// `MW_TYPE_*`.
@@ -314,7 +331,7 @@ pod! {
     }
 
     /// A memory window.
-    pub struct Mw {
+    pub struct Mw as "farlane_mw" {
         /// Its handle.
         pub handle: U32,
         /// The key by which it is bound for the first time.
@@ -322,7 +339,7 @@ pod! {
     }
 
     /// Creation of a completion queue.
-    pub struct CreateCq {
+    pub struct CreateCq as "farlane_create_cq" {
         /// The segment that holds it, laid out as [`CqLayout`](crate::queue::CqLayout).
         pub region: U32,
         /// Where it begins there, a multiple of 64. No other queue overlaps it.
@@ -334,7 +351,7 @@ pod! {
     }
 
     /// Creation of a completion queue in version 3.
-    pub struct CreateCqEx {
+    pub struct CreateCqEx as "farlane_create_cq_ex" {
         /// As in version 1; its layout is that of the flags.
         pub base: CreateCq,
         /// `CQ_*`.
@@ -344,13 +361,13 @@ pod! {
     }
 
     /// The device's clock.
-    pub struct DeviceTime {
+    pub struct DeviceTime as "farlane_device_time" {
         /// As completions have it: [`TimedCompletion`](crate::queue::TimedCompletion).
         pub time: U64,
     }
 
     /// Another number of entries of a completion queue.
-    pub struct ResizeCq {
+    pub struct ResizeCq as "farlane_resize_cq" {
         /// The completion queue.
         pub cq: U32,
         /// The segment that holds its entries from now on:
@@ -363,7 +380,7 @@ pod! {
     }
 
     /// Another number of requests of a shared receive queue.
-    pub struct ResizeSrq {
+    pub struct ResizeSrq as "farlane_resize_srq" {
         /// The shared receive queue.
         pub srq: U32,
         /// The segment that holds its entries from now on:
@@ -377,7 +394,7 @@ pod! {
     }
 
     /// Creation of a queue pair.
-    pub struct CreateQp {
+    pub struct CreateQp as "farlane_create_qp" {
         /// Protection domain.
         pub pd: U32,
         /// Completion queue of the send queue.
@@ -406,7 +423,7 @@ pod! {
     }
 
     /// A new queue pair.
-    pub struct Qp {
+    pub struct Qp as "farlane_qp" {
         /// Its handle.
         pub handle: U32,
         /// Its number, 24 bits.
@@ -414,7 +431,7 @@ pod! {
     }
 
     /// Change of a queue pair.
-    pub struct ModifyQp {
+    pub struct ModifyQp as "farlane_modify_qp" {
         /// The queue pair.
         pub qp: U32,
         /// Which attributes are meant: `enum ibv_qp_attr_mask`.
@@ -424,7 +441,7 @@ pod! {
     }
 
     /// Attributes of a queue pair, `struct ibv_qp_attr` where names are the same.
-    pub struct QpAttr {
+    pub struct QpAttr as "farlane_qp_attr" {
         /// `enum ibv_qp_state`.
         pub qp_state: u8,
         /// `enum ibv_qp_state`.
@@ -492,7 +509,7 @@ pod! {
     }
 
     /// Versions of the verbs that one side has.
-    pub struct VersionRange {
+    pub struct VersionRange as "farlane_version_range" {
         /// The lowest.
         pub min: U32,
         /// The highest.
@@ -501,7 +518,7 @@ pod! {
 
     /// Limits of the device beyond [`DeviceAttr`], `struct ibv_device_attr` and `struct
     /// ibv_device_attr_ex` where names are the same. What the device does not have is zero.
-    pub struct DeviceLimits {
+    pub struct DeviceLimits as "farlane_device_limits" {
         /// Capability flags, besides those of [`DeviceAttr`].
         pub device_cap_flags: U64,
         /// Device memory in bytes.
@@ -545,7 +562,7 @@ pod! {
     }
 
     /// Creation of a queue pair in version 2.
-    pub struct CreateQpEx {
+    pub struct CreateQpEx as "farlane_create_qp_ex" {
         /// As in version 1.
         pub base: CreateQp,
         /// Shared receive queue that its messages take receive requests from; zero for its own.
@@ -555,8 +572,105 @@ pod! {
         pub xrcd: U32,
     }
 
+    /// A ring of [`crate::rxe`], which begins a segment.
+    pub struct Ring as "farlane_ring" {
+        /// The segment.
+        pub region: U32,
+        /// Elements, a power of two.
+        pub slots: U32,
+        /// Bytes from one element to the next, a power of two.
+        pub stride: U32,
+    }
+
+    /// A control block of [`crate::rxe`].
+    pub struct ControlBlock as "farlane_control_block" {
+        /// The segment that holds it, which no process has mapped.
+        pub region: U32,
+        /// Where it begins there, a multiple of 64. Nothing else overlaps it.
+        pub offset: U32,
+    }
+
+    /// Creation of a completion queue that is a ring.
+    pub struct CreateCqRing as "farlane_create_cq_ring" {
+        /// Its completions.
+        pub ring: Ring,
+        /// What its process must not write.
+        pub control: ControlBlock,
+        /// Event index of its completion channel, or zero.
+        pub event: U32,
+        /// Which of the [completion vectors](DeviceLimits::comp_vectors) its events come by.
+        pub comp_vector: U32,
+    }
+
+    /// Creation of a queue pair whose work queues are rings.
+    pub struct CreateQpRings as "farlane_create_qp_rings" {
+        /// Protection domain.
+        pub pd: U32,
+        /// Completion queue of the send queue.
+        pub send_cq: U32,
+        /// Completion queue of the receive queue.
+        pub recv_cq: U32,
+        /// `enum ibv_qp_type`.
+        pub qp_type: U32,
+        /// Its send queue; zeros for an XRC target.
+        pub send: Ring,
+        /// Its receive queue; zeros where it has none of its own.
+        pub recv: Ring,
+        /// What its process must not write; zeros for an XRC target.
+        pub control: ControlBlock,
+        /// Elements of a send request.
+        pub send_sge: U32,
+        /// Inline bytes of a send request.
+        pub inline_bytes: U32,
+        /// Elements of a receive request.
+        pub recv_sge: U32,
+        /// Not zero: every send request is signalled.
+        pub signal_all: U32,
+        /// Shared receive queue that its messages take receive requests from; zero for its own.
+        pub srq: U32,
+        /// Domain of a queue pair that is an XRC target; zero for others.
+        pub xrcd: U32,
+    }
+
+    /// Creation of a shared receive queue that is a ring.
+    pub struct CreateSrqRing as "farlane_create_srq_ring" {
+        /// Protection domain of the memory that its requests name.
+        pub pd: U32,
+        /// Its requests.
+        pub ring: Ring,
+        /// What its process must not write.
+        pub control: ControlBlock,
+        /// Elements of a request.
+        pub elements: U32,
+        /// Domain of one that serves extended reliable connections; zero for others.
+        pub xrcd: U32,
+        /// Completion queue of such a one; zero for others.
+        pub cq: U32,
+    }
+
+    /// Another ring for a queue.
+    pub struct MoveRing as "farlane_move_ring" {
+        /// The completion queue, or shared receive queue.
+        pub queue: U32,
+        /// Where its entries lie from now on.
+        pub ring: Ring,
+    }
+
+    /// Allocation of a registration for fast registration.
+    pub struct AllocFastMr as "farlane_alloc_fast_mr" {
+        /// Protection domain.
+        pub pd: U32,
+        /// The segment that begins with the list of its pages: their guest-physical addresses, 64
+        /// bits each, little-endian.
+        pub region: U32,
+        /// Pages that the list has room for.
+        pub pages: U32,
+        /// Length of a page in bytes, a power of two from 4096 up.
+        pub page_bytes: U32,
+    }
+
     /// Opening of the domain of a file.
-    pub struct OpenXrcd {
+    pub struct OpenXrcd as "farlane_open_xrcd" {
         /// The region that is the file.
         pub region: U32,
         /// `XRCD_*`.
@@ -564,7 +678,7 @@ pod! {
     }
 
     /// Import of a protection domain.
-    pub struct ImportPd {
+    pub struct ImportPd as "farlane_import_pd" {
         /// The region that is the file which stands for its context.
         pub region: U32,
         /// Its handle there.
@@ -572,7 +686,7 @@ pod! {
     }
 
     /// Import of a registration.
-    pub struct ImportMr {
+    pub struct ImportMr as "farlane_import_mr" {
         /// The domain that it is in, which was imported.
         pub pd: U32,
         /// Its handle where it was made.
@@ -580,7 +694,7 @@ pod! {
     }
 
     /// A registration of another context.
-    pub struct ImportedMr {
+    pub struct ImportedMr as "farlane_imported_mr" {
         /// Key for local use.
         pub lkey: U32,
         /// Key for the peer's use.
@@ -590,7 +704,7 @@ pod! {
     }
 
     /// Opening of a target of extended reliable connections.
-    pub struct OpenQp {
+    pub struct OpenQp as "farlane_open_qp" {
         /// Its domain.
         pub xrcd: U32,
         /// Its number.
@@ -598,7 +712,7 @@ pod! {
     }
 
     /// Creation of an address handle, `struct ibv_ah_attr` where names are the same.
-    pub struct CreateAh {
+    pub struct CreateAh as "farlane_create_ah" {
         /// Protection domain.
         pub pd: U32,
         /// Flow label.
@@ -628,7 +742,7 @@ pod! {
     }
 
     /// A queue pair and a multicast group.
-    pub struct McastGroup {
+    pub struct McastGroup as "farlane_mcast_group" {
         /// The queue pair.
         pub qp: U32,
         /// GID of the group.
@@ -638,7 +752,7 @@ pod! {
     }
 
     /// Creation of a shared receive queue.
-    pub struct CreateSrq {
+    pub struct CreateSrq as "farlane_create_srq" {
         /// Protection domain of the memory that its requests name.
         pub pd: U32,
         /// The segment that holds it, laid out as [`SrqLayout`](crate::queue::SrqLayout) of the
@@ -657,7 +771,7 @@ pod! {
     }
 
     /// A new shared receive queue.
-    pub struct Srq {
+    pub struct Srq as "farlane_srq" {
         /// Its handle.
         pub handle: U32,
         /// What requests of extended reliable connections name it by, 24 bits; zero where none can.
@@ -665,7 +779,7 @@ pod! {
     }
 
     /// Change of a shared receive queue.
-    pub struct ModifySrq {
+    pub struct ModifySrq as "farlane_modify_srq" {
         /// The shared receive queue.
         pub srq: U32,
         /// Which attributes are meant: `SRQ_*`.
@@ -677,7 +791,7 @@ pod! {
     }
 
     /// Attributes of a shared receive queue, `struct ibv_srq_attr`.
-    pub struct SrqAttr {
+    pub struct SrqAttr as "farlane_srq_attr" {
         /// Requests that it has room for.
         pub requests: U32,
         /// Elements of a request.
@@ -687,7 +801,7 @@ pod! {
     }
 
     /// Allocation of a buffer in host memory.
-    pub struct AllocBuffer {
+    pub struct AllocBuffer as "farlane_alloc_buffer" {
         /// Bytes wanted.
         pub length: U64,
         /// Zero.
@@ -697,7 +811,7 @@ pod! {
     }
 
     /// A buffer in host memory.
-    pub struct Buffer {
+    pub struct Buffer as "farlane_buffer" {
         /// Its handle.
         pub handle: U32,
         /// Zero.

@@ -58,6 +58,12 @@ macro_rules! wire {
                 pub struct $name { $($(#[$fdoc])* pub $field: $ty,)* }
             }
 
+            impl $crate::CField for $name {
+                fn declare(name: &str) -> String {
+                    format!("struct {} {name}", $c)
+                }
+            }
+
             impl $crate::CStruct for $name {
                 fn c_declaration() -> String {
                     use std::fmt::Write as _;
