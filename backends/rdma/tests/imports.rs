@@ -3,6 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[path = "imports/deaths.rs"]
+mod deaths;
+#[path = "imports/program.rs"]
+mod program;
 
 use common::{Backend, Partner, say, told, until};
 use farlane_verbs::sys::*;
