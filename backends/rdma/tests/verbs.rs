@@ -35,6 +35,8 @@ macro_rules! call {
     ($qp:ident.$name:ident($($arg:expr),*)) => { ((*$qp).$name.unwrap())($qp, $($arg),*) };
 }
 
+#[path = "verbs/files.rs"]
+mod files;
 #[path = "verbs/flushes.rs"]
 mod flushes;
 #[path = "verbs/null.rs"]
@@ -515,68 +517,6 @@ unsafe fn a_context_is_imported_by_a_copy_of_its_file() {
     program.end();
 }
 
-/// Memory that is registered by its file is written there.
-unsafe fn memory_is_registered_by_its_file() {
-    const PAGE: usize = 4096;
-    let program = Program::start();
-    let memory = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&memory, 4 * PAGE as u64).unwrap();
-    let read_only = File::open(format!("/proc/self/fd/{}", memory.as_raw_fd())).unwrap();
-    let device = File::open("/dev/zero").unwrap();
-    let fd = memory.as_raw_fd();
-    let (offset, iova) = (PAGE as u64 + 24, 0x7000_0018);
-    // SAFETY: as a C program calls them.
-    unsafe {
-        for (offset, length, iova, fd, rights, error) in [
-            (0, PAGE, 0, -1, RIGHTS, libc::EOPNOTSUPP),
-            (
-                0,
-                PAGE,
-                0,
-                fd,
-                IBV_ACCESS_ON_DEMAND.cast_signed(),
-                libc::EOPNOTSUPP,
-            ),
-            (0, PAGE, 0, c_int::MAX, RIGHTS, libc::EBADF),
-            (0, PAGE, 0, device.as_raw_fd(), RIGHTS, libc::EINVAL),
-            (0, PAGE, 0, read_only.as_raw_fd(), RIGHTS, libc::EACCES),
-            (0, PAGE, 8, fd, RIGHTS, libc::EINVAL),
-            (0, 0, 0, fd, RIGHTS, libc::EINVAL),
-            (PAGE as u64, 4 * PAGE, 0, fd, RIGHTS, libc::EINVAL),
-            (0, usize::MAX, 0, fd, RIGHTS, libc::EINVAL),
-        ] {
-            let refused = dmabuf::register(program.pd, offset, length, iova, fd, rights);
-            assert!(refused.is_null());
-            assert_eq!(errno(), Some(error), "{offset} {length} {iova} {fd}");
-        }
-        let reads = dmabuf::register(program.pd, 0, PAGE, 0, read_only.as_raw_fd(), 0);
-        assert!(!reads.is_null());
-        assert_eq!(memory::dereg_mr(reads), 0);
-
-        let mr = dmabuf::register(program.pd, offset, 2 * PAGE, iova, fd, RIGHTS);
-        assert!(!mr.is_null());
-        assert_eq!((*mr).length, 2 * PAGE);
-        let qp = program.queue_pair(IBV_QPT_RC, IBV_QP_EX_WITH_RDMA_WRITE);
-        program.connect(qp);
-        for at in [0, PAGE as u64, 2 * PAGE as u64 - 8] {
-            call!(qp.wr_start());
-            (*qp).wr_id = at;
-            (*qp).wr_flags = IBV_SEND_SIGNALED;
-            call!(qp.wr_rdma_write((*mr).rkey, iova + at));
-            let mut bytes = *b"by file.";
-            call!(qp.wr_set_inline_data(bytes.as_mut_ptr().cast(), 8));
-            assert_eq!(call!(qp.wr_complete()), 0);
-            assert_eq!(program.completion(), (at, 0));
-            let mut there = [0; 8];
-            rustix::io::pread(&memory, &mut there, offset + at).unwrap();
-            assert_eq!(there, *b"by file.", "{at}");
-        }
-        assert_eq!(queue_pair::destroy(qp.cast()), 0);
-        assert_eq!(memory::dereg_mr(mr), 0);
-    }
-    program.end();
-}
-
 unsafe fn targets_are_opened_by_their_numbers() {
     let program = Program::start();
     let file = tempfile::tempfile().unwrap();
@@ -682,7 +622,8 @@ fn a_program_has_the_extended_interfaces() {
         a_parent_domain_keeps_what_it_is_of();
         a_context_is_imported_by_a_copy_of_its_file();
         targets_are_opened_by_their_numbers();
-        memory_is_registered_by_its_file();
+        files::memory_is_registered_by_its_file();
+        files::memory_is_unmapped_when_other_memory_takes_its_place();
     }
     until("all contexts to be closed", || {
         backend.counter("contexts") == 0

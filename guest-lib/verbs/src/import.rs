@@ -304,7 +304,7 @@ pub unsafe fn mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
                 shared: Arc::clone(&domain.shared),
                 hold: Hold::Imported,
                 parent: Mutex::new(domain.enter()),
-                _mapping: None,
+                mapping: Mutex::new(None),
             },
         ),
         Err(errno) => fail_null(errno),

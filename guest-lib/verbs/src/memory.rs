@@ -74,8 +74,8 @@ pub(crate) struct Registration {
     pub(crate) hold: Hold,
     /// The parent domain that it is in, if it is in one.
     pub(crate) parent: Mutex<Option<Use>>,
-    /// Of its memory, where the program has given a file. It is unmapped after it was registered.
-    pub(crate) _mapping: Option<Mmap>,
+    /// Of its memory, where the program has given a file: unmapped when it is registered no more.
+    pub(crate) mapping: Mutex<Option<Mmap>>,
 }
 
 pub(crate) type PdObject = Object<ibv_pd, Domain>;
@@ -255,7 +255,7 @@ pub(crate) unsafe fn publish_mapped(
             shared: Arc::clone(&domain.shared),
             hold: Hold::Own,
             parent: Mutex::new(domain.enter()),
-            _mapping: mapping,
+            mapping: Mutex::new(mapping),
         },
     )
 }
@@ -334,6 +334,10 @@ pub unsafe fn rereg_mr(
     // SAFETY: memory stays mapped as it does for `reg_mr_iova2`.
     if let Err(error) = unsafe { registration.mr.reregister(&change) } {
         return refused(error.errno().raw_os_error(), IBV_REREG_MR_ERR_CMD);
+    }
+    if change.memory.is_some() {
+        // Another memory is registered in its place, as mlx5 has it.
+        lock(&registration.mapping).take();
     }
     if let Some(domain) = domain {
         *lock(&registration.parent) = domain.enter();
