@@ -293,6 +293,12 @@ impl Context {
         Ok(())
     }
 
+    /// Its header, once it is there.
+    #[must_use]
+    pub fn header(&self) -> Option<&SharedMemory> {
+        self.header.get().map(|header| &header.memory)
+    }
+
     /// Makes memory of the program known as pin `region`.
     ///
     /// # Errors

@@ -1,20 +1,26 @@
 //! Another process on this host whose memory is reached by system calls.
 
+use crate::SharedMemory;
+use farlane_abi::arena::OWNER_DIED;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 /// The peer of a UNIX socket.
 ///
 /// Its memory is reached with `process_vm_readv` and `process_vm_writev`. The kernel checks each
 /// call as it checks `ptrace`; the pidfd tells when the process has gone, so that its number is
-/// not used for a successor.
+/// not used for a successor. A word of shared memory tells when it has become another program,
+/// which has other memory at the same addresses.
 #[derive(Debug)]
 pub struct Process {
     pid: rustix::process::Pid,
     uid: u32,
     pidfd: OwnedFd,
+    /// Where its kernel says that its program has ended.
+    owner: OnceLock<SharedMemory>,
 }
 
 /// The peer as the kernel knew it when it connected (`SO_PEERPIDFD`, Linux 6.5): its number
@@ -82,6 +88,7 @@ impl Process {
             pid: cred.pid,
             uid: cred.uid.as_raw(),
             pidfd,
+            owner: OnceLock::new(),
         }))
     }
 
@@ -95,6 +102,7 @@ impl Process {
             pid,
             uid: rustix::process::getuid().as_raw(),
             pidfd: rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?,
+            owner: OnceLock::new(),
         }))
     }
 
@@ -117,6 +125,19 @@ impl Process {
         }
     }
 
+    /// Has its memory be that of the program which runs now: no transfer begins any more when the
+    /// first word of `owner` says [`OWNER_DIED`], as [`farlane_abi::arena`] describes. The first
+    /// such word counts.
+    pub fn set_owner(&self, owner: SharedMemory) {
+        let _ = self.owner.set(owner);
+    }
+
+    /// Whether the program has ended that the memory belongs to.
+    fn has_lost_owner(&self) -> bool {
+        let word = self.owner.get().and_then(|owner| owner.word(0).ok());
+        word.is_some_and(|word| word.load(Ordering::Acquire) & OWNER_DIED != 0)
+    }
+
     /// Its id.
     #[must_use]
     pub fn pid(&self) -> i32 {
@@ -133,14 +154,17 @@ impl Process {
     /// than asked for where its memory ends.
     ///
     /// # Errors
-    /// `ESRCH` where the process has ended; else what the system says.
+    /// `ESRCH` where the process, or the program that the memory belongs to, has ended; else what
+    /// the system says.
     pub(crate) fn transfer(
         &self,
         local: &[libc::iovec],
         remote: &[libc::iovec],
         write: bool,
     ) -> io::Result<usize> {
-        if self.has_ended() {
+        // The word last: what the process becomes after this look it becomes while this thread
+        // goes on to the kernel's, which then keeps the memory that it finds.
+        if self.has_ended() || self.has_lost_owner() {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         let local_count = local.len() as libc::c_ulong;
@@ -170,6 +194,7 @@ impl Process {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Mapping;
 
     #[test]
     fn a_successor_with_the_same_number_is_not_touched() {
@@ -184,6 +209,7 @@ mod tests {
             pid: rustix::process::getpid(),
             uid: 0,
             pidfd: rustix::process::pidfd_open(pid, flags).unwrap(),
+            owner: OnceLock::new(),
         };
         let (mut to, from) = ([0_u8; 8], [7_u8; 8]);
         let vector = |base: *const u8| libc::iovec {
@@ -203,5 +229,37 @@ mod tests {
         );
         process.pid = pid;
         assert!(read(&process).is_err());
+    }
+
+    #[test]
+    fn memory_is_reached_for_as_long_as_its_program_is_there() {
+        let process = Process::current().unwrap();
+        let memory = farlane_sys::memory_file("owner").unwrap();
+        rustix::fs::ftruncate(&memory, 4096).unwrap();
+        let owner = SharedMemory::new(Mapping::new(memory.as_fd(), 0, 4096, true).unwrap());
+        process.set_owner(owner.clone());
+        let (mut to, from) = ([0_u8; 8], [7_u8; 8]);
+        let vector = |base: *const u8| libc::iovec {
+            iov_base: base.cast_mut().cast(),
+            iov_len: 8,
+        };
+        // Nobody has said anything; a thread holds it; one that others wait for; and it has ended.
+        let steps = [
+            (0, true),
+            (77, true),
+            (1 << 31 | 77, true),
+            (OWNER_DIED, false),
+        ];
+        for (word, is_reached) in steps {
+            owner.word(0).unwrap().store(word, Ordering::Release);
+            for write in [false, true] {
+                let (to, from) = (vector(to.as_mut_ptr()), vector(from.as_ptr()));
+                let (local, remote) = if write { (from, to) } else { (to, from) };
+                let done = process.transfer(&[local], &[remote], write);
+                let done = done.map_err(|error| error.raw_os_error());
+                let right = is_reached.then_some(8).ok_or(Some(libc::ESRCH));
+                assert_eq!(done, right, "{word:#x}");
+            }
+        }
     }
 }

@@ -26,7 +26,7 @@ pub enum Kind {
     /// A file of the program's, which keeps its number: to close any descriptor of a file ends the
     /// process's POSIX locks of it. Children do not have it.
     File,
-    /// A device. Children do not have it.
+    /// A device, or the connection to one. Children do not have it.
     Device,
     /// What children have, too.
     Inherited,

@@ -20,6 +20,7 @@ mod fork;
 pub mod guard;
 mod map;
 mod maps;
+mod owner;
 mod packet;
 mod quiet;
 mod region;

@@ -1,10 +1,11 @@
 //! A transport over the backend's UNIX socket, for processes on the backend's host.
 
+use crate::guard::{Guarded, Kind};
 use crate::packet::exchange;
 use crate::region_ids::RegionIds;
 use crate::shared_memory::{Registered, is_sharing_allowed};
 use crate::watch::{Fate, Watcher, signal};
-use crate::{Map, Origin, PinKind, Transport, TransportError, TransportInfo};
+use crate::{Map, PinKind, Transport, TransportError, TransportInfo};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::config::{ABI_VERSION, FEATURE_WINDOW};
 use farlane_abi::control::{self, Reply, Request};
@@ -24,9 +25,10 @@ use std::time::Duration;
 /// A transport over a `SOCK_SEQPACKET` socket.
 #[derive(Debug)]
 pub struct SocketTransport {
-    // Stopped first when dropped.
-    _watcher: Watcher,
-    socket: OwnedFd,
+    /// From the header on. Stopped first when dropped.
+    watcher: Mutex<Option<Watcher>>,
+    /// Children do not have it: while one had, the backend would not see this program end.
+    socket: Arc<Guarded>,
     /// Held from a request to its reply.
     exchanging: Mutex<()>,
     doorbell: OwnedFd,
@@ -34,7 +36,6 @@ pub struct SocketTransport {
     /// The memory of pins, by the region's id, where private memory may become shared.
     registered: Option<Mutex<HashMap<u32, Registered>>>,
     fate: Arc<Fate>,
-    origin: Origin,
 }
 
 impl SocketTransport {
@@ -70,28 +71,27 @@ impl SocketTransport {
         };
         let wake = event(EventfdFlags::NONBLOCK)?;
         let doorbell = event(EventfdFlags::empty())?;
+        let socket = Guarded::new(socket, Kind::Device);
         let request = Request {
             op: control::OP_OPEN.into(),
             region: ABI_VERSION.into(),
             ..Request::default()
         };
         let fds = [wake.as_fd(), doorbell.as_fd()];
-        let (reply, _) = exchange(socket.as_fd(), "Opening a context", &request, &fds)?;
+        let connection = socket.enter().ok_or(TransportError::Gone)?;
+        let what = "Opening a context";
+        let (reply, _) = exchange(connection.as_fd(), what, &request, &fds)?;
+        drop(connection);
         let_backend_reach_memory(reply.value.get());
 
-        let watched = socket
-            .try_clone()
-            .map_err(|source| TransportError::os("dup", source))?;
-        let fate = Arc::new(Fate::new(wake));
         Ok(Self {
-            _watcher: Watcher::start(watched, Arc::clone(&fate))?,
-            socket,
+            watcher: Mutex::default(),
+            socket: Arc::new(socket),
             exchanging: Mutex::new(()),
             doorbell,
             regions: Mutex::new(RegionIds::default()),
             registered: is_sharing_allowed().then(Mutex::default),
-            fate,
-            origin: Origin::here(),
+            fate: Arc::new(Fate::new(wake)),
         })
     }
 
@@ -101,11 +101,12 @@ impl SocketTransport {
         request: &Request,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Option<OwnedFd>), TransportError> {
-        if !self.origin.is_here() || self.is_dead() {
+        if self.is_dead() {
             return Err(TransportError::Gone);
         }
+        let socket = self.socket.enter().ok_or(TransportError::Gone)?;
         let _turn = lock(&self.exchanging);
-        let result = exchange(self.socket.as_fd(), what, request, fds);
+        let result = exchange(socket.as_fd(), what, request, fds);
         if matches!(
             result,
             Err(TransportError::Gone | TransportError::Protocol(_))
@@ -151,6 +152,7 @@ impl Transport for SocketTransport {
     }
 
     fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), TransportError> {
+        drop(self.socket.enter().ok_or(TransportError::Gone)?);
         let length = (length as u64).next_multiple_of(PAGE_BYTES);
         let memory = sealed_memory(length)?;
         let map = Arc::new(Map::shared(memory.as_fd(), 0, to_usize(length)?)?);
@@ -160,9 +162,18 @@ impl Transport for SocketTransport {
             length: length.into(),
             ..Request::default()
         };
-        let region = self.attach("Attaching a segment", &request, &[memory.as_fd()])?;
-        // Only the first segment sticks.
+        let attach = || self.attach("Attaching a segment", &request, &[memory.as_fd()]);
+        let mut watcher = lock(&self.watcher);
+        if watcher.is_some() {
+            drop(watcher);
+            return Ok((attach()?, map));
+        }
+        // The first one is the header.
+        let (socket, fate) = (Arc::clone(&self.socket), Arc::clone(&self.fate));
+        let started = Watcher::start(socket, fate, &map)?;
+        let region = attach()?;
         self.fate.set_header(&map);
+        *watcher = Some(started);
         Ok((region, map))
     }
 

@@ -1,5 +1,8 @@
-//! Notices that a socket's backend has gone, and wakes everybody who would wait for it.
+//! Notices that a socket's backend has gone, and wakes everybody who would wait for it. The thread
+//! that does lasts as long as the program, by which the backend notices that this one has gone.
 
+use crate::guard::Guarded;
+use crate::owner::Hold;
 use crate::{Map, Origin, TransportError, spawn_quiet};
 use farlane_abi::arena::OFF_DEAD;
 use farlane_sys::sync::lock;
@@ -7,6 +10,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 
@@ -74,26 +78,42 @@ pub(crate) struct Watcher {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
     origin: Origin,
+    /// The thread's, which the kernel looks at when it ends.
+    _hold: Arc<Hold>,
 }
 
 impl Watcher {
     /// Watches `socket` from a thread of its own, which blocks all signals: they belong to the
-    /// program's threads.
-    pub(crate) fn start(socket: OwnedFd, fate: Arc<Fate>) -> Result<Self, TransportError> {
+    /// program's threads. When this returns the thread holds the owner word of `header`.
+    pub(crate) fn start(
+        socket: Arc<Guarded>,
+        fate: Arc<Fate>,
+        header: &Arc<Map>,
+    ) -> Result<Self, TransportError> {
         let failed = |source| TransportError::os("eventfd", source);
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(failed)?;
         let stopped = stop
             .try_clone()
             .map_err(|source| TransportError::os("dup", source))?;
+        let hold = Hold::new(header);
+        let (holds, held) = channel();
+        let of_thread = Arc::clone(&hold);
         let thread = spawn_quiet("farlane-watch", 64 << 10, move || {
+            // SAFETY: the watcher keeps it until the thread has been waited for, or for ever. There
+            // are no other such locks here.
+            unsafe { of_thread.take() };
+            let _ = holds.send(());
             watch(&socket, &stopped, &fate);
         })
         .map_err(|source| TransportError::os("Starting a thread", source))?;
-        Ok(Self {
+        let watcher = Self {
             stop,
             thread: Some(thread),
             origin: Origin::here(),
-        })
+            _hold: hold,
+        };
+        let _ = held.recv();
+        Ok(watcher)
     }
 }
 
@@ -109,10 +129,14 @@ impl Drop for Watcher {
     }
 }
 
-fn watch(socket: &OwnedFd, stop: &OwnedFd, fate: &Fate) {
-    loop {
+fn watch(socket: &Guarded, stop: &OwnedFd, fate: &Fate) {
+    // Not in use meanwhile: its number may have to make way.
+    let number = || socket.enter().map(|socket| socket.number());
+    while let Some(at) = number() {
+        // SAFETY: a number that is asked about.
+        let watched = unsafe { BorrowedFd::borrow_raw(at) };
         let mut fds = [
-            PollFd::new(socket, PollFlags::RDHUP | PollFlags::HUP),
+            PollFd::from_borrowed_fd(watched, PollFlags::RDHUP | PollFlags::HUP),
             PollFd::new(stop, PollFlags::IN),
         ];
         if poll(&mut fds, None).is_err() {
@@ -121,7 +145,7 @@ fn watch(socket: &OwnedFd, stop: &OwnedFd, fate: &Fate) {
         if !fds[1].revents().is_empty() {
             return;
         }
-        if !fds[0].revents().is_empty() {
+        if !fds[0].revents().is_empty() && number() == Some(at) {
             fate.die();
             return;
         }

@@ -2,6 +2,7 @@
 //!
 //! | offset | written by | what |
 //! |---|---|---|
+//! | [`OFF_OWNER`] | process on the backend's host, and its kernel | see below |
 //! | [`OFF_BACKEND_STATE`] | backend | [`BACKEND_AWAKE`] or [`BACKEND_SLEEPING`] |
 //! | [`OFF_DEAD`] | guest kernel, or the library's watcher | not zero: the backend is gone |
 //! | [`OFF_CALLER_WAITING`] | process | not zero: a caller sleeps until [`EVENT_WAKE`] |
@@ -25,6 +26,13 @@
 //! A caller that stops spinning does the same with [`OFF_CALLER_WAITING`] and
 //! [`OFF_CALL_COMPLETED`].
 //!
+//! **Owner.** Memory of a process of its own host is reached by the backend at its addresses, where
+//! another program has other memory (`execve`). So the library puts the number of a thread of its
+//! own here, and names the word to the kernel as a lock that this thread holds
+//! (`set_robust_list(2)`). When the thread ends, which is before the process has any memory of
+//! another program, the kernel puts [`OWNER_DIED`] here, and the backend touches no such memory any
+//! more. In a VM, and in libraries that know nothing of it, the word is zero.
+//!
 //! **Asynchronous events.** Those that the ring has no room for wait in the backend. To a process
 //! that has taken the last event of the ring this is work that it has published: it loads the
 //! state, and rings, as above.
@@ -41,6 +49,8 @@
 use crate::wire::wire;
 use zerocopy::little_endian::U32;
 
+/// Owner word.
+pub const OFF_OWNER: usize = 0x000;
 /// Backend state word.
 pub const OFF_BACKEND_STATE: usize = 0x040;
 /// Device-gone word.
@@ -66,6 +76,10 @@ pub const OFF_RUNG_SUMMARY: usize = 0x5000;
 pub const OFF_RUNG: usize = 0x5040;
 /// Words of [`OFF_RUNG`].
 pub const RUNG_WORDS: usize = (crate::rdma::MAX_QPS + crate::rdma::MAX_SRQS) as usize / 32;
+
+/// The bit by which the kernel says that the owner has ended: `FUTEX_OWNER_DIED` of
+/// `<linux/futex.h>`.
+pub const OWNER_DIED: u32 = 0x4000_0000;
 
 /// The backend polls the rings of this context, or this queue pair.
 pub const BACKEND_AWAKE: u32 = 0;

@@ -4,6 +4,7 @@ use super::events::ProcessEvents;
 use super::packet::{Incoming, receive, send};
 use super::{HostState, Sender, file};
 use farlane_abi::Errno;
+use farlane_abi::arena::OFF_OWNER;
 use farlane_abi::config::ABI_VERSION;
 use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, Reply};
 use farlane_abi::ids::{ContextId, RegionId};
@@ -11,13 +12,16 @@ use farlane_daemon::{eventfd, warn_limited};
 use farlane_guest_device::control::{MAX_MAPPINGS, region_errno};
 use farlane_guest_device::request::{HostRequest, Kind, NewRegion, WindowRange, parse_host};
 use farlane_rdma_remoting::{BufferMapping, Context, Doorbell, Resource, Share};
-use farlane_zero_copy::{Pool, Process, Region};
+use farlane_zero_copy::{Pool, Process, Region, SharedMemory};
 use std::collections::HashMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Host memory that one process can have in buffers, in bytes.
 const BUFFER_BYTES: u64 = 1 << 30;
+
+/// Bytes that are looked at there: a word, and what fills the granule of shared memory.
+const OWNER_BYTES: usize = 8;
 
 /// What becomes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -358,6 +362,10 @@ impl Open {
                 let memory = memory.map_err(|e| region_errno(&e))?;
                 host.locate(&memory);
                 self.context.attach_segment(new.region, memory)?;
+                let owner = |header: &SharedMemory| header.part(OFF_OWNER, OWNER_BYTES);
+                if let Some(Ok(owner)) = self.context.header().map(owner) {
+                    process.set_owner(owner);
+                }
             }
             Kind::Pin { writable } | Kind::AddressSpace { writable } => {
                 let memory = Region::from_process(process, new.address, new.length, writable);
