@@ -1,189 +1,22 @@
 //! Memory keys: what a work request may touch.
 
+mod access;
+mod region;
 mod window;
 
 use crate::keys::Keys;
 use crate::request::{Binding, Element, MemoryKey};
 use crate::table::Table;
 use farlane_abi::Errno;
-use farlane_abi::rdma::{
-    ACCESS_FLUSH_GLOBAL, ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC,
-    ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
-};
 use farlane_abi::width::{to_u64, to_usize};
 use farlane_sys::sync::{read, write};
-use farlane_zero_copy::{Region, RegionError, WordLocks};
+use farlane_zero_copy::WordLocks;
 use std::sync::{Arc, RwLock};
-use thiserror::Error;
 use window::Window;
 
+pub use access::{Access, Use};
+pub use region::{KeyError, MemoryRegion, Part, PdHandle};
 pub use window::{Binder, WindowError, WindowKind};
-
-/// Rights of a memory region or of a queue pair's peer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Access(u32);
-
-impl Access {
-    /// The owner's right to write, alone.
-    pub const LOCAL_WRITE: Self = Self(ACCESS_LOCAL_WRITE);
-
-    /// Takes rights off the wire; `None` for rights that do not exist or are not supported.
-    #[must_use]
-    pub fn from_wire(bits: u32) -> Option<Self> {
-        let bits = bits & !ACCESS_OPTIONAL;
-        let known = ACCESS_LOCAL_WRITE
-            | ACCESS_REMOTE_WRITE
-            | ACCESS_REMOTE_READ
-            | ACCESS_REMOTE_ATOMIC
-            | ACCESS_MW_BIND
-            | ACCESS_FLUSH_GLOBAL;
-        (bits & !known == 0).then_some(Self(bits))
-    }
-
-    /// The bits as they go over the wire.
-    #[must_use]
-    pub fn to_wire(self) -> u32 {
-        self.0
-    }
-
-    /// The owner may have it written by receives and reads.
-    #[must_use]
-    pub fn local_write(self) -> bool {
-        self.0 & ACCESS_LOCAL_WRITE != 0
-    }
-
-    /// The peer may write.
-    #[must_use]
-    pub fn remote_write(self) -> bool {
-        self.0 & ACCESS_REMOTE_WRITE != 0
-    }
-
-    /// Whether a right of the peer's to write goes without the owner's (IBTA 10.6.3.1): such rights
-    /// make no sense.
-    #[must_use]
-    pub fn lacks_local_write(self) -> bool {
-        self.0 & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0 && !self.local_write()
-    }
-
-    /// The peer may read.
-    #[must_use]
-    pub fn remote_read(self) -> bool {
-        self.0 & ACCESS_REMOTE_READ != 0
-    }
-
-    /// The peer may carry out atomic operations.
-    #[must_use]
-    pub fn remote_atomic(self) -> bool {
-        self.0 & ACCESS_REMOTE_ATOMIC != 0
-    }
-
-    /// The peer may flush it.
-    #[must_use]
-    pub fn flush(self) -> bool {
-        self.0 & ACCESS_FLUSH_GLOBAL != 0
-    }
-
-    /// The owner may bind memory windows to it.
-    #[must_use]
-    pub fn binds_windows(self) -> bool {
-        self.0 & ACCESS_MW_BIND != 0
-    }
-
-    /// Whether a peer may use it so.
-    fn allows_peer(self, wanted: Use) -> bool {
-        match wanted {
-            Use::LocalRead | Use::LocalWrite => false,
-            Use::RemoteRead => self.remote_read(),
-            Use::RemoteWrite => self.remote_write(),
-            Use::RemoteAtomic => self.remote_atomic(),
-            Use::RemoteFlush => self.flush(),
-        }
-    }
-}
-
-/// What a transfer does to memory that it names by a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
-    /// Reads the owner's own memory.
-    LocalRead,
-    /// Writes the owner's own memory.
-    LocalWrite,
-    /// Reads it for the peer.
-    RemoteRead,
-    /// Writes it for the peer.
-    RemoteWrite,
-    /// Carries out an atomic operation on it for the peer.
-    RemoteAtomic,
-    /// Flushes it for the peer.
-    RemoteFlush,
-}
-
-/// Why a key does not open what is asked for.
-#[derive(Debug, Error)]
-pub enum KeyError {
-    /// No such key in this context and protection domain.
-    #[error("{0} names no memory")]
-    Unknown(MemoryKey),
-    /// The rights do not include it.
-    #[error("{key} does not allow {wanted:?}")]
-    Rights {
-        /// The memory key.
-        key: MemoryKey,
-        /// What was asked for.
-        wanted: Use,
-    },
-    /// Bytes outside of the memory region.
-    #[error("{key} does not reach {length:#x} bytes at {address:#x}")]
-    Bounds {
-        /// The memory key.
-        key: MemoryKey,
-        /// Address of the first byte.
-        address: u64,
-        /// Bytes.
-        length: u64,
-    },
-}
-
-/// Handle of a protection domain, in its context.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PdHandle(pub u32);
-
-impl PdHandle {
-    /// That of no protection domain.
-    pub const NONE: Self = Self(0);
-}
-
-/// A memory region.
-#[derive(Debug)]
-pub struct MemoryRegion {
-    /// Protection domain it belongs to.
-    pub pd: PdHandle,
-    /// Address of its first byte in work requests.
-    pub iova: u64,
-    /// Offset of its first byte in `region`.
-    pub offset: u64,
-    /// Length in bytes.
-    pub length: u64,
-    /// Rights.
-    pub access: Access,
-    /// The memory. In a [`MemoryTable`] it is a region of its own, which ends when the memory
-    /// region does.
-    pub region: Region,
-    /// What is to last as long as it: what the memory comes from (a pool's buffer), what its owner
-    /// uses for it.
-    pub owner: Option<Arc<dyn std::any::Any + Send + Sync>>,
-}
-
-/// A checked part of a memory region: where in which region.
-#[derive(Clone, Debug)]
-pub struct Part {
-    /// The memory.
-    pub region: Region,
-    /// Offset in it.
-    pub offset: u64,
-    /// Bytes.
-    pub length: u64,
-}
 
 /// What a key is of.
 #[derive(Debug)]
@@ -525,72 +358,13 @@ impl Slot {
     }
 }
 
-/// How far `[address, address + length)` begins behind `first`, where it lies in the `most` bytes
-/// from there.
-fn skip(first: u64, most: u64, address: u64, length: u64) -> Option<u64> {
-    let skip = address.checked_sub(first)?;
-    let end = skip.checked_add(length)?;
-    (end <= most).then_some(skip)
-}
-
-impl MemoryRegion {
-    /// Opens some of it.
-    fn open(
-        &self,
-        pd: PdHandle,
-        key: MemoryKey,
-        (address, length): (u64, u64),
-        wanted: Use,
-    ) -> Result<Part, KeyError> {
-        if self.pd != pd {
-            return Err(KeyError::Unknown(key));
-        }
-        let allowed = match wanted {
-            Use::LocalRead => true,
-            Use::LocalWrite => self.access.local_write(),
-            Use::RemoteRead | Use::RemoteWrite | Use::RemoteAtomic | Use::RemoteFlush => {
-                self.access.allows_peer(wanted)
-            }
-        };
-        if !allowed {
-            return Err(KeyError::Rights { key, wanted });
-        }
-        let skip = self.skip(address, length).ok_or(KeyError::Bounds {
-            key,
-            address,
-            length,
-        })?;
-        Ok(Part {
-            region: self.region.clone(),
-            offset: self.offset + skip,
-            length,
-        })
-    }
-
-    /// How far behind its first byte this begins, where it lies inside.
-    fn skip(&self, address: u64, length: u64) -> Option<u64> {
-        skip(self.iova, self.length, address, length)
-    }
-
-    /// Checks that the region's bytes lie inside of the memory behind it.
-    ///
-    /// # Errors
-    /// [`RegionError::Bounds`]; [`RegionError::ReadOnly`] where the rights include writing and the
-    /// memory's do not.
-    pub fn check(&self) -> Result<(), RegionError> {
-        self.region.check(self.offset, self.length)?;
-        let writes = self.access.local_write() || self.access.lacks_local_write();
-        if writes && !self.region.is_writable() {
-            return Err(RegionError::ReadOnly);
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farlane_zero_copy::Pool;
+    use farlane_abi::rdma::{
+        ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
+    };
+    use farlane_zero_copy::{Pool, Region};
     use proptest::prelude::*;
 
     /// Registers part of a buffer.

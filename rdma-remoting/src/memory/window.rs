@@ -1,6 +1,7 @@
 //! Memory windows: keys for part of a memory region, with rights of their own for the peer (IBTA
 //! 10.6.7).
 
+use super::region::skip;
 use super::{Access, KeyError, Part, PdHandle, Slot, Use};
 use crate::request::{Binding, MemoryKey};
 use farlane_zero_copy::Region;
@@ -200,7 +201,7 @@ impl Window {
         if !bound.access.allows_peer(wanted) {
             return Err(KeyError::Rights { key, wanted });
         }
-        let skip = super::skip(bound.address, bound.length, address, length);
+        let skip = skip(bound.address, bound.length, address, length);
         let skip = skip.ok_or(KeyError::Bounds {
             key,
             address,
