@@ -53,8 +53,8 @@ impl<T: Send> WorkSource<T> for LocalQueue<T> {
 
     fn retire(&mut self) {}
 
-    fn is_ready(&self) -> bool {
-        !self.is_empty()
+    fn queued(&self) -> u32 {
+        u32::try_from(self.len()).unwrap_or(u32::MAX)
     }
 
     fn discard(&mut self) {
@@ -63,10 +63,6 @@ impl<T: Send> WorkSource<T> for LocalQueue<T> {
 }
 
 impl SharedSource for LocalQueue<RecvWqe> {
-    fn queued(&self) -> u32 {
-        u32::try_from(self.len()).unwrap_or(u32::MAX)
-    }
-
     /// Who posts knows whom to tell.
     fn want_rings(&self, _wanted: bool) {}
 }

@@ -80,18 +80,14 @@ impl WorkSource<RecvWqe> for Nonsense {
         panic!("nothing was taken");
     }
 
-    fn is_ready(&self) -> bool {
-        true
+    fn queued(&self) -> u32 {
+        1
     }
 
     fn discard(&mut self) {}
 }
 
 impl SharedSource for Nonsense {
-    fn queued(&self) -> u32 {
-        1
-    }
-
     fn want_rings(&self, _: bool) {}
 }
 
@@ -150,18 +146,14 @@ impl WorkSource<RecvWqe> for Bad {
         self.0 -= 1;
     }
 
-    fn is_ready(&self) -> bool {
-        self.0 > 0
+    fn queued(&self) -> u32 {
+        self.0
     }
 
     fn discard(&mut self) {}
 }
 
 impl SharedSource for Bad {
-    fn queued(&self) -> u32 {
-        self.0
-    }
-
     fn want_rings(&self, _: bool) {}
 }
 
@@ -187,19 +179,15 @@ impl WorkSource<RecvWqe> for Lying {
 
     fn retire(&mut self) {}
 
-    fn is_ready(&self) -> bool {
-        self.0.is_ready()
+    fn queued(&self) -> u32 {
+        assert!(Arc::strong_count(&self.1) > 1);
+        self.0.queued()
     }
 
     fn discard(&mut self) {}
 }
 
 impl SharedSource for Lying {
-    fn queued(&self) -> u32 {
-        assert!(Arc::strong_count(&self.1) > 1);
-        self.0.queued()
-    }
-
     fn want_rings(&self, _: bool) {}
 }
 

@@ -49,8 +49,12 @@ pub trait WorkSource<W>: Send {
     fn take(&mut self, into: &mut W) -> Result<bool, QueueError>;
     /// Gives the place of the oldest request that was taken back to the producer.
     fn retire(&mut self);
+    /// Requests that can be taken; of a queue that makes no sense one, which is that error.
+    fn queued(&self) -> u32;
     /// Whether something can be taken.
-    fn is_ready(&self) -> bool;
+    fn is_ready(&self) -> bool {
+        self.queued() > 0
+    }
     /// Drops everything that is queued.
     fn discard(&mut self);
 }
@@ -66,8 +70,8 @@ impl<W> WorkSource<W> for NoRequests {
 
     fn retire(&mut self) {}
 
-    fn is_ready(&self) -> bool {
-        false
+    fn queued(&self) -> u32 {
+        0
     }
 
     fn discard(&mut self) {}
@@ -75,8 +79,6 @@ impl<W> WorkSource<W> for NoRequests {
 
 /// A source of receive requests that several queue pairs take.
 pub trait SharedSource: WorkSource<RecvWqe> {
-    /// Requests that can be taken; of a queue that makes no sense one, which is that error.
-    fn queued(&self) -> u32;
     /// Who posts has to ring from now on, or need not any more. Whoever wants rings looks once more
     /// after this.
     fn want_rings(&self, wanted: bool);
@@ -265,9 +267,9 @@ impl<W: WorkRequest, const N: usize> WorkSource<W> for SharedQueue<W, N> {
         self.give_back(self.retired.wrapping_add(1));
     }
 
-    fn is_ready(&self) -> bool {
-        // A nonsensical index is something to look at, too.
-        self.produced() != Ok(self.taken)
+    fn queued(&self) -> u32 {
+        self.produced()
+            .map_or(1, |produced| produced.wrapping_sub(self.taken))
     }
 
     fn discard(&mut self) {
@@ -282,11 +284,6 @@ impl<W: WorkRequest, const N: usize> WorkSource<W> for SharedQueue<W, N> {
 impl SharedSource for SharedRecvQueue {
     fn move_to(&mut self, to: Entries) -> Result<u32, Errno> {
         self.move_entries(to)
-    }
-
-    fn queued(&self) -> u32 {
-        self.produced()
-            .map_or(1, |produced| produced.wrapping_sub(self.taken))
     }
 
     fn want_rings(&self, wanted: bool) {

@@ -45,8 +45,8 @@ impl<W> WorkSource<W> for Nonsense {
         Err(ABSURD)
     }
     fn retire(&mut self) {}
-    fn is_ready(&self) -> bool {
-        true
+    fn queued(&self) -> u32 {
+        1
     }
     fn discard(&mut self) {}
 }

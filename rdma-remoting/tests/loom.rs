@@ -362,18 +362,14 @@ impl WorkSource<RecvWqe> for Source {
 
     fn retire(&mut self) {}
 
-    fn is_ready(&self) -> bool {
-        self.queued() > 0
+    fn queued(&self) -> u32 {
+        self.0.load(Ordering::Acquire)
     }
 
     fn discard(&mut self) {}
 }
 
 impl SharedSource for Source {
-    fn queued(&self) -> u32 {
-        self.0.load(Ordering::Acquire)
-    }
-
     fn want_rings(&self, _: bool) {}
 }
 

@@ -12,6 +12,7 @@ use farlane_abi::queue::*;
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::request::{Element, MemoryKey, Opcode, SendWqe};
+use farlane_rdma_remoting::work_queue::WorkSource as _;
 use rig::*;
 use std::time::Instant;
 
@@ -264,6 +265,94 @@ fn what_was_posted_before_a_local_error_is_not_sent_after_it() {
     }
     assert_eq!((p.a.next(), p.b.next()), (None, None));
     assert_eq!(p.a.state(), QPS_RTS);
+}
+
+/// Nor by the call that goes on, however many there are: by turns, as any other flush.
+#[test]
+fn to_go_on_flushes_nothing_at_once() {
+    let last = u64::from(MAX_WQ_ENTRIES) - 1;
+    let mut p = pair(Setup {
+        cq_entries: 2 * MAX_WQ_ENTRIES,
+        ..UNRELIABLE
+    });
+    let bad = Element {
+        lkey: MemoryKey(!p.a.key.0),
+        ..p.a.element(0, 8)
+    };
+    p.a.post_send(0, &[bad]);
+    p.a.qp.progress(p.now.into());
+    assert_eq!(p.a.next(), Some((0, WC_STATUS_LOC_PROT_ERR)));
+    (1..=last).for_each(|wr_id| p.a.post_send(wr_id, &[p.a.element(0, 8)]));
+    let to = |qp_state| QpAttr {
+        qp_state,
+        en_sqd_async_notify: 1,
+        ..Default::default()
+    };
+    p.a.qp.modify(QP_STATE, &to(QPS_RTS)).unwrap();
+    assert_eq!((p.a.state(), p.a.cq.len()), (QPS_RTS, 0));
+    assert!(p.a.was_scheduled() && p.a.qp.is_ready());
+    // What is posted from now on waits for that, and so does whoever drains the queue.
+    p.b.post_recv(7, &[p.b.element(0, 8)]);
+    p.a.post_send(last + 1, &[p.a.element(0, 8)]);
+    let notify = QP_STATE | QP_EN_SQD_ASYNC_NOTIFY;
+    p.a.qp.modify(notify, &to(QPS_SQD)).unwrap();
+    let (mut flushed, mut turns) = (0, 0);
+    while flushed < last {
+        assert_eq!(p.a.qp.query().sq_draining, 1);
+        assert!(p.a.qp.is_ready() && p.a.events.lock().unwrap().is_empty());
+        assert!(p.a.qp.progress(p.now.into()).worked);
+        let came = p.a.cq.len() as u64;
+        assert!((1..=1000).contains(&came), "{came} in a turn");
+        for wr_id in flushed + 1..=flushed + came {
+            assert_eq!(p.a.next(), Some((wr_id, WC_STATUS_WR_FLUSH_ERR)));
+        }
+        (flushed, turns) = (flushed + came, turns + 1);
+    }
+    assert!(flushed == last && turns > 16);
+    p.run();
+    assert_eq!(*p.a.events.lock().unwrap(), [EVENT_SQ_DRAINED]);
+    assert_eq!((p.a.qp.query().sq_draining, p.a.next()), (0, None));
+    p.a.qp.modify(QP_STATE, &to(QPS_RTS)).unwrap();
+    p.run();
+    assert_eq!(p.a.next(), Some((last + 1, WC_STATUS_SUCCESS)));
+    assert_eq!(p.b.next(), Some((7, WC_STATUS_SUCCESS)));
+}
+
+/// A program may take back what it has posted, and its completion queue may be full.
+#[test]
+fn what_is_left_to_flush_ends_with_the_queue() {
+    for (cq_entries, state) in [(4, QPS_ERR), (4096, QPS_RTS)] {
+        let mut p = pair(Setup {
+            cq_entries,
+            ..UNRELIABLE
+        });
+        let bad = Element {
+            lkey: MemoryKey(!p.a.key.0),
+            ..p.a.element(0, 8)
+        };
+        p.a.post_send(0, &[bad]);
+        p.a.qp.progress(p.now.into());
+        let attr = |qp_state| QpAttr {
+            qp_state,
+            ..Default::default()
+        };
+        (1..9).for_each(|wr_id| p.a.post_send(wr_id, &[p.a.element(0, 8)]));
+        p.a.qp.modify(QP_STATE, &attr(QPS_RTS)).unwrap();
+        if state == QPS_RTS {
+            p.a.sends.discard();
+        }
+        p.run();
+        assert_eq!((p.a.state(), p.a.qp.is_ready()), (state, false));
+        while p.a.next().is_some() {}
+        if state == QPS_ERR {
+            p.a.qp.modify(QP_STATE, &attr(QPS_RESET)).unwrap();
+            connect(&p.a, &p.b, 2, UNRELIABLE.psn, &UNRELIABLE);
+        }
+        p.b.post_recv(9, &[p.b.element(0, 8)]);
+        p.a.post_send(9, &[p.a.element(0, 8)]);
+        p.run();
+        assert_eq!(p.a.next(), Some((9, WC_STATUS_SUCCESS)));
+    }
 }
 
 #[test]

@@ -131,7 +131,11 @@ impl<C: Carrier> SoftQp<C> {
     fn flush(&self, budget: Budget) -> Progress {
         let mut budget = budget.spend();
         let qp = self.common();
-        let sends = self.requester().flush(qp, budget.flushes(MAX_WQ_ENTRIES));
+        let most = budget.flushes(MAX_WQ_ENTRIES);
+        let sends = match qp.state() {
+            State::SendError | State::Error => self.requester().flush(qp, most),
+            _ => self.requester().flush_first_ones(qp, most),
+        };
         budget.flushed(sends);
         // A send queue that makes no sense ends receiving, too.
         let recvs = match qp.state() {
@@ -165,12 +169,7 @@ impl<C: Carrier> EngineQp for SoftQp<C> {
         let from = qp.state();
         let (to, new) = attributes::modify(qp.transport, from, &held, mask, attr)?;
         if (from, to) == (State::SendError, State::ReadyToSend) {
-            // What was posted before is not sent (IBTA 10.3.1, Send Queue Error).
-            let flushed = requester.flush(qp, MAX_WQ_ENTRIES);
-            counters::count(&qp.counters.flushed, flushed.into());
-            if qp.state() != from {
-                return Err(Errno::EINVAL);
-            }
+            requester.go_on();
         }
         *held = new;
         let peer = attributes::peer(qp.transport, to, &new);
@@ -220,7 +219,12 @@ impl<C: Carrier> EngineQp for SoftQp<C> {
             State::Reset | State::Init | State::ReadyToReceive => Progress::default(),
             state @ (State::ReadyToSend | State::Draining) => {
                 let is_draining = state == State::Draining;
-                self.requester().run(self.common(), turn, is_draining)
+                let mut requester = self.requester();
+                if requester.has_to_flush() {
+                    drop(requester);
+                    return self.flush(turn.budget);
+                }
+                requester.run(self.common(), turn, is_draining)
             }
             State::SendError | State::Error => self.flush(turn.budget),
         }

@@ -90,6 +90,9 @@ pub struct Requester<C: Carrier> {
     request: SendWqe,
     parts: Vec<Part>,
     active: Option<Active>,
+    /// So many requests, which were posted before it went on from SQE, are flushed before others
+    /// are carried out.
+    to_flush: u32,
     /// Those that are on their way, where answers come later.
     window: Window,
     /// Whom it is connected to.
@@ -123,6 +126,7 @@ impl<C: Carrier> Requester<C> {
             request: SendWqe::default(),
             parts: Vec::new(),
             active: None,
+            to_flush: 0,
             window: Window::default(),
             peer_name: None,
             peer: Default::default(),
@@ -158,6 +162,7 @@ impl<C: Carrier> Requester<C> {
         self.source.discard();
         self.parts.clear();
         self.active = None;
+        self.to_flush = 0;
         self.window.clear();
         self.peer_name = None;
         self.peer = Default::default();
@@ -169,8 +174,19 @@ impl<C: Carrier> Requester<C> {
         self.attr = QpAttr::default();
     }
 
+    /// It goes on from SQE: what was posted before is not sent (IBTA 10.3.1, Send Queue Error), but
+    /// flushed in turns.
+    pub fn go_on(&mut self) {
+        self.to_flush = self.source.queued();
+    }
+
+    /// Whether it has requests to flush before it carries any out.
+    pub fn has_to_flush(&self) -> bool {
+        self.to_flush > 0 && !self.dead
+    }
+
     pub fn is_active(&self) -> bool {
-        self.active.is_some() || !self.window.is_empty()
+        self.active.is_some() || !self.window.is_empty() || self.has_to_flush()
     }
 
     pub fn has_work(&self) -> bool {
@@ -184,6 +200,9 @@ impl<C: Carrier> Requester<C> {
 
     /// Whether a turn would get further without a timer.
     pub fn is_ready(&self, qp: &QpCommon, draining: bool) -> bool {
+        if self.has_to_flush() {
+            return true;
+        }
         if self.dead || self.paused {
             return false;
         }
@@ -446,8 +465,27 @@ impl<C: Carrier> Requester<C> {
         }
     }
 
+    /// Flushes at most `most` of the send requests that it [has to flush](Self::has_to_flush);
+    /// returns how many.
+    pub fn flush_first_ones(&mut self, qp: &QpCommon, most: u32) -> u32 {
+        let most = most.min(self.to_flush);
+        let count = self.flush_some(qp, most);
+        // The program may have taken some back.
+        self.to_flush = if count == most {
+            self.to_flush - count
+        } else {
+            0
+        };
+        count
+    }
+
     /// Flushes at most `most` send requests; returns how many.
     pub fn flush(&mut self, qp: &QpCommon, most: u32) -> u32 {
+        self.to_flush = 0;
+        self.flush_some(qp, most)
+    }
+
+    fn flush_some(&mut self, qp: &QpCommon, most: u32) -> u32 {
         let mut count = 0;
         while count < most && !self.dead {
             if self.flush_first(qp, WC_STATUS_WR_FLUSH_ERR) {
