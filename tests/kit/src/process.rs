@@ -23,6 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsRawFd;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open};
 
+use crate::compare::cpu;
 use crate::scratch;
 
 /// How long a child gets to end after SIGTERM, where nothing else is said.
@@ -41,6 +42,8 @@ pub struct Process {
     pidfd: OwnedFd,
     group: bool,
     status: Option<ExitStatus>,
+    /// What it has used, once it has ended.
+    used: Duration,
 }
 
 /// How a child is set up, besides its [`Command`].
@@ -120,6 +123,7 @@ impl Process {
             pidfd,
             group,
             status: None,
+            used: Duration::ZERO,
         })
     }
 
@@ -167,6 +171,13 @@ impl Process {
             }
         }
         Ok(self.status)
+    }
+
+    /// CPU time of the child, and of those of its descendants that were waited for; nothing as long
+    /// as it runs. What it has left in its group is not in it.
+    #[must_use]
+    pub fn cpu_time(&self) -> Duration {
+        self.used
     }
 
     /// Whether the child still runs.
@@ -240,6 +251,7 @@ impl Process {
                 }
             }
         }
+        let used = cpu::of_ended(pid.as_raw_nonzero().get());
         if let Some(status) = self
             .child
             .try_wait()
@@ -247,6 +259,7 @@ impl Process {
         {
             children.remove(&pid.as_raw_nonzero().get());
             self.status = Some(status);
+            self.used = used.unwrap_or_default();
         }
         Ok(())
     }
@@ -533,6 +546,16 @@ mod tests {
                 .success()
         );
         wait_until("the grandchild ended", || !is_alive(grandchild));
+    }
+
+    #[test]
+    fn a_process_that_has_ended_tells_what_it_and_its_children_have_used() {
+        // Of the second loop the shell knows when it has waited for its child.
+        let work = "n=0; while [ $n -lt 300000 ]; do n=$((n + 1)); done";
+        let mut process = Process::spawn("a shell", shell(&format!("({work}); {work}"))).unwrap();
+        assert_eq!(process.cpu_time(), Duration::ZERO);
+        assert!(process.wait(Duration::from_secs(60)).unwrap().is_some());
+        assert!(process.cpu_time() >= Duration::from_millis(20));
     }
 
     #[test]

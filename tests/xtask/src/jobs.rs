@@ -78,6 +78,8 @@ pub struct Outcome {
     pub name: String,
     /// How long it took.
     pub took: Duration,
+    /// CPU time of its processes.
+    pub used: Duration,
     /// What it did.
     pub verdict: Verdict,
     /// Where its output is, if it failed.
@@ -137,6 +139,7 @@ fn say(outcome: &Outcome, number: usize, total: usize) {
         took,
         verdict,
         log,
+        ..
     } = outcome;
     let Verdict { passed, failed, .. } = verdict;
     let took = took.as_secs_f64();
@@ -171,6 +174,7 @@ fn perform(job: Job, logs: &Path, record: &Path) -> Result<Outcome> {
     let begin = Instant::now();
     let mut process = Process::spawn_logged(name.as_str(), command, &log)?;
     let status = process.wait(timeout)?;
+    let used = process.cpu_time();
     let mut said = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
     let success = match status {
         Some(status) => {
@@ -206,6 +210,7 @@ fn perform(job: Job, logs: &Path, record: &Path) -> Result<Outcome> {
     Ok(Outcome {
         name,
         took: begin.elapsed(),
+        used,
         verdict,
         log,
     })

@@ -21,9 +21,12 @@ pub type Phase = (String, Duration);
 pub fn print(phases: &[Phase], mut outcomes: Vec<Outcome>, all: Duration) -> ExitCode {
     outcomes.sort_by_key(|outcome| std::cmp::Reverse(outcome.took));
     figures(&outcomes);
-    println!("\n  {:44} {:>7}  {:>5}  result", "name", "seconds", "boots");
+    println!(
+        "\n  {:44} {:>7}  {:>7}  {:>5}  result",
+        "name", "seconds", "CPU s", "boots"
+    );
     for (name, took) in phases {
-        line(name, *took, None, "");
+        line(name, *took, None, None, "");
     }
     let is_short = |outcome: &Outcome| {
         let Verdict {
@@ -43,7 +46,13 @@ pub fn print(phases: &[Phase], mut outcomes: Vec<Outcome>, all: Duration) -> Exi
             (None, 0) => format!("{passed} passed"),
             (None, failed) => format!("{passed} passed, {failed} FAILED"),
         };
-        line(&outcome.name, outcome.took, Some(boots), &result);
+        line(
+            &outcome.name,
+            outcome.took,
+            Some(outcome.used),
+            Some(boots),
+            &result,
+        );
     }
     let short: Vec<&Outcome> = outcomes
         .iter()
@@ -56,9 +65,12 @@ pub fn print(phases: &[Phase], mut outcomes: Vec<Outcome>, all: Duration) -> Exi
         let passed: u64 = short.iter().map(|outcome| outcome.verdict.passed).sum();
         let name = format!("{} shorter ones, one after the other", short.len());
         let took = short.iter().map(|outcome| outcome.took).sum();
-        line(&name, took, None, &format!("{passed} passed"));
+        let used = short.iter().map(|outcome| outcome.used).sum();
+        line(&name, took, Some(used), None, &format!("{passed} passed"));
     }
-    line("all", all, Some(sum(|verdict| verdict.boots)), "");
+    let used = outcomes.iter().map(|outcome| outcome.used).sum();
+    let boots = sum(|verdict| verdict.boots);
+    line("all", all, Some(used), Some(boots), "(CPU s: of the jobs)");
     let (passed, failed) = (sum(|verdict| verdict.passed), sum(|verdict| verdict.failed));
     let not_run = sum(|verdict| u64::from(verdict.not_run.is_some()));
     let not_run = match not_run {
@@ -108,11 +120,13 @@ fn why(said: &str) -> String {
     }
 }
 
-fn line(name: &str, took: Duration, boots: Option<u64>, result: &str) {
+fn line(name: &str, took: Duration, used: Option<Duration>, boots: Option<u64>, result: &str) {
+    let used = used.map(|used| format!("{:.1}", used.as_secs_f64()));
+    let used = used.unwrap_or_default();
     let boots = boots.filter(|boots| *boots > 0);
     let boots = boots.map(|boots| boots.to_string()).unwrap_or_default();
     println!(
-        "  {name:44} {:>7.1}  {boots:>5}  {result}",
+        "  {name:44} {:>7.1}  {used:>7}  {boots:>5}  {result}",
         took.as_secs_f64()
     );
 }

@@ -87,6 +87,15 @@ pub(crate) fn own_tree_ticks() -> u64 {
     ticks.map(|(_, (_, ticks))| ticks).sum()
 }
 
+/// CPU time of a process that has ended and was not waited for yet, and of its descendants that
+/// were, in the resolution of clock ticks. None, where the process is not there.
+pub(crate) fn of_ended(process: i32) -> Option<Duration> {
+    let text = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let (_, ticks) = parse_stat(&text)?;
+    let per_second = rustix::param::clock_ticks_per_second();
+    Some(Duration::from_nanos(ticks * 1_000_000_000 / per_second))
+}
+
 /// The parent of a process, and its CPU time with that of its children in ticks.
 fn parse_stat(text: &str) -> Option<(u32, u64)> {
     // The name is in parentheses and may hold anything.
