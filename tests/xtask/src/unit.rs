@@ -207,6 +207,8 @@ pub fn parse_result(line: &str) -> Option<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     #[test]
@@ -251,5 +253,65 @@ mod tests {
         ];
         assert!(meant.iter().all(|filter| package.is_meant(filter)));
         assert!(!package.is_meant("nosuch") && !package.is_meant("blk/src"));
+    }
+
+    /// The files of a program: its first one, and those of its modules.
+    fn files_of(first: PathBuf) -> Vec<PathBuf> {
+        // Modules of a file that is no folder's lie in a folder of its name.
+        let mut files = vec![(first, true)];
+        let mut at = 0;
+        while let Some((file, is_of_folder)) = files.get(at).cloned() {
+            at += 1;
+            let folder = match is_of_folder || file.ends_with("mod.rs") {
+                true => file.parent().unwrap().to_owned(),
+                false => file.with_extension(""),
+            };
+            let mut path = None;
+            for line in fs::read_to_string(&file).unwrap().lines() {
+                let line = line.trim().trim_start_matches("pub ");
+                if let Some(rest) = line.strip_prefix("#[path = \"") {
+                    path = rest.strip_suffix("\"]").map(str::to_owned);
+                } else if let Some(name) = line.strip_prefix("mod ")
+                    && let Some(name) = name.strip_suffix(";")
+                {
+                    let there = match path.take() {
+                        Some(path) => (file.parent().unwrap().join(path), true),
+                        None => (folder.join(format!("{name}.rs")), false),
+                    };
+                    let found = match there.0.exists() {
+                        true => there,
+                        false => (folder.join(name).join("mod.rs"), true),
+                    };
+                    files.push(found);
+                }
+            }
+        }
+        files.into_iter().map(|(file, _)| file).collect()
+    }
+
+    #[test]
+    fn what_is_not_built_as_a_test_program_has_no_tests() {
+        let workspace = Workspace::find().unwrap();
+        let command = workspace.cargo(&["metadata", "--no-deps", "--format-version", "1"]);
+        let text = check_output("cargo metadata", command, METADATA_TIMEOUT).unwrap();
+        let metadata: Value = serde_json::from_str(&text).unwrap();
+        let (mut without, mut files) = (0, 0);
+        for package in metadata["packages"].as_array().unwrap() {
+            for target in package["targets"].as_array().unwrap() {
+                let kind = target["kind"][0].as_str().unwrap();
+                if target["test"] == true || !["bin", "lib"].contains(&kind) {
+                    continue;
+                }
+                without += 1;
+                for file in files_of(target["src_path"].as_str().unwrap().into()) {
+                    files += 1;
+                    let text = fs::read_to_string(&file).unwrap();
+                    let has = ["#[test]", "#[cfg(test)]", "proptest!"];
+                    let has = has.iter().find(|word| text.contains(*word));
+                    assert_eq!(has, None, "{} is in no test", file.display());
+                }
+            }
+        }
+        assert!(without > 0 && files > 2 * without, "{without} {files}");
     }
 }
