@@ -22,14 +22,16 @@ pub const LINES: &[&str] = &[
     "ib_send_bw -s 65536 -n 200 -b",
     "ib_send_bw -s 4096 -n 500 -e",
     "ib_write_bw -s 64 -n 2000 -I 64 -Q 1",
-    "ib_write_lat -a -n 50",
+    "ib_write_lat -s 8 -n 1000",
+    "ib_write_lat -s 65536 -n 200",
     "ib_send_lat -s 8 -n 1000",
     "ib_send_lat -s 8 -n 500 -e",
     "ib_read_lat -s 8 -n 1000",
 ];
 
-/// Has a program run through all sizes, which takes seconds however few messages it sends of each;
-/// and what a brief run has in its place.
+/// Has a program run through all sizes, which takes 5 to 10 s of a processor however few messages
+/// it sends of each: for each size it measures how fast its clock is. And what has its place where
+/// one size will do: in a brief run, and where another place or program has all of them.
 const ALL_SIZES: &str = " -a";
 const ONE_SIZE: &str = " -s 65536";
 
@@ -50,17 +52,27 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     pair.backend.stop()
 }
 
+/// The same line with one size in place of all.
+pub fn with_one_size(line: &str) -> String {
+    line.replace(ALL_SIZES, ONE_SIZE)
+}
+
 /// Runs programs of perftest, of which the daemon of the run must have moved as many bytes as they
 /// say, and reports their figures.
-pub fn perftests(run: &Run<'_>, ends: Ends<'_>, lines: &[&str], report: &mut Report) -> Result<()> {
+pub fn perftests(
+    run: &Run<'_>,
+    ends: Ends<'_>,
+    lines: impl IntoIterator<Item = impl AsRef<str>>,
+    report: &mut Report,
+) -> Result<()> {
     let moved = || {
         let metrics = Metrics::read(&run.metrics(), "farlane_rdma_")?;
         anyhow::Ok(metrics.sum("bytes_out")? + metrics.sum("bytes_in")?)
     };
     for line in lines {
         let line = &match run.is_brief() {
-            true => line.replace(ALL_SIZES, ONE_SIZE),
-            false => (*line).to_owned(),
+            true => with_one_size(line.as_ref()),
+            false => line.as_ref().to_owned(),
         };
         let before = moved()?;
         let text = perftest(ends, line, report)?;

@@ -16,7 +16,7 @@ use farlane_kit::packages;
 use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
 
-use super::rdma_perftest::perftests;
+use super::rdma_perftest::{perftests, with_one_size};
 use super::rdma_pingpong::ping_pongs;
 use crate::conditions::{PATIENCE, no_complaint};
 use crate::place::{Host, Over};
@@ -131,7 +131,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let wire = Wire::new()?;
     let socket = run.path("host");
     let pair = farlane.boot_pair_with(run, &wire, &[], Some(&socket))?;
-    all(run, pair.ends(), report)?;
+    all(run, pair.ends(), PERFTESTS, report)?;
     perftests(run, pair.ends(), LATER_PERFTESTS, report)?;
     for guest in [&pair.a, &pair.b] {
         no_complaint(guest)?;
@@ -162,14 +162,21 @@ fn between_processes(
         server: &host,
         client: &host,
     };
-    all(run, ends, report)
+    // All sizes are between guests, and here of reliable connections (`rdma_host`).
+    let lines: Vec<String> = PERFTESTS.iter().map(|line| with_one_size(line)).collect();
+    all(run, ends, &lines, report)
 }
 
 /// All the programs at one place.
-fn all(run: &Run<'_>, ends: Ends<'_>, report: &mut Report) -> Result<()> {
+fn all(
+    run: &Run<'_>,
+    ends: Ends<'_>,
+    lines: &[impl AsRef<str>],
+    report: &mut Report,
+) -> Result<()> {
     ping_pongs(ends, PING_PONGS, report)?;
     extended(ends, report)?;
-    perftests(run, ends, PERFTESTS, report)?;
+    perftests(run, ends, lines, report)?;
     qperf(ends, report)
 }
 
