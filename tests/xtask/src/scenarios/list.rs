@@ -29,6 +29,26 @@ macro_rules! scenarios {
 
 // `test`: `cargo xtask test` runs it; `long`: only `cargo xtask scenario` and `soak` do.
 scenarios! {
+    test "rdma-crash" = rdma_crash::run,
+        "kill -9 of programs, VMs and the backend in mid-transfer; resets, driver reloads, hot- \
+         unplug and hot-plug";
+    test "rdma-verbs" = rdma_verbs::run,
+        "Debian's programs of verbs with every transport and operation (UC, UD, XRC, SRQ, atomics, \
+         events), between two VMs and between two processes";
+    test "rdma-crash-workers" = |run, to| rdma_workers::brief(rdma_crash::run, run, to),
+        "rdma-crash with two worker threads, half as many kills";
+    long "rdma-crash-workers-long" = |run, to| rdma_workers::whole(rdma_crash::run, run, to),
+        "rdma-crash with two worker threads";
+    test "rdma-perftest" = rdma_perftest::run,
+        "perftest's bandwidth and latency programs for send, write and read at all sizes between \
+         two VMs";
+    test "rdma-pyverbs-guest" = rdma_pyverbs::in_guest,
+        "rdma-core's own tests of verbs, those of the guests' release, in a VM";
+    test "rdma-tenants" = rdma_tenants::run,
+        "a VM beside processes that attack it (large flows, 2,000 queue pairs, tiny and unaligned \
+         writes, errors, storms of calls): right bytes, its share; a limit is kept";
+    test "rdma-tenants-workers" = |run, to| rdma_workers::whole(rdma_tenants::run, run, to),
+        "rdma-tenants with two worker threads";
     test "lend-hostile" = lend_hostile::run,
         "10,000 malformed vfio-user and lending messages each, and a guest that abuses its NVMe, \
          beside a VM with another";
@@ -77,16 +97,6 @@ scenarios! {
     test "blk-crash" = blk_crash::run,
         "kill -9 of farlane-blk with requests in its hands, under fio --verify: nothing lost, \
          nothing completed twice";
-    test "rdma-verbs" = rdma_verbs::run,
-        "Debian's programs of verbs with every transport and operation (UC, UD, XRC, SRQ, atomics, \
-         events), between two VMs and between two processes";
-    test "rdma-crash" = rdma_crash::run,
-        "kill -9 of programs, VMs and the backend in mid-transfer; resets, driver reloads, hot- \
-         unplug and hot-plug";
-    test "rdma-crash-workers" = |run, to| rdma_workers::brief(rdma_crash::run, run, to),
-        "rdma-crash with two worker threads, half as many kills";
-    long "rdma-crash-workers-long" = |run, to| rdma_workers::whole(rdma_crash::run, run, to),
-        "rdma-crash with two worker threads";
     test "rdma-perftest-workers" = |run, to| rdma_workers::brief(rdma_perftest::run, run, to),
         "rdma-perftest with two worker threads, one size where that has all";
     long "rdma-perftest-workers-long" = |run, to| rdma_workers::whole(rdma_perftest::run, run, to),
@@ -115,11 +125,6 @@ scenarios! {
         "forged handles, keys, addresses, indices and packets each get an error and hurt nobody";
     test "rdma-isolation-workers" = |run, to| rdma_workers::whole(rdma_isolation::run, run, to),
         "rdma-isolation with two worker threads";
-    test "rdma-tenants" = rdma_tenants::run,
-        "a VM beside processes that attack it (large flows, 2,000 queue pairs, tiny and unaligned \
-         writes, errors, storms of calls): right bytes, its share; a limit is kept";
-    test "rdma-tenants-workers" = |run, to| rdma_workers::whole(rdma_tenants::run, run, to),
-        "rdma-tenants with two worker threads";
     test "rdma-buffers-workers" = |run, to| rdma_workers::whole(rdma_buffers::run, run, to),
         "rdma-buffers with two worker threads";
     test "lend-soft" = lend_soft::run,
@@ -143,17 +148,12 @@ scenarios! {
     test "rdma-host" = rdma_host::run,
         "rdma-pingpong's and rdma-perftest's programs between two processes of this machine, and \
          what is copied of memory that they share";
-    test "rdma-pyverbs-guest" = rdma_pyverbs::in_guest,
-        "rdma-core's own tests of verbs, those of the guests' release, in a VM";
     test "rdma-pyverbs" = rdma_pyverbs::run,
         "rdma-core's own tests of verbs (Debian's python3-pyverbs) over the daemon's host socket: \
          what passes, and why what does not is skipped";
     test "gpu-hostile" = gpu_hostile::run,
         "tokens forged, replayed, of another VM, after unregister, and memory unmapped in flight: \
          errors, and nothing else";
-    test "rdma-perftest" = rdma_perftest::run,
-        "perftest's bandwidth and latency programs for send, write and read at all sizes between \
-         two VMs";
     test "lend-vfio" = lend_vfio::run,
         "two kernels: vfio-pci lends an NVMe, whose DMA goes through IOMMU and window into the \
          borrower's memory";
