@@ -6,7 +6,7 @@
 //! object once, and comes into the ring in the context's turns. The process rings when it has
 //! emptied the ring ([`farlane_abi::arena`]).
 
-use crate::ring::{Place, Producer};
+use crate::ring::{Place, Producer, Words};
 use farlane_abi::arena::{
     ASYNC_ENTRIES, AsyncEvent, OFF_ASYNC_CONSUMED, OFF_ASYNC_PRODUCED, OFF_ASYNC_RING,
 };
@@ -91,6 +91,7 @@ impl AsyncRing {
             entries_at: OFF_ASYNC_RING,
             entries: ASYNC_ENTRIES,
             stride: size_of::<AsyncEvent>(),
+            words: Words::Numbers,
         };
         Self {
             ring: Producer::new(memory, place),

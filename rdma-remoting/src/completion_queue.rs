@@ -1,11 +1,12 @@
 //! Completion queues in memory shared with a process.
 
 use crate::clock::DeviceClock;
-use crate::ring::{Place, Producer};
+use crate::ring::{Place, Producer, Words};
 use farlane_abi::queue::{
     ARM_NEXT, ARM_NONE, ARM_SOLICITED, CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_ENTRIES,
-    CQ_OFF_EVENTS, CQ_OFF_PRODUCED, Completion, CqLayout, TimedCompletion,
+    CQ_OFF_EVENTS, CQ_OFF_PRODUCED, Completion, CqLayout, TimedCompletion, WC_STATUS_SUCCESS,
 };
+use farlane_abi::rxe::{CONTROL_OFF_ARMED, CONTROL_OFF_EVENTS, RingLayout, RxeCompletion};
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use thiserror::Error;
@@ -42,11 +43,27 @@ impl CompletionSink for NoCompletions {
 /// Called when an armed completion queue raises its event.
 pub type Notify = Box<dyn Fn() + Send + Sync>;
 
+/// How the entries of a completion queue are written.
+enum Format {
+    Plain,
+    /// They say when they came.
+    Timed(DeviceClock),
+    /// As the user ABI of rxe has them.
+    Rxe,
+}
+
+/// By which a process asks for events, and learns of them.
+struct EventWords {
+    memory: SharedMemory,
+    armed_at: usize,
+    events_at: usize,
+}
+
 /// A completion queue in shared memory, the backend's end.
 pub struct SharedCompletionQueue {
     ring: Producer,
-    /// Where its completions say when they came.
-    clock: Option<DeviceClock>,
+    format: Format,
+    words: EventWords,
     overrun: AtomicBool,
     notify: Option<Notify>,
     on_overrun: Notify,
@@ -80,14 +97,75 @@ impl SharedCompletionQueue {
             entries_at: CQ_OFF_ENTRIES,
             entries: layout.entries,
             stride: layout.stride(),
+            words: Words::Numbers,
+        };
+        let words = EventWords {
+            memory: memory.clone(),
+            armed_at: CQ_OFF_ARMED,
+            events_at: CQ_OFF_EVENTS,
         };
         Ok(Self {
             ring: Producer::new(memory, place),
-            clock: layout.is_timed.then_some(*clock),
+            format: match layout.is_timed {
+                true => Format::Timed(*clock),
+                false => Format::Plain,
+            },
+            words,
             overrun: AtomicBool::new(false),
             notify,
             on_overrun,
         })
+    }
+
+    /// The same of one that is a ring of the user ABI of rxe, in `ring`. `control` is its control
+    /// block.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] where the ring is shorter than the layout needs.
+    pub fn of_rxe(
+        ring: SharedMemory,
+        layout: &RingLayout,
+        control: SharedMemory,
+        notify: Option<Notify>,
+        on_overrun: Notify,
+    ) -> Result<Self, OutOfBounds> {
+        ring.require(layout.segment_bytes())?;
+        let words = EventWords {
+            memory: control,
+            armed_at: CONTROL_OFF_ARMED,
+            events_at: CONTROL_OFF_EVENTS,
+        };
+        Ok(Self {
+            ring: Producer::new(ring, Place::of_indices(layout)),
+            format: Format::Rxe,
+            words,
+            overrun: AtomicBool::new(false),
+            notify,
+            on_overrun,
+        })
+    }
+
+    /// Whether it is a ring of the user ABI of rxe.
+    #[must_use]
+    pub fn is_rxe(&self) -> bool {
+        matches!(self.format, Format::Rxe)
+    }
+
+    /// Has the completions of such a one lie in another ring, with those that wait, which the
+    /// process does not take meanwhile. `None` where more wait than there is room for.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] where the ring is shorter than the layout needs.
+    pub fn move_ring(
+        &self,
+        ring: SharedMemory,
+        layout: &RingLayout,
+    ) -> Result<Option<()>, OutOfBounds> {
+        ring.require(layout.segment_bytes())?;
+        let place = Place::of_indices(layout);
+        Ok(self
+            .ring
+            .move_all_to(ring, place, size_of::<RxeCompletion>()))
     }
 
     /// Has the next completions lie at the beginning of `memory`, which has room for as many as
@@ -118,20 +196,21 @@ impl SharedCompletionQueue {
     /// Whether its completions say when they came.
     #[must_use]
     pub fn is_timed(&self) -> bool {
-        self.clock.is_some()
+        matches!(self.format, Format::Timed(_))
     }
 
     fn add(&self, completion: &Completion) -> Option<()> {
-        let Some(clock) = &self.clock else {
-            return self.ring.push(completion);
-        };
-        self.ring.push_with(|memory, at| {
-            let timed = TimedCompletion {
-                completion: *completion,
-                time: clock.now().into(),
-            };
-            memory.write(at, &timed)
-        })
+        match &self.format {
+            Format::Plain => self.ring.push(completion),
+            Format::Rxe => self.ring.push(&rxe_completion(completion)),
+            Format::Timed(clock) => self.ring.push_with(|memory, at| {
+                let timed = TimedCompletion {
+                    completion: *completion,
+                    time: clock.now().into(),
+                };
+                memory.write(at, &timed)
+            }),
+        }
     }
 
     fn overrun(&self) -> Overrun {
@@ -147,9 +226,12 @@ impl SharedCompletionQueue {
         let Some(notify) = &self.notify else {
             return;
         };
-        let memory = self.ring.memory();
-        let (Ok(armed), Ok(events)) = (memory.word(CQ_OFF_ARMED), memory.word(CQ_OFF_EVENTS))
-        else {
+        let EventWords {
+            memory,
+            armed_at,
+            events_at,
+        } = &self.words;
+        let (Ok(armed), Ok(events)) = (memory.word(*armed_at), memory.word(*events_at)) else {
             return;
         };
         fence(Ordering::SeqCst);
@@ -178,6 +260,32 @@ impl CompletionSink for SharedCompletionQueue {
         }
         self.raise(solicited || completion.status != 0);
         Ok(())
+    }
+}
+
+/// A completion as the user ABI of rxe has it.
+fn rxe_completion(completion: &Completion) -> RxeCompletion {
+    let detail = completion.vendor_err.get();
+    // Of one without an error it says where a datagram has come from.
+    let (vendor_err, route) = match completion.status {
+        WC_STATUS_SUCCESS => (0, detail),
+        _ => (detail, 0),
+    };
+    let [low, high, sl, _] = route.to_le_bytes();
+    RxeCompletion {
+        wr_id: completion.wr_id,
+        status: u32::from(completion.status).into(),
+        opcode: u32::from(completion.opcode).into(),
+        vendor_err: vendor_err.into(),
+        byte_len: completion.byte_len,
+        imm: completion.imm,
+        qp_num: completion.qp_num,
+        src_qp: completion.src_qp,
+        wc_flags: u32::from(completion.flags.get()).into(),
+        slid: u16::from_le_bytes([low, high]).into(),
+        sl,
+        port_num: 1,
+        ..RxeCompletion::default()
     }
 }
 

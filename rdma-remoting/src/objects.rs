@@ -12,7 +12,6 @@ use crate::segment::Part;
 use crate::table::Table;
 use crate::xrc_domains::{Domain, FileId};
 use farlane_abi::Errno;
-use farlane_abi::queue::QP_OFF_BACKEND_STATE;
 use farlane_abi::rdma::{MAX_QPS, MAX_SRQS, VerbsVersion};
 use farlane_worker::wake;
 use farlane_zero_copy::PoolBuffer;
@@ -73,8 +72,9 @@ pub(crate) struct InDomain {
 pub(crate) struct CqObject {
     pub queue: Arc<SharedCompletionQueue>,
     pub engine: Arc<dyn EngineCq>,
+    /// What of it does not move: of one that is a ring its control block.
     pub _part: Part,
-    /// Where its entries lie, once it was resized.
+    /// Where its entries lie, once it was resized; of one that is a ring always.
     pub entries: Mutex<Option<Part>>,
     pub _events: ObjectEvents,
     pub _share: Share,
@@ -92,7 +92,7 @@ pub(crate) struct QpObject {
     pub engine: Arc<dyn EngineQp>,
     pub scheduled: Arc<Scheduled>,
     /// None where others than its process may post, or nobody.
-    pub part: Option<Part>,
+    pub memory: Option<QpMemory>,
     pub _pd: Option<Arc<Pd>>,
     pub _cqs: [Option<Arc<CqObject>>; 2],
     pub _srq: Option<Arc<SrqObject>>,
@@ -101,11 +101,21 @@ pub(crate) struct QpObject {
     pub _share: Share,
 }
 
+/// Where a queue pair lies.
+pub(crate) struct QpMemory {
+    /// Part with the word that says whether the process has to ring after it has posted.
+    pub control: Part,
+    /// Where it is there.
+    pub state_at: usize,
+    /// Of its queues, where they do not lie there.
+    pub _rings: Vec<Part>,
+}
+
 impl QpObject {
     /// The word that says whether the process has to ring after it has posted.
     fn state_word(&self) -> impl Iterator<Item = &AtomicU32> {
-        let part = self.part.as_ref();
-        let word = part.and_then(|part| part.memory.word(QP_OFF_BACKEND_STATE).ok());
+        let memory = self.memory.as_ref();
+        let word = memory.and_then(|memory| memory.control.memory.word(memory.state_at).ok());
         word.into_iter()
     }
 }
@@ -140,6 +150,7 @@ pub(crate) struct SrqObject {
     /// Elements of a request.
     pub elements: u32,
     pub in_domain: Option<InDomain>,
+    /// Of one that is a ring its control block.
     pub _part: Part,
     pub _pd: Arc<Pd>,
     pub _events: ObjectEvents,

@@ -1,6 +1,7 @@
 //! Work requests: typed, as the engine carries them out.
 
 mod parse;
+pub mod rxe;
 #[cfg(test)]
 mod tests;
 
@@ -8,6 +9,7 @@ use crate::address::{AddressVector, AhHandle, Datagram};
 use farlane_abi::queue::{MAX_INLINE_BYTES, MAX_SGE};
 use farlane_abi::rdma::VerbsVersion;
 use farlane_abi::zerocopy::little_endian::U32;
+use rxe::RxeError;
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -307,6 +309,30 @@ pub enum WqeError {
     /// An address handle that names nothing in its queue pair's domain.
     #[error("Address handle {0:#x}")]
     Address(u32),
+    /// What an entry as rxe's user ABI has it cannot say.
+    #[error(transparent)]
+    Rxe(#[from] RxeError),
+}
+
+/// How the entries of a queue are read.
+pub trait EntryFormat<W>: Send {
+    /// As [`WorkRequest::parse_as`].
+    ///
+    /// # Errors
+    /// See [`WqeError`].
+    fn parse(&self, into: &mut W, entry: &[u8]) -> Result<(), WqeError>;
+}
+
+impl EntryFormat<SendWqe> for SendFormat {
+    fn parse(&self, into: &mut SendWqe, entry: &[u8]) -> Result<(), WqeError> {
+        into.parse_as(self, entry)
+    }
+}
+
+impl EntryFormat<RecvWqe> for () {
+    fn parse(&self, into: &mut RecvWqe, entry: &[u8]) -> Result<(), WqeError> {
+        into.parse_as(self, entry)
+    }
 }
 
 /// A work request as an entry of its queue has it.

@@ -1,13 +1,24 @@
 //! Rings of entries in memory shared with a process: where they lie, and the producer's end.
 //!
-//! Both ends count entries, free-running, and each tells the other how far it is in a word.
+//! Both ends count entries, free-running, and each tells the other how far it is in a word: by that
+//! number, or by the index of an entry ([`Words`]).
 
+use farlane_abi::rxe::{RING_OFF_CONSUMED, RING_OFF_ENTRIES, RING_OFF_PRODUCED, RingLayout};
 use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::{Immutable, IntoBytes};
 use farlane_sys::sync::lock;
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
+
+/// What the words of a ring say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Words {
+    /// A running number, which wraps at 2^32.
+    Numbers,
+    /// The index of an entry. One entry stays free, so that a full ring is told from an empty one.
+    Indices,
+}
 
 /// Where a ring lies in its segment: offsets and sizes in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -18,9 +29,44 @@ pub(crate) struct Place {
     /// A power of two.
     pub entries: u32,
     pub stride: usize,
+    pub words: Words,
 }
 
 impl Place {
+    /// A ring of the user ABI of rxe, at the beginning of its segment.
+    pub fn of_indices(layout: &RingLayout) -> Self {
+        Self {
+            produced_at: RING_OFF_PRODUCED,
+            consumed_at: RING_OFF_CONSUMED,
+            entries_at: RING_OFF_ENTRIES,
+            entries: layout.slots,
+            stride: to_usize(layout.stride.into()),
+            words: Words::Indices,
+        }
+    }
+
+    /// Entries that can wait in it.
+    pub fn room(&self) -> u32 {
+        match self.words {
+            Words::Numbers => self.entries,
+            Words::Indices => self.entries.saturating_sub(1),
+        }
+    }
+
+    /// What its word says of a running number.
+    pub fn word(&self, number: u32) -> u32 {
+        match self.words {
+            Words::Numbers => number,
+            Words::Indices => number & (self.entries - 1),
+        }
+    }
+
+    /// How many entries lie from one place to another, each a word or a running number. Of indices
+    /// it is never more than there is [room](Self::room) for, whatever a process has written.
+    pub fn distance(&self, from: u32, to: u32) -> u32 {
+        self.word(to.wrapping_sub(from))
+    }
+
     /// Where the entry with this running number lies.
     pub fn entry(&self, number: u32) -> usize {
         self.entries_at + to_usize(u64::from(number & (self.entries - 1))) * self.stride
@@ -29,44 +75,40 @@ impl Place {
 
 /// The end that adds entries.
 #[derive(Debug)]
-pub(crate) struct Producer {
-    /// Where both words lie, always.
-    memory: SharedMemory,
-    produced_at: usize,
-    consumed_at: usize,
-    ring: Mutex<Ring>,
-}
+pub(crate) struct Producer(Mutex<Ring>);
 
 /// Where the next entry goes.
 #[derive(Debug)]
 struct Ring {
+    /// Where both words lie.
+    words: SharedMemory,
     memory: SharedMemory,
     place: Place,
     produced: u32,
 }
 
+impl Ring {
+    /// Entries that the consumer has not taken, as it says.
+    fn waiting(&self) -> Option<u32> {
+        let consumed = self.words.word(self.place.consumed_at).ok()?;
+        let consumed = consumed.load(Ordering::Acquire);
+        Some(self.place.distance(consumed, self.produced))
+    }
+}
+
 impl Producer {
     pub fn new(memory: SharedMemory, place: Place) -> Self {
-        let ring = Ring {
-            memory: memory.clone(),
+        Self(Mutex::new(Ring {
+            words: memory.clone(),
+            memory,
             place,
             produced: 0,
-        };
-        Self {
-            memory,
-            produced_at: place.produced_at,
-            consumed_at: place.consumed_at,
-            ring: Mutex::new(ring),
-        }
+        }))
     }
 
-    /// The segment that it lies in.
-    pub fn memory(&self) -> &SharedMemory {
-        &self.memory
-    }
-
+    /// Entries that can wait in it.
     pub fn entries(&self) -> u32 {
-        lock(&self.ring).place.entries
+        lock(&self.0).place.room()
     }
 
     /// Writes an entry and publishes it. `None` when there is no room: a consumer word beyond the
@@ -81,37 +123,32 @@ impl Producer {
         &self,
         write: impl FnOnce(&SharedMemory, usize) -> Result<(), OutOfBounds>,
     ) -> Option<()> {
-        let mut ring = lock(&self.ring);
-        if self.waiting(&ring)? >= ring.place.entries {
+        let mut ring = lock(&self.0);
+        if ring.waiting()? >= ring.place.room() {
             return None;
         }
-        let word = self.memory.word(self.produced_at).ok()?;
         let at = ring.place.entry(ring.produced);
         write(&ring.memory, at).ok()?;
-        ring.produced = ring.produced.wrapping_add(1);
-        word.store(ring.produced, Ordering::Release);
+        let produced = ring.produced.wrapping_add(1);
+        let word = ring.words.word(ring.place.produced_at).ok()?;
+        word.store(ring.place.word(produced), Ordering::Release);
+        ring.produced = produced;
         Some(())
     }
 
     /// Whether there is room for an entry.
     pub fn has_room(&self) -> bool {
-        let ring = lock(&self.ring);
-        self.waiting(&ring)
-            .is_some_and(|waiting| waiting < ring.place.entries)
-    }
-
-    /// Entries that the consumer has not taken, as it says.
-    fn waiting(&self, ring: &Ring) -> Option<u32> {
-        let consumed = self.memory.word(self.consumed_at).ok()?;
-        Some(ring.produced.wrapping_sub(consumed.load(Ordering::Acquire)))
+        let ring = lock(&self.0);
+        ring.waiting()
+            .is_some_and(|waiting| waiting < ring.place.room())
     }
 
     /// Has the next entries lie elsewhere: a power of two of them at the beginning of `memory`.
     /// Those that wait stay where they are; returns the running number of the first that does not.
     /// `None` where more wait than there is room for from now on.
     pub fn move_to(&self, memory: SharedMemory, entries: u32) -> Option<u32> {
-        let mut ring = lock(&self.ring);
-        if self.waiting(&ring)? > entries {
+        let mut ring = lock(&self.0);
+        if ring.waiting()? > entries {
             return None;
         }
         ring.memory = memory;
@@ -119,4 +156,45 @@ impl Producer {
         ring.place.entries = entries;
         Some(ring.produced)
     }
+
+    /// Moves the ring, its words too, to where `place` says in `memory`, with the entries that
+    /// wait, of which `bytes` are meant. The consumer takes none meanwhile. `None` where more wait
+    /// than there is room for, or it does not lie there.
+    pub fn move_all_to(&self, memory: SharedMemory, place: Place, bytes: usize) -> Option<()> {
+        let mut ring = lock(&self.0);
+        let waiting = ring.waiting().filter(|waiting| *waiting <= place.room())?;
+        let first = ring.produced.wrapping_sub(waiting);
+        let from = (&ring.memory, &ring.place);
+        copy_entries(from, first, waiting, (&memory, &place), bytes)?;
+        *ring = Ring {
+            words: memory.clone(),
+            memory,
+            place,
+            produced: waiting,
+        };
+        Some(())
+    }
+}
+
+/// Copies `count` entries, the first of which has the number `first`, to the beginning of another
+/// ring, in which nothing waits besides: `bytes` of each.
+pub(crate) fn copy_entries(
+    (from, place): (&SharedMemory, &Place),
+    first: u32,
+    count: u32,
+    (to, place_there): (&SharedMemory, &Place),
+    bytes: usize,
+) -> Option<()> {
+    let bytes = bytes.min(place.stride).min(place_there.stride);
+    let mut entry = vec![0; bytes];
+    for number in 0..count {
+        let at = place.entry(first.wrapping_add(number));
+        from.read_bytes(at, &mut entry).ok()?;
+        to.write_bytes(place_there.entry(number), &entry).ok()?;
+    }
+    let consumed = to.word(place_there.consumed_at).ok()?;
+    consumed.store(0, Ordering::Relaxed);
+    let produced = to.word(place_there.produced_at).ok()?;
+    produced.store(place_there.word(count), Ordering::Release);
+    Some(())
 }

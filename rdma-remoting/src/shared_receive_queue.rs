@@ -151,6 +151,13 @@ impl SharedReceives {
         queue.is_over() || source.is_some_and(|source| source.is_ready())
     }
 
+    /// Whether who posts can be asked to ring.
+    #[must_use]
+    pub fn rings(&self) -> bool {
+        let queue = lock(&self.queue);
+        queue.source.as_ref().is_none_or(|source| source.rings())
+    }
+
     /// Tells of fewer requests than `limit` from now on, once, also where there are fewer already;
     /// zero: not any more (IBTA 11.2.3.3, Modify SRQ).
     pub fn set_limit(&self, limit: u32) {

@@ -11,6 +11,7 @@ mod memory_regions;
 mod memory_windows;
 mod on_demand;
 mod queue_pairs;
+mod rings;
 mod shared_receive_queues;
 mod xrc_domains;
 
@@ -19,7 +20,7 @@ use crate::clock::DeviceClock;
 use crate::context::Context;
 use crate::engine::Progress;
 use crate::ledger::{Resource, Share};
-use crate::objects::{MAX_CQS, MAX_MRS, MAX_MWS, MAX_PDS, Pd, QpObject, SrqObject};
+use crate::objects::{CqObject, MAX_CQS, MAX_MRS, MAX_MWS, MAX_PDS, Pd, QpObject, SrqObject};
 use crate::segment::Part;
 use crate::turn::CallTurn;
 use farlane_abi::Errno;
@@ -86,6 +87,11 @@ impl<'a> CallHost<'a> {
         let settled = self.context.objects().version.unwrap_or_default();
         let is_there = settled >= version;
         is_there.then_some(settled).ok_or(Errno::EOPNOTSUPP)
+    }
+
+    fn cq(&self, handle: Handle) -> Result<Arc<CqObject>, Errno> {
+        let objects = self.context.objects();
+        objects.cqs.get(handle.get()).cloned().ok_or(Errno::EBADF)
     }
 
     fn srq(&self, handle: Handle) -> Result<Arc<SrqObject>, Errno> {
@@ -339,24 +345,29 @@ impl Verbs for CallHost<'_> {
         self.open_target(&args)
     }
 
-    fn create_cq_ring(&mut self, _: CreateCqRing) -> Result<Handle, Errno> {
-        Err(Errno::EOPNOTSUPP)
+    fn create_cq_ring(&mut self, args: CreateCqRing) -> Result<Handle, Errno> {
+        self.require(VerbsVersion::V3)?;
+        self.add_cq_ring(&args)
     }
 
-    fn create_qp_rings(&mut self, _: CreateQpRings) -> Result<Qp, Errno> {
-        Err(Errno::EOPNOTSUPP)
+    fn create_qp_rings(&mut self, args: CreateQpRings) -> Result<Qp, Errno> {
+        self.require(VerbsVersion::V3)?;
+        self.add_qp_rings(&args)
     }
 
-    fn create_srq_ring(&mut self, _: CreateSrqRing) -> Result<Srq, Errno> {
-        Err(Errno::EOPNOTSUPP)
+    fn create_srq_ring(&mut self, args: CreateSrqRing) -> Result<Srq, Errno> {
+        self.require(VerbsVersion::V3)?;
+        self.add_srq_ring(&args)
     }
 
-    fn resize_cq_ring(&mut self, _: MoveRing) -> Result<(), Errno> {
-        Err(Errno::EOPNOTSUPP)
+    fn resize_cq_ring(&mut self, args: MoveRing) -> Result<(), Errno> {
+        self.require(VerbsVersion::V3)?;
+        self.move_cq_ring(&args)
     }
 
-    fn resize_srq_ring(&mut self, _: MoveRing) -> Result<(), Errno> {
-        Err(Errno::EOPNOTSUPP)
+    fn resize_srq_ring(&mut self, args: MoveRing) -> Result<(), Errno> {
+        self.require(VerbsVersion::V3)?;
+        self.move_srq_ring(&args)
     }
 
     fn alloc_fast_mr(&mut self, _: AllocFastMr) -> Result<Mr, Errno> {

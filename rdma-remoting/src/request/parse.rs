@@ -28,7 +28,7 @@ impl Element {
 }
 
 impl Elements {
-    fn parse(&mut self, count: usize, mut bytes: &[u8]) -> Result<(), WqeError> {
+    pub(super) fn parse(&mut self, count: usize, mut bytes: &[u8]) -> Result<(), WqeError> {
         self.count = 0;
         if count > ELEMENTS {
             return Err(WqeError::Elements(count));
@@ -188,7 +188,7 @@ impl Head {
 
 impl Opcode {
     /// Whether its data may lie in the request: it has some, and sends it.
-    fn may_be_inline(self) -> bool {
+    pub(super) fn may_be_inline(self) -> bool {
         match self {
             Self::Send
             | Self::SendImm
@@ -206,7 +206,7 @@ impl Opcode {
     }
 
     /// Whether it moves bytes.
-    fn has_data(self) -> bool {
+    pub(super) fn has_data(self) -> bool {
         !matches!(
             self,
             Self::LocalInvalidate(_) | Self::Bind(_) | Self::Flush(_)

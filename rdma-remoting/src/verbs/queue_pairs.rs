@@ -7,17 +7,51 @@ use crate::async_ring::ObjectEvents;
 use crate::engine::{Destination, EngineCq, QpSpec, Receives};
 use crate::inbox::Scheduled;
 use crate::ledger::Resource;
-use crate::objects::{CqObject, Member, Objects, Pd, QpObject, SrqObject};
-use crate::request::Addressing;
-use crate::work_queue::addressed_queues;
+use crate::objects::{CqObject, Member, Objects, Pd, QpMemory, QpObject, SrqObject};
+use crate::request::{Addressing, RecvWqe, SendWqe};
+use crate::work_queue::{WorkSource, addressed_queues};
 use farlane_abi::Errno;
-use farlane_abi::queue::QpLayout;
+use farlane_abi::queue::{QP_OFF_BACKEND_STATE, QpLayout};
 use farlane_abi::rdma::{
     CreateQpEx, Handle, McastGroup, ModifyQp, QP_AV, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, Qp,
     QpAttr, VerbsVersion, slot_of,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
+
+/// What a new queue pair uses, by their handles, and of what service type it is.
+#[derive(Clone, Copy)]
+pub(super) struct NewQp {
+    pub kind: u32,
+    pub pd: U32,
+    /// Of the send queue and of the receive queue.
+    pub cqs: [U32; 2],
+    pub srq: U32,
+    pub xrcd: U32,
+    pub signal_all: bool,
+}
+
+impl From<&CreateQpEx> for NewQp {
+    fn from(args: &CreateQpEx) -> Self {
+        let base = &args.base;
+        Self {
+            kind: base.qp_type.get(),
+            pd: base.pd,
+            cqs: [base.send_cq, base.recv_cq],
+            srq: args.srq,
+            xrcd: args.xrcd,
+            signal_all: base.signal_all.get() != 0,
+        }
+    }
+}
+
+/// The queues of a new queue pair.
+pub(super) struct Queues {
+    pub sends: Box<dyn WorkSource<SendWqe>>,
+    /// Not looked at where it takes those of others.
+    pub recvs: Box<dyn WorkSource<RecvWqe>>,
+    pub memory: QpMemory,
+}
 
 /// What a queue pair is made of besides its queues, by its service type.
 struct Uses {
@@ -28,10 +62,9 @@ struct Uses {
 }
 
 impl Uses {
-    fn of(objects: &Objects, args: &CreateQpEx) -> Result<Self, Errno> {
-        let base = &args.base;
+    fn of(objects: &Objects, new: &NewQp) -> Result<Self, Errno> {
         let cq = |handle: U32| objects.cqs.get(handle.get()).cloned().ok_or(Errno::EBADF);
-        let pd = || objects.pds.get(base.pd.get()).cloned().ok_or(Errno::EBADF);
+        let pd = || objects.pds.get(new.pd.get()).cloned().ok_or(Errno::EBADF);
         let srq = |handle: U32| match handle.get() {
             0 => Ok(None),
             handle => {
@@ -43,19 +76,20 @@ impl Uses {
                     .ok_or(Errno::EINVAL)
             }
         };
-        let (kind, xrcd) = (base.qp_type.get(), args.xrcd.get());
-        match kind {
-            QPT_XRC_SEND if xrcd == 0 && args.srq.get() == 0 => Ok(Self {
+        let [send_cq, recv_cq] = new.cqs;
+        let xrcd = new.xrcd.get();
+        match new.kind {
+            QPT_XRC_SEND if xrcd == 0 && new.srq.get() == 0 => Ok(Self {
                 pd: pd()?,
-                cqs: [Some(cq(base.send_cq)?), None],
+                cqs: [Some(cq(send_cq)?), None],
                 srq: None,
             }),
             QPT_XRC_SEND => Err(Errno::EINVAL),
             _ if xrcd != 0 => Err(Errno::EINVAL),
             _ => Ok(Self {
                 pd: pd()?,
-                cqs: [Some(cq(base.send_cq)?), Some(cq(base.recv_cq)?)],
-                srq: srq(args.srq)?,
+                cqs: [Some(cq(send_cq)?), Some(cq(recv_cq)?)],
+                srq: srq(new.srq)?,
             }),
         }
     }
@@ -86,10 +120,33 @@ impl CallHost<'_> {
             base.recv_sge.get(),
         )
         .ok_or(Errno::EINVAL)?;
-        let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
         let part = self.part(base.region, base.offset, layout.segment_bytes())?;
+        self.insert_qp(NewQp::from(args), |addressing| {
+            let queues = addressed_queues(&part.memory, &layout, addressing);
+            let (sends, recvs) = queues.map_err(|_| Errno::EINVAL)?;
+            Ok(Queues {
+                sends: Box::new(sends),
+                recvs: Box::new(recvs),
+                memory: QpMemory {
+                    control: part,
+                    state_at: QP_OFF_BACKEND_STATE,
+                    _rings: Vec::new(),
+                },
+            })
+        })
+    }
+
+    /// Makes a queue pair whose queues are those that `make` makes, knowing how their requests say
+    /// whom they are for.
+    pub(super) fn insert_qp(
+        &self,
+        new: NewQp,
+        make: impl FnOnce(Addressing) -> Result<Queues, Errno>,
+    ) -> Result<Qp, Errno> {
+        let kind = new.kind;
+        let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
         let mut objects = self.context.objects();
-        let uses = Uses::of(&objects, args)?;
+        let uses = Uses::of(&objects, &new)?;
         let pd = uses.pd.engine;
         let home = match &uses.pd.imported {
             None => Arc::clone(&self.context.engine_context),
@@ -105,8 +162,11 @@ impl CallHost<'_> {
             QPT_XRC_SEND => Addressing::Domain,
             _ => Addressing::Connected,
         };
-        let queues = addressed_queues(&part.memory, &layout, addressing);
-        let (sends, recvs) = queues.map_err(|_| Errno::EINVAL)?;
+        let Queues {
+            sends,
+            recvs,
+            memory,
+        } = make(addressing)?;
         let share = self.take(Resource::QueuePairs, 1)?;
         let (handle, object) = objects.qps.insert_with(|handle| {
             let slot = slot_of(handle).ok_or(Errno::ENOMEM)?;
@@ -120,21 +180,21 @@ impl CallHost<'_> {
             let engine = home.create_qp(QpSpec {
                 kind,
                 pd,
-                sends: Box::new(sends),
+                sends,
                 recvs: match &srq {
                     Some(srq) => Receives::Shared(Arc::clone(&srq.turns.engine)),
-                    None => Receives::Own(Box::new(recvs)),
+                    None => Receives::Own(recvs),
                 },
                 send_cq: Uses::engine(cqs[0].as_ref()),
                 recv_cq: Uses::engine(cqs[1].as_ref()),
-                signal_all: base.signal_all.get() != 0,
+                signal_all: new.signal_all,
                 schedule: Arc::clone(&scheduled) as _,
                 events: Box::new(events.teller()),
             })?;
             Ok(QpObject {
                 engine,
                 scheduled,
-                part: Some(part),
+                memory: Some(memory),
                 _pd: Some(object),
                 _cqs: cqs,
                 _srq: srq,

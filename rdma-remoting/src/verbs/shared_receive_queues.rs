@@ -8,7 +8,8 @@ use crate::inbox::Scheduled;
 use crate::ledger::Resource;
 use crate::objects::{InDomain, Member, SrqObject, SrqTurns};
 use crate::request::SrqNumber;
-use crate::work_queue::{Entries, shared_receive_queue};
+use crate::segment::Part;
+use crate::work_queue::{Entries, SharedSource, shared_receive_queue};
 use farlane_abi::Errno;
 use farlane_abi::queue::SrqLayout;
 use farlane_abi::rdma::{
@@ -18,6 +19,20 @@ use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// A new shared receive queue.
+pub(super) struct NewSrq {
+    pub pd: U32,
+    /// Domain and completion queue, by their handles; zeros of one that is in none.
+    pub domain: [U32; 2],
+    /// Requests that it has room for.
+    pub room: u32,
+    /// Elements of a request.
+    pub elements: u32,
+    pub source: Box<dyn SharedSource>,
+    /// What of it does not move.
+    pub part: Part,
+}
+
 impl CallHost<'_> {
     pub(super) fn add_srq(&self, args: &CreateSrq) -> Result<Srq, Errno> {
         if args.requests.get() == 0 {
@@ -25,18 +40,29 @@ impl CallHost<'_> {
         }
         let layout = SrqLayout::new(args.requests.get(), args.elements.get());
         let layout = layout.ok_or(Errno::EINVAL)?;
-        let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
         let part = self.part(args.region, args.offset, layout.segment_bytes())?;
         let queue = shared_receive_queue(&part.memory, &layout);
         let queue = queue.map_err(|_| Errno::EINVAL)?;
+        self.insert_srq(NewSrq {
+            pd: args.pd,
+            domain: [args.xrcd, args.cq],
+            room: layout.entries,
+            elements: args.elements.get(),
+            source: Box::new(queue),
+            part,
+        })
+    }
+
+    pub(super) fn insert_srq(&self, new: NewSrq) -> Result<Srq, Errno> {
+        let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
         let mut objects = self.context.objects();
-        let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
+        let pd = Arc::clone(objects.pds.get(new.pd.get()).ok_or(Errno::EBADF)?);
         pd.require_own()?;
         // Of a domain it has a completion queue, of none it has none.
-        let in_domain = match (args.xrcd.get(), args.cq.get()) {
-            (0, 0) => None,
-            (0, _) => return Err(Errno::EINVAL),
-            (xrcd, cq) => {
+        let in_domain = match new.domain.map(U32::get) {
+            [0, 0] => None,
+            [0, _] => return Err(Errno::EINVAL),
+            [xrcd, cq] => {
                 let xrcd = objects.xrcds.get(xrcd).ok_or(Errno::EBADF)?;
                 let cq = objects.cqs.get(cq).ok_or(Errno::EBADF)?;
                 Some(InDomain {
@@ -53,9 +79,9 @@ impl CallHost<'_> {
             let events = ObjectEvents::new(&asyncs, handle);
             let engine = self.context.engine_context.create_srq(SrqSpec {
                 pd: pd.engine,
-                source: Box::new(queue),
-                entries: layout.entries,
-                elements: args.elements.get(),
+                source: new.source,
+                entries: new.room,
+                elements: new.elements,
                 domain: in_domain.as_ref().map(|place| SrqDomain {
                     domain: Arc::clone(&place._xrcd.domain.engine),
                     cq: Arc::clone(&place._cq.engine),
@@ -66,9 +92,9 @@ impl CallHost<'_> {
             Ok(SrqObject {
                 turns: Arc::new(SrqTurns { engine, scheduled }),
                 in_domain,
-                room: AtomicU32::new(layout.entries),
-                elements: args.elements.get(),
-                _part: part,
+                room: AtomicU32::new(new.room),
+                elements: new.elements,
+                _part: new.part,
                 _pd: pd,
                 _events: events,
                 _share: share,
@@ -105,9 +131,15 @@ impl CallHost<'_> {
         let layout = SrqLayout::new(args.requests.get(), srq.elements).ok_or(Errno::EINVAL)?;
         let part = self.part(args.region, args.offset, layout.entries_bytes())?;
         let entries = Entries::new(part, &layout).map_err(|_| Errno::EINVAL)?;
+        Ok(Self::move_requests(&srq, entries)?.into())
+    }
+
+    /// Has requests of a shared receive queue lie there.
+    pub(super) fn move_requests(srq: &SrqObject, entries: Entries) -> Result<u32, Errno> {
+        let count = entries.count();
         let first = srq.turns.engine.resize(entries)?;
-        srq.room.store(layout.entries, Ordering::Relaxed);
-        Ok(first.into())
+        srq.room.store(count, Ordering::Relaxed);
+        Ok(first)
     }
 
     pub(super) fn describe_srq(&self, srq: Handle) -> Result<SrqAttr, Errno> {

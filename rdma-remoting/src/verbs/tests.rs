@@ -18,6 +18,7 @@ mod changes;
 mod datagrams;
 mod imports;
 mod limits;
+mod rings;
 mod shared_receive_queues;
 mod versions;
 mod windows;

@@ -112,7 +112,7 @@ impl CallHost<'_> {
             Ok(QpObject {
                 engine: Arc::new(engine),
                 scheduled,
-                part: None,
+                memory: None,
                 _pd: None,
                 _cqs: [None, None],
                 _srq: None,

@@ -32,12 +32,21 @@ use std::sync::atomic::{Ordering, fence};
 /// transport has answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nak {
-    /// No receive request is posted: come back after the timer of this index.
-    NotReady(u8),
+    /// No receive request is posted: come back later.
+    NotReady(NotReady),
     /// The connection is broken; the requester completes with this status.
     Fatal(u8),
     /// No answer: the message is dropped, and the requester does not know.
     Dropped,
+}
+
+/// A responder without a receive request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotReady {
+    /// Index of the timer after which to come back.
+    pub timer: u8,
+    /// Who posts a receive request can be asked to ring: whoever waits for one is scheduled then.
+    pub rings: bool,
 }
 
 /// A message that has arrived whole.
@@ -247,6 +256,16 @@ impl Responder {
                         self.shared().is_some_and(|shared| shared.is_ready())
                     }
                 })
+    }
+
+    /// Whether who posts receive requests can be asked to ring.
+    fn is_rung(&self) -> bool {
+        match &self.receives {
+            Receives::Own(source) => source.rings(),
+            Receives::Shared(_) | Receives::Domain(_) => {
+                self.shared().is_none_or(|shared| shared.rings())
+            }
+        }
     }
 
     /// The shared receive queue that the message under way takes from.
@@ -479,7 +498,10 @@ impl Responder {
         match taken {
             Some(Ok(())) => return Ok(()),
             None if !self.dead && qp.transport.is_acknowledged() => {
-                return Err(Nak::NotReady(self.attr.min_rnr_timer));
+                return Err(Nak::NotReady(NotReady {
+                    timer: self.attr.min_rnr_timer,
+                    rings: self.is_rung(),
+                }));
             }
             None if !self.dead => return Err(Nak::Dropped),
             None => {}

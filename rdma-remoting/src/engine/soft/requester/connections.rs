@@ -160,9 +160,9 @@ impl<C: Carrier> Requester<C> {
                 session.complete(arrival.as_ref());
                 Step::Done
             }
-            Err(Refusal::Nak(Nak::NotReady(timer))) => {
+            Err(Refusal::Nak(Nak::NotReady(answer))) => {
                 session.await_receive(qp);
-                Step::Wait(Wait::Receiver(timer))
+                Step::Wait(Wait::Receiver(answer))
             }
             Err(Refusal::Busy) => {
                 budget.looked_in_vain();

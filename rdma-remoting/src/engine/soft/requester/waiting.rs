@@ -2,6 +2,7 @@
 
 use super::super::attributes::{ack_timeout, rnr_delay};
 use super::super::carrier::Carrier;
+use super::super::responder::NotReady;
 use super::Requester;
 use crate::engine::earlier;
 use farlane_abi::queue::{WC_STATUS_RETRY_EXC_ERR, WC_STATUS_RNR_RETRY_EXC_ERR};
@@ -11,6 +12,11 @@ use std::time::{Duration, Instant};
 /// `rnr_retry` that means for ever.
 pub(super) const RNR_FOR_EVER: u8 = 7;
 
+/// How long at least a request that is tried for ever waits for a receive request of whose arrival
+/// nobody tells. The receiver's timer may be shorter (IBTA 9.7.5.2.8: a requester waits for that
+/// long at least); so many looks a second cost a worker a hundredth of its time.
+const LEAST_LOOK_DELAY: Duration = Duration::from_micros(100);
+
 /// When a word that is in use for long is looked at again.
 const WORD_DELAY: Duration = Duration::from_millis(1);
 
@@ -19,8 +25,8 @@ const WORD_DELAY: Duration = Duration::from_millis(1);
 pub enum Wait {
     /// The peer does not answer.
     Answer,
-    /// The peer has no receive request; its timer's index.
-    Receiver(u8),
+    /// The peer has no receive request.
+    Receiver(NotReady),
     /// The word of an atomic operation is in use for long.
     Word,
 }
@@ -44,10 +50,13 @@ impl<C: Carrier> Requester<C> {
         if matches!(wait, Wait::Receiver(_)) && active.rnr_retries_left == 0 {
             return Err(WC_STATUS_RNR_RETRY_EXC_ERR);
         }
+        let is_for_ever = matches!(wait, Wait::Receiver(_)) && self.attr.rnr_retry == RNR_FOR_EVER;
         let delay: Option<Duration> = match wait {
             Wait::Answer | Wait::Word => ack_timeout(self.attr.timeout),
-            Wait::Receiver(_) if self.attr.rnr_retry == RNR_FOR_EVER => None,
-            Wait::Receiver(timer) => Some(rnr_delay(timer)),
+            Wait::Receiver(answer) if is_for_ever => {
+                (!answer.rings).then(|| rnr_delay(answer.timer).max(LEAST_LOOK_DELAY))
+            }
+            Wait::Receiver(answer) => Some(rnr_delay(answer.timer)),
         };
         let until = match active.waiting {
             // The timer runs as it was set: a peer that changes it does not begin it again.
@@ -63,6 +72,11 @@ impl<C: Carrier> Requester<C> {
         };
         if now < until {
             return Ok(Some(until));
+        }
+        if is_for_ever {
+            active.waiting = Some((wait, Some(now + delay)));
+            self.carrier.timer_ended();
+            return Ok(Some(now + delay));
         }
         let (left, status) = match wait {
             Wait::Answer | Wait::Word => (&mut active.retries_left, WC_STATUS_RETRY_EXC_ERR),

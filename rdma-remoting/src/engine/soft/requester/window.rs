@@ -8,7 +8,7 @@ use super::super::carrier::{
 };
 use super::super::common::QpCommon;
 use super::super::gather::{Source, move_behind};
-use super::super::responder::Nak;
+use super::super::responder::{Nak, NotReady};
 use super::super::transfer::{Refusal, Transfer};
 use super::waiting::RNR_FOR_EVER;
 use super::{Active, Requester, Step, Taken};
@@ -589,7 +589,7 @@ impl<C: Carrier> Requester<C> {
             // It has failed, where it was the oldest.
             Nak::Dropped | Nak::Fatal(_) => {}
             Nak::NotReady(_) if self.window.hold.is_some() => {}
-            Nak::NotReady(timer) => {
+            Nak::NotReady(NotReady { timer, .. }) => {
                 if self.attr.rnr_retry != RNR_FOR_EVER {
                     let Some(left) = self.window.rnr_retries_left.checked_sub(1) else {
                         return self.fail_first(qp, WC_STATUS_RNR_RETRY_EXC_ERR);

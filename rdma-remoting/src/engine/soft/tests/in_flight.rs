@@ -6,7 +6,7 @@ mod net;
 use super::super::carrier::{Acknowledgement, Answer, Failed, Payload, Position, Reply, Sequence};
 use super::super::common::Life;
 use super::super::inbound::Fragment;
-use super::super::responder::Nak;
+use super::super::responder::{Nak, NotReady};
 use super::*;
 use crate::engine::{Budget, LOOK_COST, OPERATION_COST};
 use crate::memory::Part;
@@ -735,7 +735,10 @@ proptest! {
                 1 => Answer::Acknowledgement(Acknowledgement::Missing(at)),
                 2 if offset % 2 == 0 => Answer::Acknowledgement(Acknowledgement::Refused(
                     at.message,
-                    Nak::NotReady(1),
+                    Nak::NotReady(NotReady {
+                        timer: 1,
+                        rings: true,
+                    }),
                 )),
                 _ => Answer::Data(at, vec![0; count]),
             };
