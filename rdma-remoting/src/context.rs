@@ -4,6 +4,7 @@ use crate::address_handles::AddressHandles;
 use crate::async_ring::{AsyncRing, EventSink};
 use crate::call_ring::{CallRing, CallRingError};
 use crate::clock::DeviceClock;
+use crate::context_keys::ContextKeys;
 use crate::counters::{self, Counters};
 use crate::engine::{ContextSpec, Destination, Engine, EngineContext, PortAddress, RawGid, Turn};
 use crate::inbox::Inbox;
@@ -14,6 +15,7 @@ use crate::ready::Ready;
 use crate::segment::Segment;
 use crate::shared_contexts::SharedContexts;
 use crate::throughput::Throughput;
+use crate::verbs::withdraw;
 use crate::xrc_domains::{DomainsByFile, FileId};
 use farlane_abi::Errno;
 use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
@@ -86,6 +88,8 @@ pub struct Context {
     pub(crate) counters: Arc<Counters>,
     /// Its objects there.
     pub(crate) engine_context: Arc<dyn EngineContext>,
+    /// Keys of memory, of which others may have some in domains that they have imported.
+    pub(crate) keys: Arc<ContextKeys>,
     /// Whom its datagrams may name.
     pub(crate) addresses: Arc<AddressHandles>,
     /// What it takes of what all share.
@@ -180,7 +184,7 @@ impl Context {
             limit: Arc::clone(&limit),
         })?;
         counters::count(&counters.contexts, 1);
-        let objects = Objects::new(&account);
+        let keys = ContextKeys::new(&engine_context, &account);
         Ok(Arc::new(Self {
             id,
             label,
@@ -192,6 +196,7 @@ impl Context {
             pool,
             counters,
             engine_context,
+            keys,
             addresses: Arc::default(),
             account,
             throughput,
@@ -203,7 +208,7 @@ impl Context {
             comp_vectors,
             header: OnceLock::new(),
             regions: Mutex::default(),
-            objects: Mutex::new(objects),
+            objects: Mutex::default(),
             ready: Mutex::default(),
             inbox: Arc::default(),
             failed: AtomicBool::new(false),
@@ -542,13 +547,13 @@ impl Context {
         if let Some(file) = lock(&self.shared_as).take() {
             self.shared.forget(*file);
         }
-        let ((qps, srqs, cqs, xrcds, buffers, mapped), leaving) = {
+        let ((qps, pds, srqs, cqs, xrcds, buffers, mapped), leaving) = {
             let mut objects = self.objects();
             let qps = objects.qps.drain();
             objects.windows.drain();
-            objects.pds.drain();
             let parts = (
                 qps,
+                objects.pds.drain(),
                 objects.srqs.drain(),
                 objects.cqs.drain(),
                 objects.xrcds.drain(),
@@ -571,15 +576,15 @@ impl Context {
         self.addresses.clear();
         let count = to_u64(srqs.len());
         counters::uncount(&self.counters.shared_receive_queues, count);
-        let regions = self.engine_context.close();
+        let elsewhere: u64 = pds.iter().map(withdraw).sum();
+        let regions = self.keys.close() + elsewhere;
         counters::uncount(&self.counters.memory_regions, regions);
         for attached in std::mem::take(&mut *self.regions()).into_values() {
             if let Attached::Pin { memory, .. } = attached {
                 memory.revoke();
             }
         }
-        drop((srqs, cqs, xrcds, buffers, mapped));
-        self.objects().keys = Share::of_nothing(&self.account, Resource::MemoryKeys);
+        drop((pds, srqs, cqs, xrcds, buffers, mapped));
         counters::uncount(&self.counters.contexts, 1);
     }
 }

@@ -29,6 +29,7 @@ pub mod call_ring;
 mod clock;
 pub mod completion_queue;
 pub mod context;
+mod context_keys;
 pub mod counters;
 mod draws;
 mod drr;

@@ -168,6 +168,23 @@ impl MemoryTable {
         Ok(Removed { _slot: slot })
     }
 
+    /// The same of a region whose maker is gone: windows that are bound to it stay bound, to
+    /// nothing.
+    ///
+    /// # Errors
+    /// `EBADF` for a key that is no region's.
+    pub fn withdraw(&self, key: MemoryKey) -> Result<Removed, Errno> {
+        let slot = {
+            let mut keyed = write(&self.keyed);
+            match keyed.table.get(key.0).map(|slot| &**slot) {
+                Some(Slot::Region(_)) => keyed.table.remove(key.0).ok_or(Errno::EBADF)?,
+                Some(Slot::Window(_)) | None => return Err(Errno::EBADF),
+            }
+        };
+        slot.revoke();
+        Ok(Removed { _slot: slot })
+    }
+
     /// As [`deregister`](Self::deregister), for whoever does not want to know why not.
     pub fn remove(&self, key: MemoryKey) -> Option<Removed> {
         self.deregister(key).ok()

@@ -2,9 +2,10 @@
 
 use crate::async_ring::ObjectEvents;
 use crate::completion_queue::SharedCompletionQueue;
-use crate::engine::{EngineContext, EngineCq, EngineQp, EngineSrq, Progress, Turn};
+use crate::context_keys::ContextKeys;
+use crate::engine::{EngineCq, EngineQp, EngineSrq, Progress, Turn};
 use crate::inbox::Scheduled;
-use crate::ledger::{Account, Resource, Share};
+use crate::ledger::Share;
 use crate::memory::PdHandle;
 use crate::ready::Served;
 use crate::request::MemoryKey;
@@ -13,8 +14,10 @@ use crate::table::Table;
 use crate::xrc_domains::{Domain, FileId};
 use farlane_abi::Errno;
 use farlane_abi::rdma::{MAX_QPS, MAX_SRQS, VerbsVersion};
+use farlane_sys::sync::lock;
 use farlane_worker::wake;
 use farlane_zero_copy::PoolBuffer;
+use std::collections::HashSet;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 
@@ -35,15 +38,50 @@ pub const MAX_BUFFERS: u32 = 1024;
 pub(crate) struct Pd {
     /// The engine's.
     pub engine: PdHandle,
+    /// Those that name what is in it: of its own context, or of the one that it was imported from.
+    pub keys: Arc<ContextKeys>,
     /// Of which other one it is a further name.
     pub imported: Option<Imported>,
 }
 
-/// What an imported domain stands for.
+/// What an imported domain stands for, and what its process has there.
 pub(crate) struct Imported {
     pub origin: Arc<Pd>,
-    /// Whose that is.
-    pub home: Arc<dyn EngineContext>,
+    registrations: Mutex<HashSet<MemoryKey>>,
+}
+
+impl Imported {
+    /// A further name of a domain, by which nothing was registered.
+    pub fn name_of(origin: Arc<Pd>) -> Pd {
+        Pd {
+            engine: origin.engine,
+            keys: Arc::clone(&origin.keys),
+            imported: Some(Self {
+                origin,
+                registrations: Mutex::default(),
+            }),
+        }
+    }
+
+    /// The key is of a registration that was made by this name.
+    pub fn add(&self, key: MemoryKey) {
+        lock(&self.registrations).insert(key);
+    }
+
+    /// Whether it is.
+    pub fn has(&self, key: MemoryKey) -> bool {
+        lock(&self.registrations).contains(&key)
+    }
+
+    /// It has ended.
+    pub fn forget(&self, key: MemoryKey) {
+        lock(&self.registrations).remove(&key);
+    }
+
+    /// All of them, which end with their process.
+    pub fn take_all(&self) -> HashSet<MemoryKey> {
+        std::mem::take(&mut *lock(&self.registrations))
+    }
 }
 
 impl Pd {
@@ -51,6 +89,13 @@ impl Pd {
     pub fn require_own(&self) -> Result<(), Errno> {
         let is_own = self.imported.is_none();
         is_own.then_some(()).ok_or(Errno::EOPNOTSUPP)
+    }
+
+    /// The domain itself, whichever name of it this is.
+    pub fn itself(self: &Arc<Self>) -> &Arc<Self> {
+        self.imported
+            .as_ref()
+            .map_or(self, |imported| &imported.origin)
     }
 }
 
@@ -207,14 +252,12 @@ pub(crate) struct Objects {
     pub buffers: Table<BufferObject>,
     /// The version that the process has settled, where it has asked.
     pub version: Option<VerbsVersion>,
-    /// As many memory keys as there have been at once.
-    pub keys: Share,
     /// Buffers that the process has mapped, each by the handle that it gave.
     pub mapped: Vec<(u32, Arc<BufferObject>)>,
 }
 
-impl Objects {
-    pub fn new(account: &Arc<Account>) -> Self {
+impl Default for Objects {
+    fn default() -> Self {
         Self {
             pds: Table::new(MAX_PDS),
             cqs: Table::new(MAX_CQS),
@@ -224,7 +267,6 @@ impl Objects {
             windows: Table::new(MAX_MWS),
             buffers: Table::new(MAX_BUFFERS),
             version: None,
-            keys: Share::of_nothing(account, Resource::MemoryKeys),
             mapped: Vec::new(),
         }
     }

@@ -27,13 +27,15 @@ use farlane_abi::Errno;
 use farlane_abi::ids::RegionId;
 use farlane_abi::rdma::{
     AllocBuffer, AllocFastMr, AllocMw, Buffer, CreateAh, CreateCq, CreateCqEx, CreateCqRing,
-    CreateQp, CreateQpEx, CreateQpRings, CreateSrq, CreateSrqRing, DeviceAttr, DeviceLimits,
-    DeviceTime, Gid, Handle, ImportMr, ImportPd, ImportedMr, MAX_QPS, MAX_SRQS, McastGroup,
-    ModifyQp, ModifySrq, MoveRing, Mr, Mw, OpenQp, OpenXrcd, PortAttr, Qp, QpAttr, QueryGid, RegMr,
-    ReregMr, ResizeCq, ResizeSrq, Srq, SrqAttr, Verbs, VerbsVersion, VersionRange,
+    CreateQp, CreateQpEx, CreateQpRings, CreateSrq, CreateSrqRing, DeregMr, DeviceAttr,
+    DeviceLimits, DeviceTime, Gid, Handle, ImportMr, ImportPd, ImportedMr, MAX_QPS, MAX_SRQS,
+    McastGroup, ModifyQp, ModifySrq, MoveRing, Mr, Mw, OpenQp, OpenXrcd, PortAttr, Qp, QpAttr,
+    QueryGid, RegMr, ReregMr, ResizeCq, ResizeSrq, Srq, SrqAttr, Verbs, VerbsVersion, VersionRange,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
+
+pub(crate) use memory_regions::withdraw;
 
 /// Longest piece of device memory, which is a host-allocated buffer. A device's own memory is of
 /// this order.
@@ -212,6 +214,7 @@ impl Verbs for CallHost<'_> {
             let engine = engine.alloc_pd()?;
             Ok(Pd {
                 engine,
+                keys: Arc::clone(&self.context.keys),
                 imported: None,
             })
         });
@@ -238,6 +241,10 @@ impl Verbs for CallHost<'_> {
 
     fn dereg_mr(&mut self, mr: Handle) -> Result<(), Errno> {
         self.deregister(mr)
+    }
+
+    fn dereg_imported_mr(&mut self, args: DeregMr) -> Result<(), Errno> {
+        self.deregister_imported(&args)
     }
 
     fn rereg_mr(&mut self, args: ReregMr) -> Result<(), Errno> {

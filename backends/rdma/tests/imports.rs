@@ -7,6 +7,8 @@ mod common;
 mod deaths;
 #[path = "imports/program.rs"]
 mod program;
+#[path = "imports/registrations.rs"]
+mod registrations;
 
 use common::{Backend, Partner, say, told, until};
 use farlane_verbs::sys::*;
@@ -185,16 +187,26 @@ fn a_process_uses_memory_of_another_that_has_given_it_its_file() {
         assert!(!region.is_null());
         assert_eq!((*region).length, LENGTH);
         assert!((*region).addr.is_null());
-        // Nothing but queue pairs can be made there.
+        // Memory of one's own can be registered there, too.
         let mut mine = [0_u8; 8];
-        let at = mine.as_mut_ptr().cast();
-        assert!(memory::reg_mr(imported, at, 8, RIGHTS).is_null());
+        let own_region = memory::reg_mr(imported, mine.as_mut_ptr().cast(), 8, RIGHTS);
+        assert!(!own_region.is_null());
+        let elsewhere = memory::alloc_pd(context);
+        let moved = memory::rereg_mr(own_region, 2, elsewhere, null_mut(), 0, 0);
+        assert_ne!(moved, 0);
         assert_eq!(errno(), Some(libc::EOPNOTSUPP));
+        assert_eq!(memory::dealloc_pd(elsewhere), 0);
+        let nothing = null_mut();
+        assert_eq!(
+            memory::rereg_mr(own_region, 4, nothing, nothing.cast(), 0, 1),
+            0
+        );
+        assert_eq!(memory::dereg_mr(own_region), 0);
         let shared = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&shared, 4096).unwrap();
-        let fd = shared.as_raw_fd();
-        assert!(dmabuf::register(imported, 0, 4096, 0, fd, RIGHTS).is_null());
-        assert_eq!(errno(), Some(libc::EOPNOTSUPP));
+        let by_file = dmabuf::register(imported, 0, 4096, 0, shared.as_raw_fd(), RIGHTS);
+        assert!(!by_file.is_null());
+        assert_eq!(memory::dereg_mr(by_file), 0);
         // Without the right to the other context its keys are none of one's own.
         let plain = memory::alloc_pd(own);
         let outside = Writer::new(own, plain);

@@ -5,8 +5,8 @@ use crate::pd::Destroyed;
 use crate::{Context, Error, Pd};
 use farlane_abi::Errno;
 use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, ImportMr, MR_SOURCE_BUFFER,
-    MR_SOURCE_PIN, RegMr, ReregMr, VerbsVersion,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, DeregMr, ImportMr,
+    MR_SOURCE_BUFFER, MR_SOURCE_PIN, RegMr, ReregMr, VerbsVersion,
 };
 use farlane_sys::sync::lock;
 use farlane_transport::{Pin, PinKind};
@@ -348,7 +348,8 @@ impl Mr {
     ///
     /// # Errors
     /// As [`register`](Self::register); `EINVAL`, too, for a domain of another context, and
-    /// `EOPNOTSUPP` where the backend's [version](Context::version) has no such call.
+    /// `EOPNOTSUPP` where the backend's [version](Context::version) has no such call, and for
+    /// another domain where one of the two is imported.
     ///
     /// # Safety
     /// As [`register`](Self::register), for the memory and the rights that it has afterwards.
@@ -361,6 +362,11 @@ impl Mr {
         let pd = Arc::clone(change.pd.unwrap_or(&registered.pd));
         if !Arc::ptr_eq(pd.context(), context) {
             return Err(Error::Invalid("protection domain of another context"));
+        }
+        // The keys of the two are in different contexts.
+        let stays_there = Arc::ptr_eq(&pd, &registered.pd);
+        if !stays_there && (pd.is_imported() || registered.pd.is_imported()) {
+            return Err(Errno::EOPNOTSUPP.into());
         }
         let access = change.access.unwrap_or(registered.access);
         let (address, length) = change
@@ -458,14 +464,25 @@ impl Mr {
         lock(&self.registered).find(address, length)
     }
 
+    fn deregister(&self) -> Result<(), Error> {
+        let verbs = self.context.verbs();
+        let pd = self.pd();
+        if !pd.is_imported() {
+            return verbs.dereg_mr(&self.handle.into());
+        }
+        verbs.dereg_imported_mr(&DeregMr {
+            pd: pd.handle().into(),
+            mr: self.handle.into(),
+        })
+    }
+
     /// Ends the registration, then lets the memory go. When this returns nobody touches it.
     ///
     /// # Errors
     /// What the backend refuses with, `EBADF` of a handle that it does not know; the registration
     /// then stays.
     pub fn destroy(&self) -> Result<(), Error> {
-        self.destroyed
-            .once(|| self.context.verbs().dereg_mr(&self.handle.into()))?;
+        self.destroyed.once(|| self.deregister())?;
         let source = lock(&self.registered).source.take();
         source.map_or(Ok(()), Source::release)
     }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct Pd {
     context: Arc<Context>,
     handle: u32,
+    is_imported: bool,
     destroyed: Destroyed,
 }
 
@@ -24,13 +25,15 @@ impl Pd {
         Ok(Arc::new(Self {
             context: Arc::clone(context),
             handle,
+            is_imported: false,
             destroyed: Destroyed::default(),
         }))
     }
 
     /// Imports the protection domain that has this handle in the context of another process, to
-    /// which `file` [leads](Context::import). Queue pairs can be made in it, whose requests name
-    /// that context's memory, and nothing else.
+    /// which `file` [leads](Context::import). Memory can be registered in it and queue pairs can be
+    /// made in it, and nothing else; requests of all queue pairs of the domain name all memory that
+    /// is registered there, of either process.
     ///
     /// # Errors
     /// `EINVAL` where there is none, or the context has ended; `ENOMEM` and `ENODEV` as
@@ -48,6 +51,7 @@ impl Pd {
         Ok(Arc::new(Self {
             context: Arc::clone(context),
             handle,
+            is_imported: true,
             destroyed: Destroyed::default(),
         }))
     }
@@ -62,6 +66,11 @@ impl Pd {
     #[must_use]
     pub fn handle(&self) -> u32 {
         self.handle
+    }
+
+    /// Whether it is a name for another process's.
+    pub(crate) fn is_imported(&self) -> bool {
+        self.is_imported
     }
 
     /// Deallocates the protection domain.

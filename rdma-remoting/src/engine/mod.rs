@@ -235,6 +235,12 @@ pub trait EngineContext: Any + Send + Sync {
     /// `EBADF` for a key that is no region's; `EBUSY` while a window is bound to it (IBTA
     /// 10.6.7.1).
     fn dereg_mr(&self, key: MemoryKey) -> Result<(), Errno>;
+    /// The same of a registration whose maker is gone: where windows are bound to it, they reach
+    /// nothing from then on.
+    ///
+    /// # Errors
+    /// `EBADF` for a key that is no region's.
+    fn withdraw_mr(&self, key: MemoryKey) -> Result<(), Errno>;
     /// [Owner](MemoryRegion::owner) of what is registered under a key, if there is one.
     fn mr_owner(&self, key: MemoryKey) -> Option<Arc<dyn Any + Send + Sync>>;
     /// Makes a memory window that is not bound. Returns the key by which it is bound for the first

@@ -2,9 +2,9 @@
 
 use super::{CallHost, region_id};
 use crate::context::Context;
-use crate::objects::{Imported, Pd};
+use crate::objects::Imported;
 use crate::request::MemoryKey;
-use crate::verbs::memory_regions::registration;
+use crate::verbs::memory_regions::registered_length;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{Handle, ImportMr, ImportPd, ImportedMr};
 use farlane_abi::zerocopy::little_endian::U32;
@@ -31,27 +31,19 @@ impl CallHost<'_> {
             pd.require_own()?;
             Arc::clone(pd)
         };
-        let pd = Pd {
-            engine: origin.engine,
-            imported: Some(Imported {
-                origin,
-                home: Arc::clone(&of.engine_context),
-            }),
-        };
-        let imported = self.context.objects().pds.insert(pd);
+        let name = Imported::name_of(origin);
+        let imported = self.context.objects().pds.insert(name);
         imported.map(Into::into)
     }
 
     pub(super) fn import_registration(&self, args: &ImportMr) -> Result<ImportedMr, Errno> {
         let objects = self.context.objects();
         let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
-        let Imported { origin, home } = pd.imported.as_ref().ok_or(Errno::EINVAL)?;
-        let key = MemoryKey(args.mr.get());
-        let owner = home.mr_owner(key).ok_or(Errno::EINVAL)?;
-        let (domain, length) = registration(&owner).ok_or(Errno::EINVAL)?;
-        if !Arc::ptr_eq(domain, origin) {
+        if pd.imported.is_none() {
             return Err(Errno::EINVAL);
         }
+        let key = MemoryKey(args.mr.get());
+        let length = registered_length(pd, key)?;
         // One of no memory has no key for peers, and no end.
         let rkey = length.map_or(U32::ZERO, |_| key.into());
         Ok(ImportedMr {

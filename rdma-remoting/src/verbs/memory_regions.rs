@@ -1,25 +1,67 @@
 //! Registration of memory.
 
 use super::{CallHost, region_id};
+use crate::context_keys::ContextKeys;
 use crate::counters;
+use crate::engine::EngineContext;
 use crate::ledger::{Resource, Share};
 use crate::memory::{Access, MemoryRegion};
-use crate::objects::{BufferObject, Objects, Pd};
+use crate::objects::{BufferObject, Imported, Objects, Pd};
 use crate::request::MemoryKey;
 use farlane_abi::Errno;
-use farlane_abi::rdma::{Handle, MR_SOURCE_BUFFER, MR_SOURCE_PIN, Mr, RegMr, ReregMr};
+use farlane_abi::rdma::{DeregMr, Handle, MR_SOURCE_BUFFER, MR_SOURCE_PIN, Mr, RegMr, ReregMr};
+use farlane_abi::width::to_u64;
+use farlane_abi::zerocopy::little_endian::U32;
 use farlane_sys::sync::lock;
 use farlane_zero_copy::{Region, RegionError};
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
-/// What lasts as long as a memory region.
-struct MemoryRegionUses {
+/// What lasts as long as a memory region, at most as long as its process: a window that is bound
+/// to it may have it still, and does not keep what is in here.
+struct MemoryRegionUses(Mutex<Option<InUse>>);
+
+impl MemoryRegionUses {
+    fn owner(uses: InUse) -> Option<Arc<dyn Any + Send + Sync>> {
+        Some(Arc::new(Self(Mutex::new(Some(uses)))))
+    }
+}
+
+struct InUse {
+    /// By the name of which it was made.
     pd: Arc<Pd>,
     _buffer: Option<Arc<BufferObject>>,
     /// It is of no memory.
     is_null: bool,
     shares: Arc<Shares>,
+}
+
+impl InUse {
+    /// Looks at that of a key; `EBADF` where the key is of no registration.
+    fn look<R>(
+        keys: &ContextKeys,
+        key: MemoryKey,
+        at: impl FnOnce(&Self) -> R,
+    ) -> Result<R, Errno> {
+        let owner = keys.engine().mr_owner(key).ok_or(Errno::EBADF)?;
+        let uses = owner.downcast_ref::<MemoryRegionUses>();
+        let uses = lock(&uses.ok_or(Errno::EBADF)?.0);
+        uses.as_ref().map(at).ok_or(Errno::EBADF)
+    }
+
+    /// Has a registration end, and lets go of what it uses, whoever knows of that still.
+    fn end(
+        keys: &ContextKeys,
+        key: MemoryKey,
+        how: impl FnOnce(&dyn EngineContext) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let owner = keys.engine().mr_owner(key);
+        how(&**keys.engine())?;
+        let uses = owner.as_ref().and_then(|owner| owner.downcast_ref());
+        let uses = uses.and_then(|MemoryRegionUses(uses)| lock(uses).take());
+        drop(uses);
+        Ok(())
+    }
 }
 
 /// What of the ledger a key has, whatever is registered under it.
@@ -54,27 +96,38 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// The domain of a registration, and its length in bytes where it is of memory, by what lasts as
-/// long as it.
-pub(super) fn registration(owner: &Arc<dyn Any + Send + Sync>) -> Option<(&Arc<Pd>, Option<u64>)> {
-    let uses = owner.downcast_ref::<MemoryRegionUses>()?;
-    let length = lock(&uses.shares.bytes).amount();
-    Some((&uses.pd, (!uses.is_null).then_some(length)))
+/// The length in bytes of a registration in a domain, where it is of memory; `EINVAL` where the key
+/// is of none there.
+pub(super) fn registered_length(of: &Arc<Pd>, key: MemoryKey) -> Result<Option<u64>, Errno> {
+    let is_there = |uses: &InUse| Arc::ptr_eq(uses.pd.itself(), of.itself());
+    let length = InUse::look(&of.keys, key, |uses| {
+        let length = lock(&uses.shares.bytes).amount();
+        is_there(uses).then_some((!uses.is_null).then_some(length))
+    });
+    length.ok().flatten().ok_or(Errno::EINVAL)
+}
+
+/// Ends what was registered by this name of another context's domain. When this returns, nothing
+/// touches memory by its keys. Returns how many registrations there were.
+pub(crate) fn withdraw(pd: &Arc<Pd>) -> u64 {
+    let keys = pd.imported.iter().flat_map(Imported::take_all);
+    // Where the other context has ended it has ended these, too.
+    let withdrawn =
+        keys.filter(|key| InUse::end(&pd.keys, *key, |engine| engine.withdraw_mr(*key)).is_ok());
+    to_u64(withdrawn.count())
 }
 
 impl CallHost<'_> {
     pub(super) fn register(&self, args: &RegMr) -> Result<Mr, Errno> {
         let wanted = Wanted::check(args)?;
-        let mut objects = self.context.objects();
-        let memory = self.memory_region(&objects, &wanted, || {
+        let objects = self.context.objects();
+        let (pd, memory) = self.memory_region(&objects, &wanted, || {
             Ok(Arc::new(Shares {
                 _region: self.take(Resource::MemoryRegions, 1)?,
                 bytes: Mutex::new(self.take(Resource::MemoryRegionBytes, wanted.length())?),
             }))
         })?;
-        self.make_room_for_a_key(&mut objects)?;
-        let key = self.context.engine_context.reg_mr(memory)?;
-        counters::count(&self.context.counters.memory_regions, 1);
+        let key = self.add_registration(&pd, memory)?;
         Ok(Mr {
             handle: key.into(),
             lkey: key.into(),
@@ -82,14 +135,22 @@ impl CallHost<'_> {
         })
     }
 
+    /// Gives a registration a key, among those of the context that its domain is of.
+    fn add_registration(&self, pd: &Pd, memory: MemoryRegion) -> Result<MemoryKey, Errno> {
+        let key = pd.keys.add(|engine| engine.reg_mr(memory))?;
+        if let Some(imported) = &pd.imported {
+            imported.add(key);
+        }
+        counters::count(&self.context.counters.memory_regions, 1);
+        Ok(key)
+    }
+
     /// A registration of no memory.
     pub(super) fn register_nothing(&self, pd: Handle) -> Result<Mr, Errno> {
-        let mut objects = self.context.objects();
+        let objects = self.context.objects();
         let pd = Arc::clone(objects.pds.get(pd.get()).ok_or(Errno::EBADF)?);
-        pd.require_own()?;
-        let engine_pd = pd.engine;
-        let uses = MemoryRegionUses {
-            pd,
+        let uses = InUse {
+            pd: Arc::clone(&pd),
             _buffer: None,
             is_null: true,
             shares: Arc::new(Shares {
@@ -97,17 +158,16 @@ impl CallHost<'_> {
                 bytes: Mutex::new(self.take(Resource::MemoryRegionBytes, 0)?),
             }),
         };
-        self.make_room_for_a_key(&mut objects)?;
-        let key = self.context.engine_context.reg_mr(MemoryRegion {
-            pd: engine_pd,
+        let memory = MemoryRegion {
+            pd: pd.engine,
             iova: 0,
             offset: 0,
             length: u64::MAX,
             access: Access::LOCAL_WRITE,
             region: Region::null(u64::MAX),
-            owner: Some(Arc::new(uses)),
-        })?;
-        counters::count(&self.context.counters.memory_regions, 1);
+            owner: MemoryRegionUses::owner(uses),
+        };
+        let key = self.add_registration(&pd, memory)?;
         Ok(Mr {
             handle: key.into(),
             lkey: key.into(),
@@ -115,16 +175,16 @@ impl CallHost<'_> {
         })
     }
 
-    /// The memory region that is wanted, of memory that the context has.
+    /// The memory region that is wanted, of memory that the context has, and the domain that it is
+    /// to be in.
     fn memory_region(
         &self,
         objects: &Objects,
         wanted: &Wanted<'_>,
         shares: impl FnOnce() -> Result<Arc<Shares>, Errno>,
-    ) -> Result<MemoryRegion, Errno> {
+    ) -> Result<(Arc<Pd>, MemoryRegion), Errno> {
         let args = wanted.args;
         let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
-        pd.require_own()?;
         let (region, buffer) = match args.source.get() {
             MR_SOURCE_PIN => (self.context.pin(region_id(args.object)?)?, None),
             MR_SOURCE_BUFFER => {
@@ -133,21 +193,20 @@ impl CallHost<'_> {
             }
             _ => return Err(Errno::EINVAL),
         };
-        let engine_pd = pd.engine;
-        let uses = MemoryRegionUses {
-            pd,
+        let uses = InUse {
+            pd: Arc::clone(&pd),
             _buffer: buffer,
             is_null: false,
             shares: shares()?,
         };
         let memory = MemoryRegion {
-            pd: engine_pd,
+            pd: pd.engine,
             iova: args.iova.get(),
             offset: args.offset.get(),
             length: wanted.length(),
             access: wanted.access,
             region,
-            owner: Some(Arc::new(uses)),
+            owner: MemoryRegionUses::owner(uses),
         };
         memory.check().map_err(|e| {
             log::debug!("{:?}: registration refused: {e}", self.context);
@@ -156,31 +215,32 @@ impl CallHost<'_> {
                 _ => Errno::EINVAL,
             }
         })?;
-        Ok(memory)
+        Ok((pd, memory))
     }
 
     pub(super) fn reregister(&self, args: &ReregMr) -> Result<(), Errno> {
         let key = MemoryKey(args.mr.get());
-        let owner = self
-            .context
-            .engine_context
-            .mr_owner(key)
-            .ok_or(Errno::EBADF)?;
-        let uses = owner.downcast_ref::<MemoryRegionUses>();
-        let uses = uses.ok_or(Errno::EBADF)?;
-        if uses.is_null {
+        let pd = self.pd(args.registration.pd)?;
+        let (is_null, shares) = InUse::look(&pd.keys, key, |uses| {
+            let what = (uses.is_null, Arc::clone(&uses.shares));
+            // Of each process are those that it has made, by this name where it is one.
+            let is_own = match &pd.imported {
+                None => uses.pd.imported.is_none(),
+                Some(imported) => imported.has(key),
+            };
+            is_own.then_some(what).ok_or(Errno::EBADF)
+        })??;
+        if is_null {
             return Err(Errno::EINVAL);
         }
-        let shares = Arc::clone(&uses.shares);
-        drop(owner);
         let wanted = Wanted::check(&args.registration)?;
-        let memory =
+        let (pd, memory) =
             self.memory_region(&self.context.objects(), &wanted, || Ok(Arc::clone(&shares)))?;
         let mut bytes = lock(&shares.bytes);
         let had = bytes.amount();
         let more = wanted.length().saturating_sub(had);
         bytes.grow(more).ok_or(Errno::ENOMEM)?;
-        let replaced = self.context.engine_context.rereg_mr(key, memory);
+        let replaced = pd.keys.engine().rereg_mr(key, memory);
         bytes.shrink(if replaced.is_ok() {
             wanted.length()
         } else {
@@ -189,19 +249,38 @@ impl CallHost<'_> {
         replaced
     }
 
-    /// Takes the room of another memory key. A table of keys keeps the room that it has had: so
-    /// does its share.
-    pub(super) fn make_room_for_a_key(&self, objects: &mut Objects) -> Result<(), Errno> {
-        if self.context.engine_context.keys() >= objects.keys.amount() {
-            objects.keys.grow(1).ok_or(Errno::ENOMEM)?;
-        }
-        Ok(())
+    /// A protection domain of the context, or its name of another one's.
+    fn pd(&self, pd: U32) -> Result<Arc<Pd>, Errno> {
+        let objects = self.context.objects();
+        objects.pds.get(pd.get()).cloned().ok_or(Errno::EBADF)
     }
 
     pub(super) fn deregister(&self, mr: Handle) -> Result<(), Errno> {
         let key = MemoryKey(mr.get());
-        self.context.engine_context.dereg_mr(key)?;
+        let keys = &self.context.keys;
+        // Who has imported a domain ends what he has registered there.
+        if InUse::look(keys, key, |uses| uses.pd.imported.is_some())? {
+            return Err(Errno::EBADF);
+        }
+        keys.engine().dereg_mr(key)?;
         counters::uncount(&self.context.counters.memory_regions, 1);
+        Ok(())
+    }
+
+    pub(super) fn deregister_imported(&self, args: &DeregMr) -> Result<(), Errno> {
+        let key = MemoryKey(args.mr.get());
+        let pd = self.pd(args.pd)?;
+        let imported = pd.imported.as_ref().ok_or(Errno::EINVAL)?;
+        if !imported.has(key) {
+            return Err(Errno::EBADF);
+        }
+        match InUse::end(&pd.keys, key, |engine| engine.dereg_mr(key)) {
+            Ok(()) => counters::uncount(&self.context.counters.memory_regions, 1),
+            // It has ended with the context that the domain is of.
+            Err(Errno::EBADF) => {}
+            Err(error) => return Err(error),
+        }
+        imported.forget(key);
         Ok(())
     }
 }

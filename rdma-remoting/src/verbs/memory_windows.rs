@@ -17,10 +17,8 @@ impl CallHost<'_> {
         let mut objects = self.context.objects();
         let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
         pd.require_own()?;
-        self.make_room_for_a_key(&mut objects)?;
-        let engine = &self.context.engine_context;
         let (handle, window) = objects.windows.insert_with(|_| {
-            let key = engine.alloc_mw(pd.engine, kind)?;
+            let key = pd.keys.add(|engine| engine.alloc_mw(pd.engine, kind))?;
             Ok(WindowObject { key, _pd: pd })
         })?;
         Ok(Mw {

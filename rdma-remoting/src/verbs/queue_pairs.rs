@@ -152,7 +152,7 @@ impl CallHost<'_> {
             None => Arc::clone(&self.context.engine_context),
             // Handles of addresses, and shared receive queues, are of the context's own domains.
             Some(_) if kind == QPT_UD || uses.srq.is_some() => return Err(Errno::EOPNOTSUPP),
-            Some(imported) => Arc::clone(&imported.home),
+            Some(_) => Arc::clone(uses.pd.keys.engine()),
         };
         let addressing = match kind {
             QPT_UD => Addressing::Handles(Arc::new(HandlesOfDomain {

@@ -142,12 +142,16 @@ call_table! {
         /// Whether the file that is this region stands for a context of the tenant: `EINVAL` where
         /// it does not, or not any more.
         46 => fn import_context(U32) -> ();
-        /// A handle of a protection domain of the context that a file stands for. Queue pairs can
-        /// be made in it, other than of datagrams and without a shared receive queue, whose
-        /// requests name the memory of that context; nothing else (`EOPNOTSUPP`).
+        /// A handle of a protection domain of the context that a file stands for. Memory can be
+        /// registered in it, and queue pairs can be made in it, other than of datagrams and without
+        /// a shared receive queue; nothing else (`EOPNOTSUPP`). Requests of any queue pair of the
+        /// domain name what is registered there, whoever has registered it.
         47 => fn import_pd(ImportPd) -> Handle;
         /// The keys of a registration in an imported domain; `EINVAL` where it is in another one.
         48 => fn import_mr(ImportMr) -> ImportedMr;
+        /// Ends a registration that was made by a handle of an imported domain, as
+        /// [`dereg_mr`](Self::dereg_mr) does with those of the context's own.
+        49 => fn dereg_imported_mr(DeregMr) -> ();
         /// Creates a completion queue that is a ring of [`crate::rxe`], of
         /// [`RxeCompletion`](crate::rxe::RxeCompletion)s. `EOPNOTSUPP` before version 3, as the
         /// calls that follow.

@@ -5,7 +5,7 @@ use crate::program::{LOC_PROT_ERR, REM_ACCESS_ERR, RETRY_EXC_ERR, Remote, serve_
 use farlane_support::process::metric;
 
 /// What the processes of the host have of what is shared, and what there is of objects.
-fn ledger(backend: &Backend) -> Vec<(String, u64)> {
+pub fn ledger(backend: &Backend) -> Vec<(String, u64)> {
     const OBJECTS: &[&str] = &["contexts", "queue_pairs", "memory_regions"];
     /// These tell of what was carried out.
     const CARRIED_OUT: &[&str] = &["vm_bytes{", "vm_operations{", "vm_throttled"];
@@ -26,7 +26,7 @@ fn ledger(backend: &Backend) -> Vec<(String, u64)> {
 }
 
 /// Waits until it is what it was before.
-fn settle_at(backend: &Backend, (shares, files): &(Vec<(String, u64)>, Option<usize>)) {
+pub fn settle_at(backend: &Backend, (shares, files): &(Vec<(String, u64)>, Option<usize>)) {
     until("the ledger to be what it was", || {
         ledger(backend) == *shares && backend.open_files() == *files
     });

@@ -14,6 +14,8 @@ use std::ptr::null_mut;
 const SOCKET: &str = "FARLANE_TEST_PROGRAM_SOCKET";
 /// Bytes of each of its registrations.
 pub const LENGTH: usize = 1 << 16;
+/// Where its registrations lie, one behind the other: at the same addresses in each process.
+const MEMORY: usize = 0x5a5a_0000_0000;
 
 /// Of `enum ibv_wc_status`.
 pub const LOC_PROT_ERR: u64 = 4;
@@ -45,6 +47,14 @@ impl Remote {
     pub fn hear(&mut self) -> u64 {
         let [number] = self.0.hear_numbers();
         number
+    }
+
+    /// Has it do something that fails. Returns why.
+    pub fn refused(&mut self, what: impl std::fmt::Display) -> c_int {
+        self.0.tell(&what.to_string());
+        let said = self.0.hear();
+        let number = said.strip_prefix("errno ");
+        number.unwrap_or_else(|| panic!("{said}")).parse().unwrap()
     }
 
     /// Kills it, whatever it does.
@@ -92,7 +102,7 @@ struct Program {
     pd: *mut ibv_pd,
     cq: *mut ibv_cq,
     qp: *mut ibv_qp_ex,
-    memories: Vec<Box<[u8; LENGTH]>>,
+    memories: Vec<*mut u8>,
     registrations: Vec<*mut ibv_mr>,
 }
 
@@ -147,14 +157,14 @@ impl Program {
                 }
                 ("deallocate", []) => done(memory::dealloc_pd(self.pd)),
                 ("look", &[index, at]) => {
-                    let memory = self.memories[short(index) as usize].as_ptr();
+                    let memory = self.memories[short(index) as usize];
                     Ok(vec![
                         std::ptr::read_volatile(memory.add(short(at) as usize)).into(),
                     ])
                 }
                 ("fill", &[index, byte]) => {
-                    let memory = &mut self.memories[short(index) as usize];
-                    memory.fill(byte.try_into().unwrap());
+                    let memory = self.memories[short(index) as usize];
+                    memory.write_bytes(byte.try_into().unwrap(), LENGTH);
                     Ok(vec![0])
                 }
                 ("qp", []) => self.make_qp(),
@@ -180,12 +190,25 @@ impl Program {
     }
 
     unsafe fn register(&mut self) -> Result<Vec<u64>, c_int> {
-        let mut bytes = Box::new([0_u8; LENGTH]);
-        let address = bytes.as_mut_ptr();
-        // SAFETY: by the caller's contract; the memory is kept.
+        let place = MEMORY + self.memories.len() * LENGTH;
+        // SAFETY: nothing else is there, or this fails; the memory is kept.
         unsafe {
-            let mr = there(memory::reg_mr(self.pd, address.cast(), LENGTH, RIGHTS))?;
-            self.memories.push(bytes);
+            let address = libc::mmap(
+                std::ptr::without_provenance_mut(place),
+                LENGTH,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
+                -1,
+                0,
+            );
+            assert_ne!(
+                address,
+                libc::MAP_FAILED,
+                "{}",
+                std::io::Error::last_os_error()
+            );
+            let mr = there(memory::reg_mr(self.pd, address, LENGTH, RIGHTS))?;
+            self.memories.push(address.cast());
             self.registrations.push(mr);
             Ok(vec![
                 (*mr).handle.into(),

@@ -81,6 +81,10 @@ impl EngineContext for SoftContext {
         self.owner.memory.deregister(key).map(drop)
     }
 
+    fn withdraw_mr(&self, key: MemoryKey) -> Result<(), Errno> {
+        self.owner.memory.withdraw(key).map(drop)
+    }
+
     fn mr_owner(&self, key: MemoryKey) -> Option<Arc<dyn Any + Send + Sync>> {
         self.owner.memory.owner(key)
     }

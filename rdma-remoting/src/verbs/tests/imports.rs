@@ -4,6 +4,8 @@ use super::*;
 use crate::FileId;
 use farlane_abi::rdma::{AllocMw, CreateAh, ImportMr, ImportPd, MW_TYPE_1};
 
+mod registrations;
+
 const FILE: u32 = 3;
 
 fn show(context: &Arc<Context>, region_id: u32, number: u64) {
@@ -51,7 +53,7 @@ fn a_file_stands_for_one_context_of_its_tenant_and_only_for_who_shows_it() {
 }
 
 #[test]
-fn an_imported_domain_is_a_name_and_nothing_can_be_put_there() {
+fn an_imported_domain_is_a_name_and_is_not_handed_on() {
     let server = Server::without_workers();
     let port = port(&server, 1);
     let [owner, user] = [0, 1].map(|id| open(&port, id));
@@ -87,9 +89,6 @@ fn an_imported_domain_is_a_name_and_nothing_can_be_put_there() {
     ] {
         assert_eq!(import_mr(pd, mr), Err(error));
     }
-    user.attach_pin(region(5), memory("importer's", PAGE_BYTES))
-        .unwrap();
-    assert_eq!(register(&user, imported, 5), Err(Errno::EOPNOTSUPP));
     let window = AllocMw {
         pd: imported,
         mw_type: MW_TYPE_1.into(),

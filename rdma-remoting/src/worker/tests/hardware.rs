@@ -260,6 +260,11 @@ impl EngineContext for DriverContext {
         region.map(drop).ok_or(Errno::EBADF)
     }
 
+    /// There are no windows.
+    fn withdraw_mr(&self, key: MemoryKey) -> Result<(), Errno> {
+        self.dereg_mr(key)
+    }
+
     fn mr_owner(&self, key: MemoryKey) -> Option<Arc<dyn Any + Send + Sync>> {
         self.hardware
             .with(|work| work.regions.get(&key)?.owner.clone())

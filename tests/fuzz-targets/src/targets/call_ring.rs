@@ -9,8 +9,8 @@ use farlane_abi::arena::{
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::queue::{QP_OFF_ENTRIES, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_PRODUCED};
 use farlane_abi::rdma::{
-    ImportMr, ModifyQp, OpenQp, QP_STATE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT, QPS_RTR,
-    QPS_RTS, Qp, QpAttr, ReregMr,
+    DeregMr, ImportMr, ModifyQp, OpenQp, QP_STATE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT,
+    QPS_RTR, QPS_RTS, Qp, QpAttr, ReregMr,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
@@ -43,6 +43,7 @@ const REREG_MR: u32 = 33;
 const ALLOC_NULL_MR: u32 = 38;
 const OPEN_QP: u32 = 44;
 const IMPORT_MR: u32 = 48;
+const DEREG_IMPORTED_MR: u32 = 49;
 
 /// What stays from input to input.
 struct Machine {
@@ -290,6 +291,11 @@ impl Scene<'_> {
             self.call(who, number, args.as_bytes());
         } else if number == IMPORT_MR
             && let Ok(mut args) = ImportMr::read_from_bytes(args)
+        {
+            args.mr = self.registration(args.mr.get()).into();
+            self.call(who, number, args.as_bytes());
+        } else if number == DEREG_IMPORTED_MR
+            && let Ok(mut args) = DeregMr::read_from_bytes(args)
         {
             args.mr = self.registration(args.mr.get()).into();
             self.call(who, number, args.as_bytes());

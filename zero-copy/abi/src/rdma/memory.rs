@@ -87,6 +87,14 @@ wire! {
         pub mr: U32,
     }
 
+    /// End of a registration in an imported domain.
+    pub struct DeregMr as "farlane_dereg_mr" {
+        /// The handle of the domain by which it was made.
+        pub pd: U32,
+        /// Its own handle.
+        pub mr: U32,
+    }
+
     /// A registration of another context.
     pub struct ImportedMr as "farlane_imported_mr" {
         /// Key for local use.
