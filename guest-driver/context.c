@@ -47,18 +47,19 @@ static void farlane_context_del(struct farlane_context *ctx)
 	mutex_unlock(&fl->contexts_lock);
 }
 
-static void farlane_context_free(struct farlane_context *ctx)
+void farlane_context_free(struct farlane_context *ctx)
 {
 	farlane_memory_release(ctx);
 	farlane_context_forget_events(ctx);
 	if (ctx->scratch)
 		__free_page(ctx->scratch);
-	mmdrop(ctx->mm);
+	if (ctx->mm)
+		mmdrop(ctx->mm);
 	kfree(ctx);
 }
 
 /* Has the backend let go of everything; the id stays taken until it has. */
-static void farlane_context_close(struct farlane_context *ctx)
+void farlane_context_close(struct farlane_context *ctx)
 {
 	struct farlane *fl = ctx->fl;
 	int err;
@@ -75,6 +76,42 @@ static void farlane_context_close(struct farlane_context *ctx)
 	farlane_context_del(ctx);
 }
 
+struct farlane_context *farlane_context_new(struct farlane *fl)
+{
+	struct farlane_context *ctx = kzalloc(sizeof(*ctx), GFP_KERNEL_ACCOUNT);
+
+	if (!ctx)
+		return NULL;
+	ctx->fl = fl;
+	mutex_init(&ctx->lock);
+	mutex_init(&ctx->segment_lock);
+	mutex_init(&ctx->window_lock);
+	xa_init_flags(&ctx->regions, XA_FLAGS_ALLOC | XA_FLAGS_ACCOUNT);
+	INIT_LIST_HEAD(&ctx->windows);
+	init_waitqueue_head(&ctx->wait);
+	return ctx;
+}
+
+/* Opens a new context at the backend, with FARLANE_FLAG_KERNEL or none. Frees it on failure. */
+int farlane_context_open(struct farlane_context *ctx, u32 flags)
+{
+	int err;
+
+	err = farlane_context_add(ctx);
+	if (err)
+		goto free;
+	err = farlane_open_call(ctx, &ctx->close_call, flags);
+	if (err)
+		goto del;
+	return 0;
+
+del:
+	farlane_context_del(ctx);
+free:
+	farlane_context_free(ctx);
+	return err;
+}
+
 static int farlane_open(struct inode *inode, struct file *file)
 {
 	struct farlane *fl = container_of(inode->i_cdev, struct farlane, cdev);
@@ -83,35 +120,18 @@ static int farlane_open(struct inode *inode, struct file *file)
 
 	if (!current->mm)
 		return -EPERM;
-	ctx = kzalloc(sizeof(*ctx), GFP_KERNEL_ACCOUNT);
+	ctx = farlane_context_new(fl);
 	if (!ctx)
 		return -ENOMEM;
-	ctx->fl = fl;
+	ctx->charged = true;
 	ctx->mapping = file->f_mapping;
 	ctx->mm = current->mm;
 	mmgrab(ctx->mm);
-	mutex_init(&ctx->lock);
-	mutex_init(&ctx->segment_lock);
-	mutex_init(&ctx->window_lock);
-	xa_init_flags(&ctx->regions, XA_FLAGS_ALLOC | XA_FLAGS_ACCOUNT);
-	INIT_LIST_HEAD(&ctx->windows);
-	init_waitqueue_head(&ctx->wait);
-
-	err = farlane_context_add(ctx);
+	err = farlane_context_open(ctx, 0);
 	if (err)
-		goto free;
-	err = farlane_simple_call(ctx, &ctx->close_call, FARLANE_OP_OPEN, 0, 0,
-				  0);
-	if (err)
-		goto del;
+		return err;
 	file->private_data = ctx;
 	return nonseekable_open(inode, file);
-
-del:
-	farlane_context_del(ctx);
-free:
-	farlane_context_free(ctx);
-	return err;
 }
 
 static int farlane_release(struct inode *inode, struct file *file)
@@ -209,10 +229,9 @@ static long farlane_ioctl_bind_event(struct farlane_context *ctx,
 	return farlane_bind_event(ctx, arg.index, arg.fd);
 }
 
-static long farlane_ioctl_doorbell(struct farlane_context *ctx)
+int farlane_ring_doorbell(struct farlane *fl)
 {
-	struct farlane *fl = ctx->fl;
-	long err = 0;
+	int err = 0;
 
 	/* The queue is deleted a grace period after the death. */
 	rcu_read_lock();
@@ -251,7 +270,7 @@ static long farlane_ioctl(struct file *file, unsigned int cmd,
 	case FARLANE_IOC_BIND_EVENT:
 		return farlane_ioctl_bind_event(ctx, user);
 	case FARLANE_IOC_DOORBELL:
-		return farlane_ioctl_doorbell(ctx);
+		return farlane_ring_doorbell(ctx->fl);
 	default:
 		return -ENOTTY;
 	}

@@ -54,7 +54,9 @@ static void farlane_event(struct farlane *fl, u32 id, u32 index)
 	}
 	if (!ctx)
 		return;
-	if (index == FARLANE_EVENT_WAKE) {
+	if (ctx->client) {
+		ctx->client->event(ctx->client_data, index);
+	} else if (index == FARLANE_EVENT_WAKE) {
 		WRITE_ONCE(ctx->wakes, ctx->wakes + 1);
 		wake_up_interruptible_poll(&ctx->wait, EPOLLIN | EPOLLRDNORM);
 	} else if (ctx->events && ctx->events[index]) {
@@ -176,6 +178,8 @@ void farlane_context_dead(struct farlane_context *ctx)
 		if (ctx->events[i])
 			farlane_eventfd_signal(ctx->events[i]);
 	wake_up_poll(&ctx->wait, EPOLLIN | EPOLLRDNORM | EPOLLHUP | EPOLLERR);
+	if (ctx->client)
+		ctx->client->dead(ctx->client_data);
 	spin_unlock_irq(&fl->event_lock);
 }
 

@@ -8,6 +8,7 @@
 #include <linux/device.h>
 #include <linux/eventfd.h>
 #include <linux/fs.h>
+#include <linux/if_ether.h>
 #include <linux/list.h>
 #include <linux/mm.h>
 #include <linux/mutex.h>
@@ -23,6 +24,7 @@
 
 #include "compat.h"
 #include "farlane_abi.h"
+#include "farlane_core.h"
 
 /*
  * Locks, in the order in which they may be taken:
@@ -67,6 +69,8 @@ struct farlane {
 	u32 max_regions;
 	u32 max_events;
 	u8 gid[16];
+	u8 mac[ETH_ALEN];
+	struct farlane_verbs *verbs;	/* NULL where the device serves no verbs to the kernel */
 	u64 file_secret;		/* hides the addresses of inodes */
 
 	/* Control queue. */
@@ -129,7 +133,8 @@ struct farlane_region {
 	u64 address;
 	u64 length;
 	unsigned long npages;
-	unsigned long accounted;		/* pages charged to the owner's locked memory */
+	struct mm_struct *mm;			/* whose locked memory it is charged to; or NULL */
+	unsigned long accounted;		/* pages charged */
 	struct farlane_runs *runs, *last_runs;
 	unsigned long nruns;
 	struct page **pages;			/* segment: each page, for mmap */
@@ -141,8 +146,13 @@ struct farlane_context {
 	struct farlane *fl;
 	u32 id;
 	struct list_head link;			/* farlane.contexts, under contexts_lock */
-	struct mm_struct *mm;			/* of the opener; only its identity and accounts */
+	/* Of an open file; NULL for a context of the kernel's. */
+	struct mm_struct *mm;			/* of the opener: its identity */
 	struct address_space *mapping;
+	/* Of a context that a module of the kernel has opened. */
+	const struct farlane_client *client;
+	void *client_data;
+	bool charged;				/* its memory is charged to the calling process */
 	struct farlane_call close_call;		/* so that closing needs no memory */
 
 	struct mutex lock;			/* regions; never held across a wait */
@@ -167,6 +177,7 @@ int farlane_call(struct farlane *fl, struct farlane_call *call,
 		 struct farlane_extent *extents, u32 count);
 int farlane_simple_call(struct farlane_context *ctx, struct farlane_call *call,
 			u32 op, u32 region, u64 address, u64 length);
+int farlane_open_call(struct farlane_context *ctx, struct farlane_call *call, u32 flags);
 int farlane_take_away(struct farlane_context *ctx, struct farlane_call *call,
 		      u32 op, u32 region);
 void farlane_late(struct farlane *fl, unsigned int tries);
@@ -201,6 +212,15 @@ __poll_t farlane_event_poll(struct file *file, poll_table *wait);
 
 /* context.c */
 extern const struct file_operations farlane_fops;
+struct farlane_context *farlane_context_new(struct farlane *fl);
+int farlane_context_open(struct farlane_context *ctx, u32 flags);
+void farlane_context_close(struct farlane_context *ctx);
+void farlane_context_free(struct farlane_context *ctx);
+int farlane_ring_doorbell(struct farlane *fl);
+
+/* verbs.c */
+void farlane_verbs_add(struct farlane *fl);
+void farlane_verbs_del(struct farlane *fl);
 
 /* memory.c */
 bool farlane_check_range(const struct farlane_pin *arg);
@@ -216,6 +236,7 @@ void farlane_region_free(struct farlane_context *ctx,
 			 struct farlane_region *region);
 int farlane_attach(struct farlane_context *ctx,
 		   struct farlane_region *region);
+struct farlane_region *farlane_segment_new(struct farlane_context *ctx, u64 length);
 int farlane_segment(struct farlane_context *ctx, struct farlane_segment *arg);
 int farlane_pin(struct farlane_context *ctx, struct farlane_pin *arg);
 int farlane_detach(struct farlane_context *ctx, u32 id);

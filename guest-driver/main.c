@@ -54,6 +54,7 @@ static int farlane_read_config(struct farlane *fl, u64 *window_bytes)
 	fl->max_regions = le32_to_cpu(config.max_regions);
 	fl->max_events = le32_to_cpu(config.max_events);
 	memcpy(fl->gid, config.gid, sizeof(fl->gid));
+	memcpy(fl->mac, config.mac, sizeof(fl->mac));
 	fl->generation = le64_to_cpu(config.generation);
 	*window_bytes = le64_to_cpu(config.window_bytes);
 	if (!fl->max_contexts || fl->max_contexts > FARLANE_MAX_CONTEXTS ||
@@ -173,6 +174,7 @@ static int farlane_probe(struct virtio_device *vdev)
 		goto reset;
 	dev_info(&fl->dev, "%pI6c, %u contexts, window of %llu MiB\n", fl->gid,
 		 fl->max_contexts, fl->window_bytes >> 20);
+	farlane_verbs_add(fl);
 	return 0;
 
 reset:
@@ -192,6 +194,7 @@ static void farlane_remove(struct virtio_device *vdev)
 	struct farlane *fl = vdev->priv;
 
 	farlane_drain(fl);
+	farlane_verbs_del(fl);
 	farlane_kill(fl, NULL);
 	cdev_device_del(&fl->cdev, &fl->dev);
 	ida_free(&farlane_minors, fl->minor);

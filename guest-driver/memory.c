@@ -190,23 +190,23 @@ free:
 	return err;
 }
 
-int farlane_segment(struct farlane_context *ctx, struct farlane_segment *arg)
+/* A new segment, still BUSY; the first one of a context holds its header. */
+struct farlane_region *farlane_segment_new(struct farlane_context *ctx, u64 length)
 {
 	struct farlane_region *region;
 	bool first;
 	int err;
 
-	if (arg->reserved || !arg->length ||
-	    arg->length > FARLANE_MAX_SEGMENT_BYTES)
-		return -EINVAL;
+	if (!length || length > FARLANE_MAX_SEGMENT_BYTES)
+		return ERR_PTR(-EINVAL);
 	mutex_lock(&ctx->segment_lock);
 	first = !ctx->dead_word;
 	err = -EINVAL;
-	if (first && arg->length < FARLANE_HEADER_SEGMENT_BYTES)
+	if (first && length < FARLANE_HEADER_SEGMENT_BYTES)
 		goto unlock;
 	err = -ENOMEM;
 	region = farlane_region_new(FARLANE_KIND_SEGMENT, FARLANE_FLAG_WRITABLE,
-				    0, PAGE_ALIGN(arg->length));
+				    0, PAGE_ALIGN(length));
 	if (!region)
 		goto unlock;
 	err = farlane_account(ctx, region, region->npages);
@@ -221,13 +221,25 @@ int farlane_segment(struct farlane_context *ctx, struct farlane_segment *arg)
 		goto unlock;
 	if (first)
 		farlane_set_header(ctx, region->pages[0]);
+unlock:
+	mutex_unlock(&ctx->segment_lock);
+	return err ? ERR_PTR(err) : region;
+}
+
+int farlane_segment(struct farlane_context *ctx, struct farlane_segment *arg)
+{
+	struct farlane_region *region;
+
+	if (arg->reserved)
+		return -EINVAL;
+	region = farlane_segment_new(ctx, arg->length);
+	if (IS_ERR(region))
+		return PTR_ERR(region);
 	arg->length = region->length;
 	arg->region = region->id;
 	arg->mmap_offset = (u64)region->id << FARLANE_SEGMENT_SHIFT;
 	farlane_region_live(ctx, region);
-unlock:
-	mutex_unlock(&ctx->segment_lock);
-	return err;
+	return 0;
 }
 
 int farlane_pin(struct farlane_context *ctx, struct farlane_pin *arg)

@@ -3,6 +3,7 @@
 #include <linux/cred.h>
 #include <linux/capability.h>
 #include <linux/log2.h>
+#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 
@@ -17,19 +18,24 @@
 #define FREE_BATCH 16384UL
 
 /*
- * Charges pages that cannot be swapped to the opener, as RDMA drivers do: segments too, since the
- * kernel memory of one process would otherwise be limited by nothing.
+ * Charges pages that cannot be swapped to the calling process, as RDMA drivers do: segments too,
+ * since the kernel memory of one process would otherwise be limited by nothing.
  */
 int farlane_account(struct farlane_context *ctx, struct farlane_region *region,
 		    unsigned long npages)
 {
 	unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
+	struct mm_struct *mm = current->mm;
 
-	if (atomic64_add_return(npages, &ctx->mm->pinned_vm) > limit &&
+	if (!ctx->charged)
+		return 0;
+	if (atomic64_add_return(npages, &mm->pinned_vm) > limit &&
 	    !capable(CAP_IPC_LOCK)) {
-		atomic64_sub(npages, &ctx->mm->pinned_vm);
+		atomic64_sub(npages, &mm->pinned_vm);
 		return -ENOMEM;
 	}
+	mmgrab(mm);
+	region->mm = mm;
 	region->accounted = npages;
 	return 0;
 }
@@ -214,6 +220,9 @@ void farlane_pages_free(struct farlane_context *ctx,
 	region->last_runs = NULL;
 	kvfree(region->pages);
 	region->pages = NULL;
-	atomic64_sub(region->accounted, &ctx->mm->pinned_vm);
-	region->accounted = 0;
+	if (region->mm) {
+		atomic64_sub(region->accounted, &region->mm->pinned_vm);
+		mmdrop(region->mm);
+		region->mm = NULL;
+	}
 }

@@ -211,7 +211,7 @@ void farlane_window_quiesced(struct farlane *fl)
 
 	mutex_lock(&fl->contexts_lock);
 	list_for_each_entry(ctx, &fl->contexts, link)
-		unmap_mapping_range(ctx->mapping, FARLANE_WINDOW_MMAP_BASE, 0,
-				    1);
+		if (ctx->mapping)
+			unmap_mapping_range(ctx->mapping, FARLANE_WINDOW_MMAP_BASE, 0, 1);
 	mutex_unlock(&fl->contexts_lock);
 }

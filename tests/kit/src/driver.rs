@@ -29,11 +29,16 @@ pub const KERNELS: &[(&str, &TreeSpec)] = &[
     ("7.", &GUEST_TREE),
 ];
 
-/// A kernel module.
+/// The module of the device itself, and of its RDMA device.
+const MODULES: [&str; 2] = ["farlane.ko", "farlane_ib.ko"];
+
+/// Kernel modules.
 #[derive(Debug)]
 pub struct Driver {
-    /// The module's file.
+    /// The file of the driver of the virtio device.
     pub path: PathBuf,
+    /// The file of the driver of its RDMA device; `None` where the kernel has no RDMA.
+    pub rdma: Option<PathBuf>,
     /// The kernel release that it was built for.
     pub kernel: String,
     /// What the compiler said.
@@ -90,22 +95,34 @@ fn build_locked(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
         }
         Ok(said)
     })?;
-    let built = folder.join("farlane.ko");
-    if !built.exists() {
-        bail!("make of the guest driver made no farlane.ko\n{messages}");
-    }
     let kept = workspace.cache().join("driver").join(&kernel);
     fs::create_dir_all(&kept).with_context(|| format!("Cannot make {}", kept.display()))?;
-    // Renamed into place: another run may read the old one at this moment.
-    let (part, path) = (kept.join("farlane.ko.part"), kept.join("farlane.ko"));
-    fs::copy(&built, &part).with_context(|| format!("Cannot copy {}", built.display()))?;
-    fs::rename(&part, &path)
-        .with_context(|| format!("Cannot put {} in its place", path.display()))?;
+    let [path, rdma] = MODULES.map(|module| keep(&folder.join(module), &kept.join(module)));
+    let Some(path) = path? else {
+        bail!(
+            "make of the guest driver made no {}\n{messages}",
+            MODULES[0]
+        );
+    };
     Ok(Driver {
         path,
+        rdma: rdma?,
         kernel,
         messages,
     })
+}
+
+/// Copies what was built to where it is kept. `None` where it was not built.
+fn keep(built: &Path, kept: &Path) -> Result<Option<PathBuf>> {
+    if !built.exists() {
+        return Ok(None);
+    }
+    // Renamed into place: another run may read the old one at this moment.
+    let part = kept.with_extension("ko.part");
+    fs::copy(built, &part).with_context(|| format!("Cannot copy {}", built.display()))?;
+    fs::rename(&part, kept)
+        .with_context(|| format!("Cannot put {} in its place", kept.display()))?;
+    Ok(Some(kept.to_path_buf()))
 }
 
 /// Makes a folder's sources those of another; writes only those that changed, so that make sees

@@ -24,6 +24,9 @@ use crate::tools::Ends;
 /// The packages that make the programs and libraries.
 const PACKAGES: &[&str] = &["farlane-rdma", "farlane-run", "farlane-verbs", "farlane"];
 
+/// Where guests have the driver of the RDMA device.
+pub const RDMA_MODULE: &str = "/usr/lib/farlane/farlane_ib.ko";
+
 /// What was built of it for this machine: daemon, launcher, libraries.
 pub struct OnHost {
     daemon: PathBuf,
@@ -33,7 +36,8 @@ pub struct OnHost {
 /// What was built.
 pub struct Farlane {
     on_host: OnHost,
-    guest_files: Vec<GuestFile>,
+    modules: Vec<GuestFile>,
+    libraries: [GuestFile; 3],
 }
 
 /// Two guests with a Farlane device each, on one daemon.
@@ -115,14 +119,19 @@ impl Farlane {
         let driver = driver::build(workspace, kit.kernel_tree())?;
         let built =
             |name: &str, path: &str| anyhow::Ok(GuestFile::new(workspace.built(name)?, path));
+        let mut modules = vec![GuestFile::new(driver.path, "usr/lib/farlane/farlane.ko")];
+        if let Some(rdma) = driver.rdma {
+            modules.push(GuestFile::new(rdma, RDMA_MODULE.trim_start_matches('/')));
+        }
+        let libraries = [
+            built("farlane-run", "usr/bin/farlane-run")?,
+            built("libfarlane_verbs.so", "usr/lib/farlane/libibverbs.so.1")?,
+            built("libfarlane.so", "usr/lib/farlane/libfarlane.so")?,
+        ];
         Ok(Self {
             on_host,
-            guest_files: vec![
-                GuestFile::new(driver.path, "usr/lib/farlane/farlane.ko"),
-                built("farlane-run", "usr/bin/farlane-run")?,
-                built("libfarlane_verbs.so", "usr/lib/farlane/libibverbs.so.1")?,
-                built("libfarlane.so", "usr/lib/farlane/libfarlane.so")?,
-            ],
+            modules,
+            libraries,
         })
     }
 
@@ -133,7 +142,12 @@ impl Farlane {
 
     /// What a guest needs of Farlane.
     pub fn guest_files(&self) -> impl Iterator<Item = GuestFile> {
-        self.guest_files.iter().cloned()
+        self.guest_modules().chain(self.libraries.iter().cloned())
+    }
+
+    /// What of it is the kernel's: all that the distribution's own programs need.
+    pub fn guest_modules(&self) -> impl Iterator<Item = GuestFile> {
+        self.modules.iter().cloned()
     }
 
     /// Starts a daemon, see [`OnHost::daemon`].
@@ -181,11 +195,22 @@ impl Farlane {
         end: End,
         sockets: &[PathBuf; 2],
     ) -> VmConfig<'w> {
+        self.attach_kernel(config, end, sockets)
+            .files(self.libraries.iter().cloned())
+    }
+
+    /// Gives a guest its device and what its kernel needs to use it.
+    pub fn attach_kernel<'w>(
+        &self,
+        config: VmConfig<'w>,
+        end: End,
+        sockets: &[PathBuf; 2],
+    ) -> VmConfig<'w> {
         let socket = match end {
             End::A => &sockets[0],
             End::B => &sockets[1],
         };
-        config.farlane(socket).files(self.guest_files())
+        config.farlane(socket).files(self.guest_modules())
     }
 }
 

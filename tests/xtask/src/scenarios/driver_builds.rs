@@ -1,6 +1,7 @@
 //! The guest driver builds without a warning for the kernels of three Debian releases.
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::debian::TreeSpec;
@@ -27,11 +28,12 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Builds for one kernel; returns its release and the size of the module.
+/// Builds for one kernel; returns its release and the size of the modules.
 fn build(workspace: &Workspace, release: &str, spec: &TreeSpec) -> Result<(String, usize)> {
     let tree = Tree::ensure(workspace, spec)?;
     let Driver {
         path,
+        rdma,
         kernel,
         messages,
     } = driver::build_anew(workspace, &tree)?;
@@ -44,11 +46,18 @@ fn build(workspace: &Workspace, release: &str, spec: &TreeSpec) -> Result<(Strin
         !messages.contains("warning:"),
         "Warnings for Linux {kernel}:\n{messages}"
     );
-    let module = fs::read(&path).with_context(|| format!("Cannot read {}", path.display()))?;
+    let rdma = rdma.with_context(|| format!("No RDMA device for Linux {kernel}"))?;
+    let kib = check(&path, &kernel)? + check(&rdma, &kernel)?;
+    Ok((kernel, kib))
+}
+
+/// Looks at whether a module is for a kernel; returns its length in KiB.
+fn check(path: &Path, kernel: &str) -> Result<usize> {
+    let module = fs::read(path).with_context(|| format!("Cannot read {}", path.display()))?;
     let magic = format!("vermagic={kernel} ");
     let found = module
         .windows(magic.len())
         .any(|window| window == magic.as_bytes());
     ensure!(found, "{} is not for Linux {kernel}", path.display());
-    Ok((kernel, module.len() / 1024))
+    Ok(module.len() / 1024)
 }

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * What the files of the farlane_ib module share. Names begin with fv_: the verbs of Farlane.
+ *
+ * Locks, in the order in which they may be taken:
+ *
+ *	fv_lock				(ib_main.c: the list of devices)
+ *	fv_context.objects_lock		(events of objects against their end)
+ *	fv_context.controls_lock
+ *	fv_context.turn			(the call ring)
+ *	locks of farlane.ko
+ *	fv_context.cqs_lock		(taken below farlane.ko's event lock; interrupts off)
+ *	fv_device.netdev_lock
+ */
+#ifndef FARLANE_IB_H
+#define FARLANE_IB_H
+
+#include <linux/hashtable.h>
+#include <linux/list.h>
+#include <linux/mutex.h>
+#include <linux/netdevice.h>
+#include <linux/spinlock.h>
+#include <linux/wait.h>
+#include <linux/workqueue.h>
+#include <linux/xarray.h>
+#include <rdma/ib_verbs.h>
+#include <rdma/rdma_user_rxe.h>
+#include <rdma/uverbs_ioctl.h>
+
+#include "farlane_core.h"
+#include "farlane_abi.h"
+#include "farlane_verbs_abi.h"
+#include "ib_compat.h"
+
+/*
+ * Version of the verbs that is asked for: the first one with queues as rxe has them. They are laid
+ * out as rdma_user_rxe.h says, whose version of the ABI that is.
+ */
+#define FV_VERBS_VERSION 3
+#define FV_USER_ABI_VERSION 2
+
+struct fv_device;
+struct fv_context;
+
+/* A control block: words of a queue that its process must not write. */
+struct fv_control {
+	struct fv_controls *page;	/* NULL for none */
+	u32 offset;
+	void *base;
+};
+
+/* A ring in memory that the backend has, and a process or this module. */
+struct fv_queue {
+	struct rdma_user_mmap_entry entry;
+	struct fv_context *ctx;
+	struct farlane_shared memory;
+	struct rxe_queue_buf *buf;	/* its first page; of a queue of the kernel all of it */
+	u32 slots;
+	u32 stride;
+};
+
+struct fv_context {
+	struct fv_device *dev;
+	struct farlane_context *core;
+	struct page *header[FARLANE_HEADER_SEGMENT_BYTES >> PAGE_SHIFT];
+	void *base;			/* the same, in one piece */
+	bool dead;
+
+	/* The call ring. */
+	struct mutex turn;		/* submitted, broken */
+	u32 submitted;
+	bool broken;
+	wait_queue_head_t wait;
+
+	/* The asynchronous ring. */
+	struct work_struct async;	/* alone takes events */
+	u32 async_consumed;
+	struct mutex objects_lock;	/* what is in these is not destroyed meanwhile */
+	struct xarray qps, srqs, cqs;	/* by handle */
+
+	/* Completion queues by event index. */
+	spinlock_t cqs_lock;
+	DECLARE_HASHTABLE(cqs_by_event, 6);
+	u32 last_event;
+
+	struct mutex controls_lock;
+	struct list_head controls;
+};
+
+struct fv_ucontext {
+	struct ib_ucontext ib;
+	struct fv_context ctx;
+};
+
+struct fv_pd {
+	struct ib_pd ib;
+	struct fv_context *ctx;
+	u32 handle;
+};
+
+struct fv_ah {
+	struct ib_ah ib;
+	u32 handle;
+};
+
+struct fv_mr {
+	struct ib_mr ib;
+	struct fv_context *ctx;
+	u32 handle;
+	u32 region;
+	u64 start;
+	u64 length;
+	u64 iova;
+	int access;
+	bool writable;			/* the pin */
+};
+
+struct fv_mw {
+	struct ib_mw ib;
+	u32 handle;
+};
+
+struct fv_cq {
+	struct ib_cq ib;
+	struct fv_context *ctx;
+	u32 handle;
+	struct fv_queue *queue;
+	struct fv_control control;
+	struct hlist_node link;		/* cqs_by_event, under cqs_lock */
+	u32 event;
+	u32 events;			/* that it has had, under cqs_lock */
+};
+
+struct fv_srq {
+	struct ib_srq ib;
+	struct fv_context *ctx;
+	u32 handle;
+	struct fv_queue *queue;
+	struct fv_control control;
+	u32 max_sge;
+};
+
+struct fv_qp {
+	struct ib_qp ib;
+	struct fv_context *ctx;
+	u32 handle;
+	struct fv_queue *send;
+	struct fv_queue *recv;		/* NULL where it has a shared one */
+	struct fv_control control;
+	struct ib_qp_cap cap;
+	enum ib_sig_type sig_type;
+};
+
+struct fv_device {
+	struct ib_device ib;
+	struct farlane *fl;
+	struct device *function;	/* of the virtio device's transport */
+	u32 max_events;
+	struct list_head link;		/* fv_devices, under fv_lock */
+	bool registered;		/* under fv_lock */
+	struct fv_context kernel;	/* its own context */
+	struct work_struct death;
+	struct farlane_device_attr attr;
+	struct farlane_device_limits limits;
+	struct farlane_port_attr port;
+
+	/* The network interface that it belongs to. */
+	u8 mac[ETH_ALEN];		/* zero: the administrator names it */
+	spinlock_t netdev_lock;
+	struct net_device *netdev;
+	struct notifier_block netdev_events;
+	bool is_listened_to;		/* under the RTNL */
+	bool up;			/* what was told last, under the RTNL */
+};
+
+static inline struct fv_device *to_fv(struct ib_device *ib)
+{
+	return container_of(ib, struct fv_device, ib);
+}
+
+/* ib_context.c: a context of the backend, its calls and events */
+int fv_context_open(struct fv_context *ctx, struct fv_device *dev, u32 flags);
+void fv_context_close(struct fv_context *ctx);
+int fv_call(struct fv_context *ctx, u32 number, const void *args, size_t args_bytes,
+	    void *result, size_t result_bytes);
+int fv_handle_call(struct fv_context *ctx, u32 number, u32 handle);
+bool fv_destroy_call(struct fv_context *ctx, u32 number, u32 handle);
+void fv_wake_backend(struct fv_context *ctx);
+void fv_ring_queue(struct fv_context *ctx, struct fv_control *control, u32 slot);
+int fv_object_add(struct fv_context *ctx, struct xarray *objects, u32 handle, void *object);
+void fv_object_del(struct fv_context *ctx, struct xarray *objects, u32 handle);
+void fv_cq_add(struct fv_cq *cq);
+void fv_cq_del(struct fv_cq *cq);
+
+/* The context of whoever calls: of a process, or the kernel's. */
+static inline struct fv_context *fv_context_of(struct ib_device *ib, struct ib_udata *udata)
+{
+	struct fv_ucontext *uc = rdma_udata_to_drv_context(udata, struct fv_ucontext, ib);
+
+	return uc ? &uc->ctx : &to_fv(ib)->kernel;
+}
+
+/* ib_queue.c: memory of queues */
+struct fv_queue *fv_queue_new(struct fv_context *ctx, struct ib_udata *udata, u32 entries,
+			      u32 bytes, struct mminfo *mi);
+void fv_queue_del(struct fv_queue *queue);
+void fv_queue_ring(const struct fv_queue *queue, struct farlane_ring *ring);
+int fv_mmap(struct ib_ucontext *uc, struct vm_area_struct *vma);
+void fv_mmap_free(struct rdma_user_mmap_entry *entry);
+int fv_control_new(struct fv_context *ctx, struct fv_control *control);
+void fv_control_del(struct fv_context *ctx, struct fv_control *control);
+void fv_control_block(const struct fv_control *control, struct farlane_control_block *block);
+void fv_controls_release(struct fv_context *ctx);
+
+/* ib_port.c: attributes, the port, its network interface and GIDs */
+int fv_query_device(struct ib_device *ib, struct ib_device_attr *attr, struct ib_udata *udata);
+int fv_query_port(struct ib_device *ib, u32 port, struct ib_port_attr *attr);
+int fv_port_immutable(struct ib_device *ib, u32 port, struct ib_port_immutable *immutable);
+enum rdma_link_layer fv_link_layer(struct ib_device *ib, u32 port);
+int fv_query_pkey(struct ib_device *ib, u32 port, u16 index, u16 *pkey);
+struct net_device *fv_get_netdev(struct ib_device *ib, u32 port);
+int fv_add_gid(const struct ib_gid_attr *attr, void **context);
+int fv_del_gid(const struct ib_gid_attr *attr, void **context);
+void fv_fw_str(struct ib_device *ib, char *text);
+int fv_port_start(struct fv_device *dev, struct net_device *netdev);
+void fv_port_listened_to(struct fv_device *dev);
+void fv_port_stop(struct fv_device *dev);
+
+/* ib_memory.c: protection domains, registrations, memory windows */
+int fv_alloc_pd(struct ib_pd *ibpd, struct ib_udata *udata);
+int fv_dealloc_pd(struct ib_pd *ibpd, struct ib_udata *udata);
+struct ib_mr *fv_reg_user_mr(struct ib_pd *ibpd, u64 start, u64 length, u64 iova, int access,
+			     FV_DMAH_PARAMETER struct ib_udata *udata);
+struct ib_mr *fv_rereg_user_mr(struct ib_mr *ibmr, int flags, u64 start, u64 length, u64 iova,
+			       int access, struct ib_pd *ibpd, struct ib_udata *udata);
+int fv_dereg_mr(struct ib_mr *ibmr, struct ib_udata *udata);
+int fv_alloc_mw(struct ib_mw *ibmw, struct ib_udata *udata);
+int fv_dealloc_mw(struct ib_mw *ibmw);
+
+/* ib_cq.c */
+int fv_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
+		 FV_CQ_ARGUMENT *argument);
+int fv_resize_cq(struct ib_cq *ibcq, FV_CQE cqe, struct ib_udata *udata);
+int fv_destroy_cq(struct ib_cq *ibcq, struct ib_udata *udata);
+int fv_req_notify_cq(struct ib_cq *ibcq, enum ib_cq_notify_flags flags);
+
+/* ib_srq.c */
+int fv_create_srq(struct ib_srq *ibsrq, struct ib_srq_init_attr *init, struct ib_udata *udata);
+int fv_modify_srq(struct ib_srq *ibsrq, struct ib_srq_attr *attr, enum ib_srq_attr_mask mask,
+		  struct ib_udata *udata);
+int fv_query_srq(struct ib_srq *ibsrq, struct ib_srq_attr *attr);
+int fv_destroy_srq(struct ib_srq *ibsrq, struct ib_udata *udata);
+
+/* ib_qp.c: queue pairs, address handles, multicast groups */
+int fv_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_udata *udata);
+int fv_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct ib_udata *udata);
+int fv_query_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
+		struct ib_qp_init_attr *init);
+int fv_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata);
+int fv_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struct ib_send_wr **bad);
+int fv_create_ah(struct ib_ah *ibah, struct rdma_ah_init_attr *init, struct ib_udata *udata);
+int fv_destroy_ah(struct ib_ah *ibah, u32 flags);
+int fv_attach_mcast(struct ib_qp *ibqp, union ib_gid *gid, u16 lid);
+int fv_detach_mcast(struct ib_qp *ibqp, union ib_gid *gid, u16 lid);
+
+#endif

@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * A context of the backend: calls, doorbells and events. Its header is in memory that the backend
+ * has, too, and no process. zero-copy/abi/src/arena.rs says what lies where, and who sleeps when.
+ */
+#include <linux/slab.h>
+#include <linux/vmalloc.h>
+
+#include "ib.h"
+
+/* Largest error number that a backend may report: EHWPOISON. */
+#define MAX_STATUS 133
+
+/*
+ * Seconds after which a backend is dead that has not answered a call. It may have to wait for what
+ * is under way in memory that goes. Each is waited for on its own, so that a paused VM does not
+ * find its backend dead.
+ */
+#define CALL_SECONDS 60
+
+static __le32 *fv_word(struct fv_context *ctx, u32 offset)
+{
+	return ctx->base + offset;
+}
+
+static u32 fv_load(struct fv_context *ctx, u32 offset)
+{
+	return le32_to_cpu(smp_load_acquire(fv_word(ctx, offset)));
+}
+
+static void fv_store(struct fv_context *ctx, u32 offset, u32 value)
+{
+	smp_store_release(fv_word(ctx, offset), cpu_to_le32(value));
+}
+
+/* What was published before is work for the backend. In any context. */
+void fv_wake_backend(struct fv_context *ctx)
+{
+	/* Pairs with the backend's fence between saying that it sleeps and looking once more. */
+	smp_mb();
+	if (READ_ONCE(*fv_word(ctx, FARLANE_OFF_BACKEND_STATE)) ==
+	    cpu_to_le32(FARLANE_BACKEND_SLEEPING))
+		farlane_client_doorbell(ctx->dev->fl);
+}
+
+static void fv_set_bit(struct fv_context *ctx, u32 offset, u32 bit)
+{
+	__le32 mask = cpu_to_le32(1U << (bit % 32));
+
+	atomic_or((__force int)mask, (atomic_t *)fv_word(ctx, offset + bit / 32 * 4));
+}
+
+/*
+ * A request was published in the queue of this slot. The backend looks at queues that had
+ * something to do lately; of another one it has to be told.
+ */
+void fv_ring_queue(struct fv_context *ctx, struct fv_control *control, u32 slot)
+{
+	__le32 *state = control->base + FARLANE_CONTROL_OFF_BACKEND_STATE;
+
+	/* Pairs with the backend's fence between saying that it does not look and looking. */
+	smp_mb();
+	if (READ_ONCE(*state) == cpu_to_le32(FARLANE_BACKEND_SLEEPING)) {
+		fv_set_bit(ctx, FARLANE_OFF_RUNG, slot);
+		/* Cleared in the reverse order. */
+		smp_mb();
+		fv_set_bit(ctx, FARLANE_OFF_RUNG_SUMMARY, slot / 32);
+	}
+	fv_wake_backend(ctx);
+}
+
+/* Under turn: waits for the call that was submitted last. */
+static int fv_wait(struct fv_context *ctx)
+{
+	u32 before = ctx->submitted - 1;
+	unsigned int seconds = 0;
+
+	fv_store(ctx, FARLANE_OFF_CALLER_WAITING, 1);
+	fv_wake_backend(ctx);
+	while (!wait_event_timeout(ctx->wait,
+				   fv_load(ctx, FARLANE_OFF_CALL_COMPLETED) != before ||
+				   READ_ONCE(ctx->dead), HZ)) {
+		/* Bounds the harm of a backend that does not keep to the protocol. */
+		fv_wake_backend(ctx);
+		if (++seconds == CALL_SECONDS)
+			farlane_client_condemn(ctx->dev->fl, "a call is not answered");
+	}
+	fv_store(ctx, FARLANE_OFF_CALLER_WAITING, 0);
+	if (fv_load(ctx, FARLANE_OFF_CALL_COMPLETED) == before)
+		return -ENODEV;
+	if (fv_load(ctx, FARLANE_OFF_CALL_COMPLETED) != ctx->submitted)
+		return -EPROTO;
+	return 0;
+}
+
+/* Under turn: makes a call, and reads the answer. */
+static int fv_call_locked(struct fv_context *ctx, u32 number, const void *args,
+			  size_t args_bytes, void *result, size_t result_bytes)
+{
+	u32 slot = ctx->submitted % FARLANE_CALL_SLOTS;
+	void *head = ctx->base + FARLANE_OFF_CALL_RING + slot * FARLANE_CALL_SLOT_BYTES;
+	void *payload = head + sizeof(struct farlane_call_header);
+	struct farlane_call_header header = {
+		.number = cpu_to_le32(number),
+		.length = cpu_to_le32(args_bytes),
+	};
+	u32 status;
+	int err;
+
+	memcpy(head, &header, sizeof(header));
+	memcpy(payload, args, args_bytes);
+	fv_store(ctx, FARLANE_OFF_CALL_SUBMITTED, ++ctx->submitted);
+	err = fv_wait(ctx);
+	if (err)
+		return err;
+	memcpy(&header, head, sizeof(header));
+	status = le32_to_cpu(header.status);
+	if (status)
+		return status > MAX_STATUS || status == ENODEV ? -EIO : -(int)status;
+	if (le32_to_cpu(header.length) != result_bytes)
+		return -EPROTO;
+	memcpy(result, payload, result_bytes);
+	return 0;
+}
+
+/**
+ * fv_call - make a call of the verbs
+ * @ctx: context that makes it
+ * @number: FARLANE_CALL_*
+ * @args: its arguments, @args_bytes of at most FARLANE_CALL_PAYLOAD_BYTES
+ * @args_bytes: their length
+ * @result: gets the result
+ * @result_bytes: its length
+ *
+ * Waits uninterruptibly: what a call has made must not be forgotten.
+ *
+ * Return: 0; -ENODEV of a dead device; another error number as the backend reports it.
+ */
+int fv_call(struct fv_context *ctx, u32 number, const void *args, size_t args_bytes,
+	    void *result, size_t result_bytes)
+{
+	struct farlane *fl = ctx->dev->fl;
+	bool breaks = false;
+	int err;
+
+	might_sleep();
+	mutex_lock(&ctx->turn);
+	if (READ_ONCE(ctx->dead) || ctx->broken) {
+		err = -ENODEV;
+	} else {
+		err = fv_call_locked(ctx, number, args, args_bytes, result, result_bytes);
+		breaks = err == -EPROTO;
+		ctx->broken = breaks;
+	}
+	mutex_unlock(&ctx->turn);
+	/* Nobody knows what such a backend still does with whose memory. */
+	if (breaks)
+		farlane_client_condemn(fl, "the ring of calls is out of order");
+	return err;
+}
+
+/* A call about one object, without a result. */
+int fv_handle_call(struct fv_context *ctx, u32 number, u32 handle)
+{
+	__le32 arg = cpu_to_le32(handle);
+
+	return fv_call(ctx, number, &arg, sizeof(arg), NULL, 0);
+}
+
+/*
+ * Ends an object; a dead device has none any more. Returns whether it is gone: where a backend
+ * refuses, its memory goes with the context.
+ */
+bool fv_destroy_call(struct fv_context *ctx, u32 number, u32 handle)
+{
+	int err = fv_handle_call(ctx, number, handle);
+
+	if (!err || err == -ENODEV)
+		return true;
+	ibdev_err_ratelimited(&ctx->dev->ib, "call %u of object %u: %d\n", number, handle, err);
+	return false;
+}
+
+int fv_object_add(struct fv_context *ctx, struct xarray *objects, u32 handle, void *object)
+{
+	int err;
+
+	mutex_lock(&ctx->objects_lock);
+	err = xa_insert(objects, handle, object, GFP_KERNEL_ACCOUNT);
+	mutex_unlock(&ctx->objects_lock);
+	/* A backend that names two objects alike. */
+	return err == -EBUSY ? -EPROTO : err;
+}
+
+void fv_object_del(struct fv_context *ctx, struct xarray *objects, u32 handle)
+{
+	mutex_lock(&ctx->objects_lock);
+	xa_erase(objects, handle);
+	mutex_unlock(&ctx->objects_lock);
+}
+
+/* Takes an event index for a completion queue; several may have the same. */
+void fv_cq_add(struct fv_cq *cq)
+{
+	struct fv_context *ctx = cq->ctx;
+	u32 channels = ctx->dev->max_events - FARLANE_EVENT_FIRST_CHANNEL;
+
+	spin_lock_irq(&ctx->cqs_lock);
+	cq->event = FARLANE_EVENT_FIRST_CHANNEL + ctx->last_event++ % channels;
+	hash_add(ctx->cqs_by_event, &cq->link, cq->event);
+	spin_unlock_irq(&ctx->cqs_lock);
+}
+
+void fv_cq_del(struct fv_cq *cq)
+{
+	spin_lock_irq(&cq->ctx->cqs_lock);
+	hash_del(&cq->link);
+	spin_unlock_irq(&cq->ctx->cqs_lock);
+}
+
+/* Under cqs_lock. */
+static void fv_cq_tell(struct fv_cq *cq)
+{
+	if (cq->ib.comp_handler)
+		cq->ib.comp_handler(&cq->ib, cq->ib.cq_context);
+}
+
+/* Which of the completion queues of an index have had an event. */
+static void fv_completions(struct fv_context *ctx, u32 index)
+{
+	unsigned long flags;
+	struct fv_cq *cq;
+	u32 events;
+
+	spin_lock_irqsave(&ctx->cqs_lock, flags);
+	hash_for_each_possible(ctx->cqs_by_event, cq, link, index) {
+		if (cq->event != index)
+			continue;
+		events = le32_to_cpu(READ_ONCE(*(__le32 *)(cq->control.base +
+							   FARLANE_CONTROL_OFF_EVENTS)));
+		if (events == cq->events)
+			continue;
+		cq->events = events;
+		fv_cq_tell(cq);
+	}
+	spin_unlock_irqrestore(&ctx->cqs_lock, flags);
+}
+
+static void fv_event(void *data, u32 index)
+{
+	struct fv_context *ctx = data;
+
+	if (index == FARLANE_EVENT_WAKE)
+		wake_up_all(&ctx->wait);
+	else if (index == FARLANE_EVENT_ASYNC)
+		schedule_work(&ctx->async);
+	else
+		fv_completions(ctx, index);
+}
+
+/* Whoever waits for a completion looks, and finds the device dead. */
+static void fv_dead(void *data)
+{
+	struct fv_context *ctx = data;
+	struct fv_cq *cq;
+	unsigned long flags;
+	int bucket;
+
+	WRITE_ONCE(ctx->dead, true);
+	wake_up_all(&ctx->wait);
+	spin_lock_irqsave(&ctx->cqs_lock, flags);
+	hash_for_each(ctx->cqs_by_event, bucket, cq, link)
+		fv_cq_tell(cq);
+	spin_unlock_irqrestore(&ctx->cqs_lock, flags);
+	if (ctx == &ctx->dev->kernel)
+		schedule_work(&ctx->dev->death);
+}
+
+static const struct farlane_client fv_client = {
+	.event = fv_event,
+	.dead = fv_dead,
+};
+
+static void fv_cq_event(struct fv_context *ctx, u32 handle, struct ib_event *event)
+{
+	struct fv_cq *cq = xa_load(&ctx->cqs, handle);
+
+	if (!cq || !cq->ib.event_handler)
+		return;
+	event->element.cq = &cq->ib;
+	cq->ib.event_handler(event, cq->ib.cq_context);
+}
+
+static void fv_qp_event(struct fv_context *ctx, u32 handle, struct ib_event *event)
+{
+	struct fv_qp *qp = xa_load(&ctx->qps, handle);
+
+	if (!qp || !qp->ib.event_handler)
+		return;
+	event->element.qp = &qp->ib;
+	qp->ib.event_handler(event, qp->ib.qp_context);
+}
+
+static void fv_srq_event(struct fv_context *ctx, u32 handle, struct ib_event *event)
+{
+	struct fv_srq *srq = xa_load(&ctx->srqs, handle);
+
+	if (!srq || !srq->ib.event_handler)
+		return;
+	event->element.srq = &srq->ib;
+	srq->ib.event_handler(event, srq->ib.srq_context);
+}
+
+/* Under objects_lock. The numbers are those of enum ib_event_type. */
+static void fv_async_event(struct fv_context *ctx, const struct farlane_async_event *entry)
+{
+	struct ib_event event = {
+		.device = &ctx->dev->ib,
+		.event = le32_to_cpu(entry->kind),
+	};
+	u32 handle = le32_to_cpu(entry->object);
+
+	switch (event.event) {
+	case IB_EVENT_CQ_ERR:
+		fv_cq_event(ctx, handle, &event);
+		break;
+	case IB_EVENT_QP_FATAL:
+	case IB_EVENT_QP_REQ_ERR:
+	case IB_EVENT_QP_ACCESS_ERR:
+	case IB_EVENT_COMM_EST:
+	case IB_EVENT_SQ_DRAINED:
+	case IB_EVENT_QP_LAST_WQE_REACHED:
+		fv_qp_event(ctx, handle, &event);
+		break;
+	case IB_EVENT_SRQ_ERR:
+	case IB_EVENT_SRQ_LIMIT_REACHED:
+		fv_srq_event(ctx, handle, &event);
+		break;
+	default:
+		ibdev_warn_ratelimited(&ctx->dev->ib, "event of kind %u\n",
+				       le32_to_cpu(entry->kind));
+	}
+}
+
+/* Takes what is in the asynchronous ring; the backend may wait for room in it. */
+static void fv_async(struct work_struct *work)
+{
+	struct fv_context *ctx = container_of(work, struct fv_context, async);
+	struct farlane_async_event entry;
+	u32 left, slot;
+
+	mutex_lock(&ctx->objects_lock);
+	do {
+		left = fv_load(ctx, FARLANE_OFF_ASYNC_PRODUCED) - ctx->async_consumed;
+		if (left > FARLANE_ASYNC_ENTRIES) {
+			ibdev_err_ratelimited(&ctx->dev->ib, "the ring of events is out of order\n");
+			break;
+		}
+		for (; left; left--) {
+			slot = ctx->async_consumed % FARLANE_ASYNC_ENTRIES;
+			memcpy(&entry, ctx->base + FARLANE_OFF_ASYNC_RING + slot * sizeof(entry),
+			       sizeof(entry));
+			fv_store(ctx, FARLANE_OFF_ASYNC_CONSUMED, ++ctx->async_consumed);
+			fv_async_event(ctx, &entry);
+		}
+		fv_wake_backend(ctx);
+	} while (fv_load(ctx, FARLANE_OFF_ASYNC_PRODUCED) != ctx->async_consumed);
+	mutex_unlock(&ctx->objects_lock);
+}
+
+static int fv_negotiate(struct fv_context *ctx)
+{
+	struct farlane_version_range range = {
+		.min = cpu_to_le32(FV_VERBS_VERSION),
+		.max = cpu_to_le32(FV_VERBS_VERSION),
+	};
+	__le32 version;
+
+	return fv_call(ctx, FARLANE_CALL_NEGOTIATE, &range, sizeof(range), &version,
+		       sizeof(version));
+}
+
+/* The header, where this module sees it as one piece, until the last event of it is handled. */
+static int fv_context_header(struct fv_context *ctx)
+{
+	struct farlane_shared header;
+	unsigned int i;
+	int err;
+
+	err = farlane_client_segment(ctx->core, FARLANE_HEADER_SEGMENT_BYTES, &header);
+	if (err)
+		return err;
+	for (i = 0; i < ARRAY_SIZE(ctx->header); i++) {
+		ctx->header[i] = header.pages[i];
+		get_page(ctx->header[i]);
+	}
+	ctx->base = vmap(ctx->header, ARRAY_SIZE(ctx->header), VM_MAP, PAGE_KERNEL);
+	return ctx->base ? 0 : -ENOMEM;
+}
+
+/**
+ * fv_context_open - open a context
+ * @ctx: zeroed
+ * @dev: device
+ * @flags: FARLANE_FLAG_KERNEL for that of the kernel, 0 for one of a process
+ *
+ * Return: 0 or an error number, and then there is nothing to close.
+ */
+int fv_context_open(struct fv_context *ctx, struct fv_device *dev, u32 flags)
+{
+	int err;
+
+	ctx->dev = dev;
+	mutex_init(&ctx->turn);
+	init_waitqueue_head(&ctx->wait);
+	INIT_WORK(&ctx->async, fv_async);
+	mutex_init(&ctx->objects_lock);
+	xa_init(&ctx->qps);
+	xa_init(&ctx->srqs);
+	xa_init(&ctx->cqs);
+	spin_lock_init(&ctx->cqs_lock);
+	hash_init(ctx->cqs_by_event);
+	mutex_init(&ctx->controls_lock);
+	INIT_LIST_HEAD(&ctx->controls);
+	ctx->core = farlane_client_open(dev->fl, flags, &fv_client, ctx);
+	if (IS_ERR(ctx->core))
+		return PTR_ERR(ctx->core);
+	err = fv_context_header(ctx);
+	if (!err)
+		err = fv_negotiate(ctx);
+	if (err)
+		fv_context_close(ctx);
+	return err;
+}
+
+void fv_context_close(struct fv_context *ctx)
+{
+	unsigned int i;
+
+	farlane_client_close(ctx->core);
+	/* No event comes any more. */
+	cancel_work_sync(&ctx->async);
+	fv_controls_release(ctx);
+	vunmap(ctx->base);
+	for (i = 0; i < ARRAY_SIZE(ctx->header) && ctx->header[i]; i++)
+		put_page(ctx->header[i]);
+	xa_destroy(&ctx->qps);
+	xa_destroy(&ctx->srqs);
+	xa_destroy(&ctx->cqs);
+}
