@@ -34,8 +34,22 @@ pub enum Weight {
     Waits,
     /// One.
     One,
+    /// Two: what it shows depends on the processors that it has, so that beside it nothing runs
+    /// beyond one job a processor.
+    Two,
     /// All: it measures.
     All,
+}
+
+impl Weight {
+    /// How much of the room for jobs it takes that run side by side.
+    fn part(self) -> usize {
+        match self {
+            Self::Waits => 0,
+            Self::One | Self::All => 1,
+            Self::Two => 2,
+        }
+    }
 }
 
 /// A program to run.
@@ -96,7 +110,8 @@ pub struct Outcome {
 pub const RECORD_VARIABLE: &str = "FARLANE_RECORD";
 
 /// Runs jobs side by side, in their order as far as there is room for them; those with
-/// [`Weight::Waits`] begin at once, those with [`Weight::All`] come last. Their output goes to
+/// [`Weight::Waits`] begin at once, those with [`Weight::All`] come last. One that needs more than
+/// there is at all has it alone. Their output goes to
 /// files in `logs`, which stay for those that fail.
 ///
 /// # Errors
@@ -112,24 +127,26 @@ pub fn run_all(jobs: Vec<Job>, logs: &Path) -> Result<Vec<Outcome>> {
     for (mut waiting, at_once) in [(light, room), (heavy, 1)] {
         let (ended, end) = channel();
         let mut running = 0;
-        let mut beside = 0;
-        while running > 0 || beside > 0 || !waiting.is_empty() {
-            while let Some(at) = waiting
-                .iter()
-                .position(|job| job.weight == Weight::Waits || running < at_once)
-                && let Some(job) = waiting.remove(at)
+        let mut taken = 0;
+        while running > 0 || !waiting.is_empty() {
+            while let Some(at) = waiting.iter().position(|job| match job.weight.part() {
+                0 => true,
+                part => taken == 0 || taken + part <= at_once,
+            }) && let Some(job) = waiting.remove(at)
             {
-                let waits = job.weight == Weight::Waits;
+                let part = job.weight.part();
                 let (ended, logs) = (ended.clone(), logs.to_owned());
                 let record = records.join(format!("{}.json", file_name(&job.name)));
-                *(if waits { &mut beside } else { &mut running }) += 1;
+                running += 1;
+                taken += part;
                 thread::Builder::new()
                     .name(job.name.clone())
-                    .spawn(move || drop(ended.send((waits, perform(job, &logs, &record)))))
+                    .spawn(move || drop(ended.send((part, perform(job, &logs, &record)))))
                     .context("Cannot start a thread")?;
             }
-            let (waits, outcome) = end.recv().context("A job was lost")?;
-            *(if waits { &mut beside } else { &mut running }) -= 1;
+            let (part, outcome) = end.recv().context("A job was lost")?;
+            running -= 1;
+            taken -= part;
             outcomes.push(outcome?);
             if let Some(outcome) = outcomes.last() {
                 say(outcome, outcomes.len(), total);
@@ -295,6 +312,35 @@ mod tests {
         }
         let outcomes = run_all(jobs, logs.path()).unwrap();
         assert!(outcomes.iter().all(|outcome| outcome.verdict.failed == 0));
+    }
+
+    #[test]
+    fn no_more_than_one_a_processor_runs_where_one_needs_two() {
+        let logs = tempfile::tempdir().unwrap();
+        let count = logs.path().join("count");
+        // Each leaves a line while it runs, and says how many there were.
+        let line = format!(
+            "f={0}.$$; : >$f; sleep 0.2; ls {0}.* | wc -l >\"$FARLANE_RECORD\"; rm $f",
+            count.display()
+        );
+        let processors = processors().unwrap().len();
+        let seen = |weights: &[Weight]| -> Vec<usize> {
+            let numbered = weights.iter().enumerate();
+            let jobs = numbered.map(|(number, weight)| job(&number.to_string(), &line, *weight));
+            let mut outcomes = run_all(jobs.collect(), logs.path()).unwrap();
+            outcomes.sort_by_key(|outcome| outcome.name.parse::<usize>().unwrap());
+            let figures = outcomes
+                .iter()
+                .map(|outcome| &outcome.verdict.figures[0][0]);
+            figures.map(|seen| seen.trim().parse().unwrap()).collect()
+        };
+        let alike = seen(&vec![Weight::Two; 2 * processors]);
+        let most = alike.iter().max().unwrap();
+        assert!(*most <= processors.div_ceil(2), "{alike:?} that need two");
+        let mut weights = vec![Weight::One; 2 * processors];
+        weights.insert(0, Weight::Two);
+        let beside = seen(&weights);
+        assert!(beside[0] <= processors, "{beside:?}, the first needs two");
     }
 
     #[test]

@@ -126,9 +126,10 @@ pub fn scenario_jobs(scenarios: &[&Scenario], all_is_built: bool) -> Result<Vec<
         Job {
             name: scenario.name.to_owned(),
             command,
-            weight: match scenarios::MEASURING.contains(&scenario.name) {
-                true => Weight::All,
-                false => Weight::One,
+            weight: match scenario.name {
+                name if scenarios::MEASURING.contains(&name) => Weight::All,
+                name if scenarios::NEEDING_TWO.contains(&name) => Weight::Two,
+                _ => Weight::One,
             },
             timeout: SCENARIO_TIMEOUT,
             judge: judge_scenario,

@@ -105,6 +105,17 @@ const NOT_RUN_STATUS: u8 = 77;
 /// Those that measure: nothing else runs beside them.
 pub const MEASURING: &[&str] = &["blk-vs-qsd", "lend-vs-local", "net-vs-tap", "rdma-vs-rxe"];
 
+/// Those that look at an order, a share or a lease of a second, for which they need the processors:
+/// beside each runs no more than one job a processor.
+pub const NEEDING_TWO: &[&str] = &[
+    "lend-partition",
+    "octo-net",
+    "octo-net-flood",
+    "octo-net-peers",
+    "rdma-tenants",
+    "rdma-tenants-workers",
+];
+
 impl Scenario {
     /// Does what the scenario is, in a run that the caller has made.
     pub fn perform(&self, run: &Run<'_>, report: &mut Report) -> Result<()> {
