@@ -5,7 +5,7 @@
 use farlane_abi::rdma::{self, *};
 use farlane_rdma_remoting::engine::soft::{SoftCq, SoftEngine};
 use farlane_rdma_remoting::engine::{
-    ContextSpec, EngineContext as _, PortAddress, QpSpec, Receives,
+    ContextSpec, EngineContext as _, PortAddress, QpDepths, QpSpec, Receives,
 };
 use farlane_rdma_remoting::local::LocalCompletionQueue;
 use farlane_rdma_remoting::memory::{MemoryTable, PdHandle};
@@ -67,6 +67,7 @@ fn give_up(engine: &SoftEngine, tenant: &Arc<LogLimit>, state: u8) {
         .create_qp(QpSpec {
             kind: QPT_RC,
             pd: PdHandle(1),
+            depths: QpDepths::default(),
             sends: Box::new(Nonsense),
             recvs: Receives::Own(Box::new(Nonsense)),
             send_cq: Some(SoftCq::new(cq.clone())),

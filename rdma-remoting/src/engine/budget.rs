@@ -283,6 +283,18 @@ impl Spending {
         self.pay(LOOK_COST);
     }
 
+    /// Leaves at most so many bytes, and returns how many it has [kept](Self::give_back).
+    pub(crate) fn keep_back(&mut self, most: u64) -> u64 {
+        let kept = self.left.bytes.saturating_sub(most);
+        self.left.bytes -= kept;
+        kept
+    }
+
+    /// Leaves what was [kept back](Self::keep_back), too.
+    pub(crate) fn give_back(&mut self, kept: u64) {
+        self.left.bytes = self.left.bytes.saturating_add(kept);
+    }
+
     /// Takes at most so many bytes, and returns how many there were.
     pub fn take(&mut self, bytes: u64) -> u64 {
         let bytes = bytes.min(self.left.bytes).min(self.left.cost);

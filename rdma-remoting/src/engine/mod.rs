@@ -63,12 +63,30 @@ pub struct ContextSpec {
     pub limit: Arc<LogLimit>,
 }
 
+/// How large the queues of a queue pair are (`struct ibv_qp_cap`): an engine whose adapter has
+/// queues of its own makes them so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpDepths {
+    /// Send requests that have not completed, at most.
+    pub sends: u32,
+    /// Elements that a send request has at most.
+    pub send_elements: u32,
+    /// Bytes of the inline data of a send request, at most.
+    pub inline_bytes: u32,
+    /// Receive requests that have not completed, at most; zero where it takes those of others.
+    pub recvs: u32,
+    /// Elements that a receive request has at most.
+    pub recv_elements: u32,
+}
+
 /// What an engine needs to make a queue pair.
 pub struct QpSpec {
     /// Transport service type, of `enum ibv_qp_type`.
     pub kind: u32,
     /// Protection domain of its work requests; [`PdHandle::NONE`] where it takes those of a domain.
     pub pd: PdHandle,
+    /// How large its queues are.
+    pub depths: QpDepths,
     /// Where send requests come from.
     pub sends: Box<dyn WorkSource<SendWqe>>,
     /// Where receive requests come from.

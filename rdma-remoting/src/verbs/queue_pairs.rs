@@ -4,7 +4,7 @@ use super::CallHost;
 use crate::address::GroupGid;
 use crate::address_handles::HandlesOfDomain;
 use crate::async_ring::ObjectEvents;
-use crate::engine::{Destination, EngineCq, QpSpec, Receives};
+use crate::engine::{Destination, EngineCq, QpDepths, QpSpec, Receives};
 use crate::inbox::Scheduled;
 use crate::ledger::Resource;
 use crate::objects::{CqObject, Member, Objects, Pd, QpMemory, QpObject, SrqObject};
@@ -47,6 +47,7 @@ impl From<&CreateQpEx> for NewQp {
 
 /// The queues of a new queue pair.
 pub(super) struct Queues {
+    pub depths: QpDepths,
     pub sends: Box<dyn WorkSource<SendWqe>>,
     /// Not looked at where it takes those of others.
     pub recvs: Box<dyn WorkSource<RecvWqe>>,
@@ -125,6 +126,17 @@ impl CallHost<'_> {
             let queues = addressed_queues(&part.memory, &layout, addressing);
             let (sends, recvs) = queues.map_err(|_| Errno::EINVAL)?;
             Ok(Queues {
+                depths: QpDepths {
+                    sends: base.send_wr.get(),
+                    send_elements: base.send_sge.get(),
+                    inline_bytes: base.inline_bytes.get(),
+                    recvs: if args.srq.get() == 0 {
+                        base.recv_wr.get()
+                    } else {
+                        0
+                    },
+                    recv_elements: base.recv_sge.get(),
+                },
                 sends: Box::new(sends),
                 recvs: Box::new(recvs),
                 memory: QpMemory {
@@ -163,6 +175,7 @@ impl CallHost<'_> {
             _ => Addressing::Connected,
         };
         let Queues {
+            depths,
             sends,
             recvs,
             memory,
@@ -180,6 +193,7 @@ impl CallHost<'_> {
             let engine = home.create_qp(QpSpec {
                 kind,
                 pd,
+                depths,
                 sends,
                 recvs: match &srq {
                     Some(srq) => Receives::Shared(Arc::clone(&srq.turns.engine)),

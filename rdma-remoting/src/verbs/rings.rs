@@ -4,6 +4,7 @@ use super::CallHost;
 use super::queue_pairs::{NewQp, Queues};
 use super::shared_receive_queues::NewSrq;
 use crate::completion_queue::SharedCompletionQueue;
+use crate::engine::QpDepths;
 use crate::objects::QpMemory;
 use crate::request::RecvWqe;
 use crate::request::rxe::{RxeRecvFormat, RxeSendFormat};
@@ -134,8 +135,16 @@ impl CallHost<'_> {
                 }
                 None => Box::new(NoRequests),
             };
+            let depths = QpDepths {
+                sends: send_layout.entries(),
+                send_elements: elements,
+                inline_bytes,
+                recvs: recv.as_ref().map_or(0, |(_, layout)| layout.entries()),
+                recv_elements: receives.elements,
+            };
             let rings = [Some(send), recv.map(|(ring, _)| ring)];
             Ok(Queues {
+                depths,
                 sends: Box::new(sends.map_err(|_| Errno::EINVAL)?),
                 recvs,
                 memory: QpMemory {

@@ -2,7 +2,7 @@
 
 use super::{CallHost, region_id};
 use crate::async_ring::ObjectEvents;
-use crate::engine::{QpNumber, QpSpec, Receives};
+use crate::engine::{QpDepths, QpNumber, QpSpec, Receives};
 use crate::inbox::Scheduled;
 use crate::ledger::Resource;
 use crate::memory::PdHandle;
@@ -69,6 +69,7 @@ impl CallHost<'_> {
                 self.context.engine_context.create_qp(QpSpec {
                     kind: QPT_XRC_RECV,
                     pd: PdHandle::NONE,
+                    depths: QpDepths::default(),
                     sends: Box::new(NoRequests),
                     recvs: Receives::Domain(Arc::clone(&domain.engine)),
                     send_cq: None,

@@ -4,7 +4,7 @@ mod hardware;
 
 use crate::context::Context;
 use crate::counters::Counters;
-use crate::engine::EventSource;
+use crate::engine::{EventSource, QpDepths};
 use crate::ledger::Ledger;
 use crate::server::ServerConfig;
 use crate::testing::{Header, memory, open, port, region};
@@ -293,6 +293,41 @@ impl Program {
         };
         (0..produced.load(Ordering::SeqCst)).map(entry).collect()
     }
+}
+
+#[test]
+fn an_engine_knows_how_large_the_queues_of_a_queue_pair_are() {
+    let p = Program::start();
+    let shared = QpDepths {
+        sends: 4,
+        send_elements: 1,
+        ..QpDepths::default()
+    };
+    assert_eq!(p.hardware.with(|work| work.depths()), [shared]);
+    let mut host = p.host();
+    host.destroy_qp(p.qp.handle).unwrap();
+    let own = CreateQp {
+        pd: p.pd,
+        send_cq: p.cq,
+        recv_cq: p.cq,
+        qp_type: QPT_UD.into(),
+        send_wr: 8.into(),
+        send_sge: 2.into(),
+        inline_bytes: 32.into(),
+        recv_wr: 16.into(),
+        recv_sge: 3.into(),
+        region: 2.into(),
+        ..Default::default()
+    };
+    host.create_qp(own).unwrap();
+    let all = QpDepths {
+        sends: 8,
+        send_elements: 2,
+        inline_bytes: 32,
+        recvs: 16,
+        recv_elements: 3,
+    };
+    assert_eq!(p.hardware.with(|work| work.depths()), [all]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use farlane_abi::queue::WC_STATUS_RETRY_EXC_ERR;
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::soft::{SoftCq, SoftEngine};
 use farlane_rdma_remoting::engine::{
-    ContextSpec, EngineContext as _, EngineQp, PortAddress, QpSpec, Receives,
+    ContextSpec, EngineContext as _, EngineQp, PortAddress, QpDepths, QpSpec, Receives,
 };
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
@@ -155,6 +155,7 @@ pub fn end_over(
         .create_qp(QpSpec {
             kind: setup.kind,
             pd: PdHandle(1),
+            depths: QpDepths::default(),
             sends: Box::new(LocalQueue::clone(&sends)),
             recvs: receives,
             send_cq: Some(SoftCq::new(cq.clone())),

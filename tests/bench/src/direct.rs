@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result, bail};
 use farlane_abi::rdma::{self, QpAttr};
 use farlane_rdma_remoting::engine::soft::{SoftCq, SoftEngine};
 use farlane_rdma_remoting::engine::{
-    ContextSpec, EngineContext as _, EngineQp, PortAddress, QpSpec, Receives,
+    ContextSpec, EngineContext as _, EngineQp, PortAddress, QpDepths, QpSpec, Receives,
 };
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
@@ -63,6 +63,7 @@ impl End {
         let qp = context.create_qp(QpSpec {
             kind: rdma::QPT_RC,
             pd: PdHandle(1),
+            depths: QpDepths::default(),
             sends: Box::new(LocalQueue::clone(&sends)),
             recvs: Receives::Own(Box::new(LocalQueue::default())),
             send_cq: Some(SoftCq::new(cq.clone())),

@@ -11,10 +11,16 @@
 //!
 //! Where a session has the peer's answer at once, a requester has one message under way. Where it
 //! sends, and answers come later ([`Carrier::next_answer`]), it has a window of them
-//! ([`Carrier::IN_FLIGHT`]): it numbers its messages, the responder takes them in order
-//! ([`Responder::receive`](super::responder::Responder::receive)), and what is lost is sent again
-//! from there on. So a carrier may lose fragments and answers, double them, and have them come in
-//! another order.
+//! ([`Carrier::IN_FLIGHT`], [`Carrier::bytes_in_flight`]): it numbers its messages, the responder
+//! takes them in order ([`Responder::receive`](super::responder::Responder::receive)), and what is
+//! lost is sent again from there on. So a carrier may lose fragments and answers, double them, and
+//! have them come in another order.
+//!
+//! **Memory.** A message names memory of the requester ([`Message::parts`]). A carrier that only
+//! copies has done with it when [`Session::go_on`] returns. One that sends may have it read and
+//! written later, by an adapter: until it gives out the answer by which the message completes
+//! ([`Carrier::next_answer`]), or is told that the message is over without one
+//! ([`Carrier::enter`]), or that nothing goes on ([`Carrier::pause`]).
 //!
 //! [`LocalCopy`](super::local_copy::LocalCopy) has both ends in one address space: a session is the
 //! responder's lock, and a payload the memory that the request names. Where the ends are on two
@@ -22,6 +28,7 @@
 //! in finds the [`Target`](super::target::Target) in the fabric of that host and makes an
 //! [`Incoming`](super::transfer::Incoming) with a payload of what has come in.
 
+use super::attributes::State;
 use super::common::{Life, QpCommon};
 use super::datagram::{Packet, Undelivered};
 use super::fabric::QpName;
@@ -35,10 +42,12 @@ use crate::engine::{PortAddress, QpNumber, Spending};
 use crate::memory::Part;
 use crate::request::SendWqe;
 use farlane_abi::Errno;
+use farlane_abi::rdma::QpAttr;
 use farlane_zero_copy::RegionError;
 use std::sync::Arc;
 
-/// Finds those who receive.
+/// Finds those who receive, for one queue pair. Whoever calls holds locks of that: a carrier takes
+/// none of them, and waits for nobody who does.
 pub trait Carrier: Send + 'static {
     /// A queue pair that has been found.
     type Peer: Peer;
@@ -46,6 +55,21 @@ pub trait Carrier: Send + 'static {
     type Data: AsRef<[u8]>;
     /// Messages over a connection that may be without an answer; zero where their sessions answer.
     const IN_FLIGHT: usize;
+    /// Bytes that may be on their way to the peer, or have been asked of it, without an answer: at
+    /// least one, and a word of an atomic operation goes beyond. More of a message is not sent
+    /// before an answer comes. Nobody asks where sessions answer.
+    fn bytes_in_flight(&self) -> u64;
+    /// The queue pair that this carries for is in that state from now on, with these attributes. It
+    /// begins in Reset. Where it enters Reset (as one that is destroyed does), SQE or Error, its
+    /// messages that have no answer are over: when this returns, the carrier uses memory of none of
+    /// them any more, and gives out no answer to one. It is told before the first of them
+    /// completes, which is later than another thread, or a peer, may have brought the queue pair
+    /// there.
+    fn enter(&mut self, state: State, attr: &QpAttr);
+    /// The queue pair stops, or goes on. When it has stopped, the carrier uses memory of no message
+    /// any more, until it goes on. What was lost by that is sent again, as what a network has lost
+    /// is; answers that have come stay.
+    fn pause(&mut self, paused: bool);
     /// The queue pair of this name.
     fn find(&self, name: QpName) -> Option<Self::Peer>;
     /// The queue pair that this carries for receives what is sent to a group from now on, wherever
@@ -63,7 +87,8 @@ pub trait Carrier: Send + 'static {
     /// The next member of a group on a walk, and the walk behind it.
     fn next_member(&self, group: GroupGid, walk: Walk) -> Option<(Self::Peer, Walk)>;
     /// The next answer that has come to the queue pair that this carries for. Whose arrival has it
-    /// scheduled.
+    /// scheduled. Of messages of which it says that they have arrived, or were refused, and of
+    /// those before one that has fetched bytes, the carrier uses the memory no more.
     fn next_answer(&mut self) -> Option<Reply<Self::Data>>;
     /// Whether there is one.
     fn has_answer(&self) -> bool;
@@ -222,7 +247,9 @@ pub struct Message<'a> {
     )]
     pub sequence: Sequence,
     pub request: &'a SendWqe,
-    /// Memory of the requester that the request names.
+    /// Memory of the requester that the request names. A carrier that uses it after
+    /// [`Session::go_on`] has clones of it, and opens them anew for each access: what its owner has
+    /// ended meanwhile does not open, and who ends it waits for who has it open.
     pub parts: &'a [Part],
 }
 

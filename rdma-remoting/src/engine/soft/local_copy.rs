@@ -1,6 +1,7 @@
 //! The carrier between queue pairs of one address space: a message is copied once, from the memory
 //! that the requester names to the memory that the responder names.
 
+use super::attributes::State;
 use super::carrier::{Carrier, Failed, Message, Payload, Peer, Reached, Reply, Sender, Session};
 use super::common::{Life, QpCommon};
 use super::datagram::{Packet, Undelivered};
@@ -16,6 +17,7 @@ use crate::engine::Spending;
 use crate::memory::Part;
 use crate::request::SendWqe;
 use farlane_abi::Errno;
+use farlane_abi::rdma::QpAttr;
 use farlane_zero_copy::RegionError;
 use std::sync::{Arc, MutexGuard, Weak};
 
@@ -26,6 +28,17 @@ impl Carrier for LocalCopy {
     type Peer = Arc<Target>;
     type Data = [u8; 0];
     const IN_FLIGHT: usize = 0;
+
+    /// Sessions answer.
+    fn bytes_in_flight(&self) -> u64 {
+        0
+    }
+
+    /// A message has done with its memory whenever its session has moved bytes.
+    fn enter(&mut self, _: State, _: &QpAttr) {}
+
+    /// The same.
+    fn pause(&mut self, _: bool) {}
 
     fn find(&self, name: QpName) -> Option<Arc<Target>> {
         self.0.find(name)

@@ -177,7 +177,7 @@ impl<C: Carrier> EngineQp for SoftQp<C> {
             requester.reset();
             responder.reset();
         } else {
-            requester.set(&new, peer);
+            requester.set(to, &new, peer);
             responder.set(&new, peer);
         }
         self.common().state.set(to);

@@ -106,6 +106,8 @@ pub struct Requester<C: Carrier> {
     unheard: Sequence,
     /// The end of draining was told.
     drained: bool,
+    /// The state that the carrier knows of.
+    told: State,
     /// Its queue makes no sense any more, or its completion queue has overrun.
     dead: bool,
     /// Paused: no request is carried out.
@@ -134,15 +136,19 @@ impl<C: Carrier> Requester<C> {
             started: None,
             unheard: Sequence::default(),
             drained: false,
+            told: State::Reset,
             dead: false,
             paused: false,
             attr: QpAttr::default(),
         }
     }
 
-    /// Sets attributes that are valid, and whom they connect it to.
-    pub fn set(&mut self, attr: &QpAttr, peer: Option<QpName>) {
+    /// Goes to a state other than Reset, with attributes that are valid, and whom they connect it
+    /// to.
+    pub fn set(&mut self, state: State, attr: &QpAttr, peer: Option<QpName>) {
         self.attr = *attr;
+        self.told = state;
+        self.carrier.enter(state, attr);
         self.peer_name = peer;
         self.peer = Default::default();
         self.drained = false;
@@ -150,6 +156,15 @@ impl<C: Carrier> Requester<C> {
 
     pub fn pause(&mut self, paused: bool) {
         self.paused = paused;
+        self.carrier.pause(paused);
+    }
+
+    /// Tells the carrier where it does not know of the state.
+    fn tell_state(&mut self, qp: &QpCommon) {
+        let state = qp.state();
+        if std::mem::replace(&mut self.told, state) != state {
+            self.carrier.enter(state, &self.attr);
+        }
     }
 
     /// What its messages go by.
@@ -159,6 +174,9 @@ impl<C: Carrier> Requester<C> {
 
     /// Back to the state of a new queue pair.
     pub fn reset(&mut self) {
+        self.attr = QpAttr::default();
+        self.told = State::Reset;
+        self.carrier.enter(State::Reset, &self.attr);
         self.source.discard();
         self.parts.clear();
         self.active = None;
@@ -171,7 +189,6 @@ impl<C: Carrier> Requester<C> {
         self.unheard = Sequence::default();
         self.drained = false;
         self.dead = false;
-        self.attr = QpAttr::default();
     }
 
     /// It goes on from SQE: what was posted before is not sent (IBTA 10.3.1, Send Queue Error), but
@@ -427,6 +444,7 @@ impl<C: Carrier> Requester<C> {
     fn fail(&mut self, qp: &QpCommon, status: u8) {
         log::debug!("{}: a request fails with status {status}", qp.number);
         qp.enter_send_error();
+        self.tell_state(qp);
         counters::count(&qp.counters.failures, 1);
         self.end(qp, status);
     }
@@ -463,6 +481,7 @@ impl<C: Carrier> Requester<C> {
         if qp.enter_error() {
             (qp.events)(EVENT_QP_FATAL);
         }
+        self.tell_state(qp);
     }
 
     /// Flushes at most `most` of the send requests that it [has to flush](Self::has_to_flush);
@@ -486,6 +505,7 @@ impl<C: Carrier> Requester<C> {
     }
 
     fn flush_some(&mut self, qp: &QpCommon, most: u32) -> u32 {
+        self.tell_state(qp);
         let mut count = 0;
         while count < most && !self.dead {
             if self.flush_first(qp, WC_STATUS_WR_FLUSH_ERR) {

@@ -6,7 +6,8 @@ use super::qp::SoftQp;
 use super::transport::Transport;
 use super::*;
 use crate::engine::{
-    ContextSpec, Destination, EngineQp as _, PortAddress, QpNumber, QpSpec, RawGid, Receives,
+    ContextSpec, Destination, EngineQp as _, PortAddress, QpDepths, QpNumber, QpSpec, RawGid,
+    Receives,
 };
 use crate::local::{LocalCompletionQueue, LocalQueue};
 use crate::memory::{MemoryTable, PdHandle};
@@ -49,6 +50,7 @@ fn end_at(fabric: &Arc<Fabric>, address: PortAddress, number: Option<QpNumber>) 
     let spec = QpSpec {
         kind: QPT_RC,
         pd: PdHandle(1),
+        depths: QpDepths::default(),
         sends: Box::new(LocalQueue::clone(&sends)),
         recvs: Receives::Own(Box::new(LocalQueue::clone(&recvs))),
         send_cq: Some(SoftCq::new(cq.clone())),

@@ -4,7 +4,7 @@ use crate::address::{AddressVector, AhHandle, Destination, GroupGid, Recipients}
 use crate::completion_queue::CompletionSink;
 use crate::engine::{
     ContextSpec, CqSpec, Engine, EngineContext, EngineCq, EngineQp, EngineSrq, EngineXrcDomain,
-    EventSource, Progress, QpNumber, QpSpec, Receives, Schedule, SrqSpec, Turn,
+    EventSource, Progress, QpDepths, QpNumber, QpSpec, Receives, Schedule, SrqSpec, Turn,
 };
 use crate::memory::{MemoryRegion, PdHandle, WindowKind};
 use crate::request::{MemoryKey, RecvWqe, SendWqe, SrqNumber, Target};
@@ -38,6 +38,8 @@ struct HardwareQp {
     recv_cq: u32,
     /// Its shared receive queue.
     srq: u32,
+    /// How large its queues there are.
+    depths: QpDepths,
     paused: bool,
 }
 
@@ -87,6 +89,11 @@ impl Work {
     pub fn objects(&self) -> [usize; 5] {
         let (cqs, srqs, qps) = (self.cqs.len(), self.srqs.len(), self.qps.len());
         [cqs, srqs, qps, self.ahs.len(), self.regions.len()]
+    }
+
+    /// How large the queues of each queue pair are.
+    pub fn depths(&self) -> Vec<QpDepths> {
+        self.qps.values().map(|qp| qp.depths).collect()
     }
 
     /// A message arrives, where it is for somebody who has a request left.
@@ -345,11 +352,13 @@ impl EngineContext for DriverContext {
             Receives::Domain(domain) => own::<DriverDomain>(domain).map(|_| 0)?,
         };
         lock(&self.schedules).push(spec.schedule);
+        let depths = spec.depths;
         let number = self.hardware.with(|work| {
             let number = QpNumber::of(work.name());
             let qp = HardwareQp {
                 recv_cq,
                 srq,
+                depths,
                 paused: false,
             };
             work.qps.insert(number, qp);

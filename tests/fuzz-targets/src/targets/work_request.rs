@@ -24,7 +24,7 @@ use farlane_rdma_remoting::address::{
 use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
 use farlane_rdma_remoting::engine::soft::{SoftCq, SoftEngine, SoftSrq};
 use farlane_rdma_remoting::engine::{
-    ContextSpec, EngineContext as _, EngineQp, PortAddress, QpSpec, Receives,
+    ContextSpec, EngineContext as _, EngineQp, PortAddress, QpDepths, QpSpec, Receives,
 };
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle, WindowKind};
 use farlane_rdma_remoting::request::{
@@ -228,14 +228,13 @@ impl<'a> End<'a> {
         let (sends, recvs) = both.expect("a segment that is long enough");
         let cq_layout = CqLayout::new(cqes).expect("a small queue");
         let nothing = || Box::new(|| ()) as Box<dyn Fn() + Send + Sync>;
-        let cq =
-            SharedCompletionQueue::new(
-                completions.clone(),
-                &cq_layout,
-                &DeviceClock::default(),
-                Some(nothing()),
-                nothing(),
-            );
+        let cq = SharedCompletionQueue::new(
+            completions.clone(),
+            &cq_layout,
+            &DeviceClock::default(),
+            Some(nothing()),
+            nothing(),
+        );
         let cq = Arc::new(cq.expect("a segment that is long enough"));
         let is_shared = receives_from == Queues::Shared || kind == QPT_XRC_RECV;
         let shared = is_shared.then(|| shared(machine, index));
@@ -261,6 +260,7 @@ impl<'a> End<'a> {
         let qp = context.create_qp(QpSpec {
             kind,
             pd: PdHandle(1),
+            depths: QpDepths::default(),
             sends: Box::new(sends),
             recvs: receives,
             send_cq: Some(SoftCq::new(cq.clone())),

@@ -20,6 +20,7 @@ use farlane_abi::queue::{
 };
 use farlane_abi::width::to_u64;
 use farlane_zero_copy::topology::Node;
+use std::cmp::Ordering::{Equal, Greater, Less};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -116,6 +117,23 @@ impl Window {
         fetching.count()
     }
 
+    /// Bytes that are on their way to the peer, or were asked of it, and have no answer.
+    fn bytes_under_way(&self) -> u64 {
+        let has_arrived = |sequence: Sequence| match sequence.cmp(&self.arrived.message) {
+            Less => u64::MAX,
+            Equal => self.arrived.offset,
+            Greater => 0,
+        };
+        let under_way = |(index, one): (usize, &Outstanding)| {
+            let answered = match one.fetches() {
+                true => one.fetched,
+                false => has_arrived(self.sequence(index)),
+            };
+            one.transfer.done.saturating_sub(answered)
+        };
+        self.requests.iter().enumerate().map(under_way).sum()
+    }
+
     /// Nothing follows one that fails.
     fn is_closed(&self) -> bool {
         self.requests.iter().any(|one| one.failed.is_some())
@@ -207,7 +225,14 @@ impl<C: Carrier> Requester<C> {
                 }
                 Some(_) => {}
             }
-            let Some(reached) = self.send_next(qp, &mut budget, turn.now) else {
+            // An answer makes room.
+            let Some(room) = self.room() else {
+                break;
+            };
+            let kept = budget.keep_back(room);
+            let reached = self.send_next(qp, &mut budget, turn.now);
+            budget.give_back(kept);
+            let Some(reached) = reached else {
                 break;
             };
             progress.worked = true;
@@ -241,10 +266,20 @@ impl<C: Carrier> Requester<C> {
         }
         let has_room = !window.is_closed() && window.requests.len() < C::IN_FLIGHT;
         match (window.requests.get(window.next), &self.active) {
-            (Some(next), _) => next.failed.is_none(),
+            (Some(next), _) => next.failed.is_none() && self.room().is_some(),
             (None, Some(_)) => self.may_go(),
             (None, None) => !draining && has_room && self.source.is_ready(),
         }
+    }
+
+    /// How many bytes of the next message of the window may be sent now. Nothing where that has to
+    /// wait for an answer.
+    fn room(&self) -> Option<u64> {
+        let window = &self.window;
+        let next = window.requests.get(window.next)?;
+        let most = self.carrier.bytes_in_flight().max(1);
+        let room = most.saturating_sub(window.bytes_under_way());
+        (room > 0 || !next.transfer.is_left()).then_some(room)
     }
 
     /// Whether the request that has begun may be sent now: not before what it has to wait for

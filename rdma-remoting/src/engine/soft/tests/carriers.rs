@@ -1,5 +1,6 @@
 //! The transport services over carriers: what they promise is the same over any.
 
+use super::super::attributes::State;
 use super::super::carrier::{
     Carrier, Failed, Message, Payload, Peer, Reached, Reply, Sender, Session,
 };
@@ -22,8 +23,8 @@ use farlane_abi::queue::{
     WC_STATUS_REM_ACCESS_ERR, WC_STATUS_RNR_RETRY_EXC_ERR,
 };
 use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QPT_UC,
-    QPT_UD, UC_TO_RTR, UC_TO_RTS, UD_TO_INIT, UD_TO_RTR, UD_TO_RTS,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QP_STATE,
+    QPS_RESET, QPT_UC, QPT_UD, UC_TO_RTR, UC_TO_RTS, UD_TO_INIT, UD_TO_RTR, UD_TO_RTS,
 };
 use farlane_sys::sync::lock;
 use farlane_zero_copy::{Pool, Region, RegionError, copy_from_slice, copy_to_slice};
@@ -53,6 +54,10 @@ struct Told {
     groups: Vec<GroupGid>,
     /// Retry timers that have ended.
     timers: u32,
+    /// States that it has entered.
+    states: Vec<State>,
+    /// How often it has stopped and gone on.
+    pauses: Vec<bool>,
 }
 
 /// A queue pair behind the wire.
@@ -65,6 +70,18 @@ impl Carrier for Wire {
     type Peer = Far;
     type Data = [u8; 0];
     const IN_FLIGHT: usize = 0;
+
+    fn bytes_in_flight(&self) -> u64 {
+        0
+    }
+
+    fn enter(&mut self, state: State, _: &QpAttr) {
+        lock(&self.told).states.push(state);
+    }
+
+    fn pause(&mut self, paused: bool) {
+        lock(&self.told).pauses.push(paused);
+    }
 
     fn find(&self, name: QpName) -> Option<Far> {
         let losses = Arc::clone(&self.losses);
@@ -345,6 +362,7 @@ impl<C: Made> Side<C> {
         let spec = QpSpec {
             kind,
             pd: PdHandle(1),
+            depths: QpDepths::default(),
             sends: Box::new(LocalQueue::clone(&sends)),
             recvs: Receives::Own(Box::new(LocalQueue::clone(&recvs))),
             send_cq: Some(SoftCq::new(cq.clone())),
@@ -557,6 +575,32 @@ fn a_carrier_is_told_of_the_groups_that_a_queue_pair_is_in() {
     assert!(pair.a.qp.detach(groups[1]).is_err());
     pair.a.qp.destroy();
     assert_eq!(told(), []);
+}
+
+#[test]
+fn a_carrier_is_told_of_the_states_of_its_queue_pair() {
+    use State::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendError};
+    let states = |pair: &Pair<Wire>| std::mem::take(&mut lock(&pair.a.told).states);
+    for (kind, after_error) in [(QPT_RC, Error), (QPT_UC, SendError)] {
+        let mut pair = Pair::<Wire>::new(kind);
+        assert_eq!(states(&pair), [Init, ReadyToReceive, ReadyToSend]);
+        pair.a.qp.pause(true);
+        pair.a.qp.pause(false);
+        assert_eq!(lock(&pair.a.told).pauses, [true, false]);
+        let mut request = pair.request(Opcode::Write, 8, 0);
+        let beyond = pair.a.element(BYTES, 8);
+        request.elements.set(&[beyond]).unwrap();
+        pair.carry_out(request);
+        assert_eq!(states(&pair), [after_error]);
+        let reset = QpAttr {
+            qp_state: QPS_RESET,
+            ..QpAttr::default()
+        };
+        pair.a.qp.modify(QP_STATE, &reset).unwrap();
+        assert_eq!(states(&pair), [Reset]);
+        pair.a.qp.destroy();
+        assert_eq!(states(&pair), [Reset]);
+    }
 }
 
 fn a_refusal_reaches_the_requester<C: Made>() {

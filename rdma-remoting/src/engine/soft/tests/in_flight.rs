@@ -1,6 +1,7 @@
 //! Several requests of a connection on their way at once, over a carrier that loses, doubles and
 //! reorders what it carries.
 
+mod bounds;
 mod net;
 
 use super::super::carrier::{Acknowledgement, Answer, Failed, Payload, Position, Reply, Sequence};
@@ -542,8 +543,10 @@ proptest! {
         fates in prop::collection::vec(fate(), 0..400),
         budgets in prop::collection::vec(budget(), 0..200),
         late_receives: bool,
+        most_bytes in prop::option::of(1..3000_u64),
     ) {
         let mut pair = Pair::new();
+        lock(&pair.net).most_bytes = most_bytes;
         (pair.fates, pair.budgets) = (fates.into(), budgets.into());
         let first: Vec<u8> = (0..BYTES).map(|i| (i % 253) as u8).collect();
         for side in [&pair.a, &pair.b] {

@@ -29,6 +29,7 @@ fn rig() -> Rig {
     let spec = QpSpec {
         kind: QPT_XRC_RECV,
         pd: PdHandle::NONE,
+        depths: QpDepths::default(),
         sends: Box::new(LocalQueue::<SendWqe>::default()),
         recvs: Receives::Domain(Arc::clone(&domain) as _),
         send_cq: None,

@@ -3,6 +3,7 @@
 use super::super::*;
 use crate::address::GroupGid;
 use crate::counters::Counters;
+use crate::engine::soft::attributes::State;
 use crate::engine::soft::carrier::{
     Answer, Carrier, Failed, Message, Payload, Peer, Position, Reached, Reply, Sender, Session,
 };
@@ -59,6 +60,10 @@ pub struct Net {
     pub come: HashMap<QpNumber, VecDeque<Reply<Vec<u8>>>>,
     /// No queue pair is found.
     pub is_down: bool,
+    /// Bytes without an answer.
+    pub most_bytes: Option<u64>,
+    /// States that queue pairs have entered, and what had completed before.
+    pub entered: Vec<(QpNumber, State, usize)>,
 }
 
 /// A carrier that sends, and has the answers later.
@@ -66,12 +71,27 @@ pub struct Link {
     pub net: Arc<Mutex<Net>>,
     pub fabric: Arc<Fabric>,
     pub own: Arc<Mutex<Option<QpNumber>>>,
+    pub cq: Arc<LocalCompletionQueue>,
 }
 
 impl Carrier for Link {
     type Peer = Far;
     type Data = Vec<u8>;
     const IN_FLIGHT: usize = MESSAGES;
+
+    fn bytes_in_flight(&self) -> u64 {
+        lock(&self.net).most_bytes.unwrap_or(u64::MAX)
+    }
+
+    fn enter(&mut self, state: State, _: &QpAttr) {
+        let completed = self.cq.len();
+        if let Some(own) = *lock(&self.own) {
+            lock(&self.net).entered.push((own, state, completed));
+        }
+    }
+
+    /// What it sends is a copy.
+    fn pause(&mut self, _: bool) {}
 
     fn find(&self, name: QpName) -> Option<Far> {
         let is_there = !lock(&self.net).is_down;
@@ -286,6 +306,7 @@ impl Side {
         let spec = QpSpec {
             kind,
             pd: PdHandle(1),
+            depths: QpDepths::default(),
             sends: Box::new(LocalQueue::clone(&sends)),
             recvs: Receives::Own(Box::new(LocalQueue::clone(&recvs))),
             send_cq: Some(SoftCq::new(cq.clone())),
@@ -299,6 +320,7 @@ impl Side {
             net: Arc::clone(net),
             fabric: Arc::clone(fabric),
             own: Arc::clone(&own),
+            cq: Arc::clone(&cq),
         };
         let transport = Transport::from_wire(kind).unwrap();
         let qp = SoftQp::over(link, &owner, spec, transport, fabric, MAX_QUEUE_PAIRS).unwrap();
