@@ -1,0 +1,159 @@
+//! What peers and programs can have a manager hold.
+
+use crate::wire::{Wire, accept, connect, gid, ports};
+use farlane_rdma_cm::{CallError, CommId, Counts, Event, Limits, Mad, Message, PrivateData, Qpn};
+use std::time::Duration;
+
+const FEW: Limits = Limits {
+    connections: 100,
+    requests: 40,
+    orphans: 30,
+    listeners: 3,
+    backlog: 16,
+};
+
+/// Requests of many queue pairs of a node, as a flood of them comes.
+fn flood(wire: &mut Wire, from: usize, count: u32) {
+    let mut other = Wire::new(4, u64::from(count));
+    for qpn in 1..=count {
+        let now = wire.now;
+        let client = other.managers[from]
+            .connect(now, connect(from, 1, qpn, 0))
+            .unwrap();
+        while let Some(transmit) = other.managers[from].poll_transmit() {
+            let at = ports(1, from);
+            wire.managers[1]
+                .receive(now, at, &transmit.datagram[..])
+                .unwrap();
+        }
+        other.managers[from].destroy(now, client).unwrap();
+        while other.managers[from].poll_transmit().is_some() {}
+    }
+}
+
+#[test]
+fn a_flood_of_requests_leaves_room_for_those_of_others() {
+    let mut wire = Wire::limited(4, 1, FEW);
+    flood(&mut wire, 2, 10_000);
+    // Half of the backlog.
+    assert_eq!(wire.managers[1].counts().requests, 8);
+    flood(&mut wire, 3, 10_000);
+    assert_eq!(wire.managers[1].counts().requests, 12);
+    let now = wire.now;
+    wire.managers[0]
+        .connect(now, connect(0, 1, 100, 7))
+        .unwrap();
+    wire.run(Duration::from_millis(1));
+    let events = wire.take(1);
+    let is_its = |event: &Event| match event {
+        Event::ConnectRequest { request, .. } => request.ports.remote == gid(0),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(
+        (events.len(), events.iter().filter(|e| is_its(e)).count()),
+        (13, 1)
+    );
+    // Who claims makes room.
+    for event in &events {
+        wire.managers[1].claim(event.id()).unwrap();
+    }
+    assert_eq!(wire.managers[1].counts().requests, 0);
+    flood(&mut wire, 2, 100);
+    assert_eq!(wire.managers[1].counts().requests, 8);
+}
+
+#[test]
+fn a_program_has_as_many_connections_as_it_may() {
+    let mut wire = Wire::limited(2, 2, FEW);
+    let now = wire.now;
+    let connect_one = |wire: &mut Wire| wire.managers[0].connect(now, connect(0, 1, 1, 7));
+    let ids: Vec<CommId> = (0..100).map(|_| connect_one(&mut wire).unwrap()).collect();
+    assert_eq!(connect_one(&mut wire), Err(CallError::Limit(100)));
+    wire.managers[0].destroy(now, ids[5]).unwrap();
+    connect_one(&mut wire).unwrap();
+    for number in 0..2 {
+        wire.managers[0]
+            .listen(farlane_rdma_cm::ServiceId(number), None, 1)
+            .unwrap();
+    }
+    let more = wire.managers[0].listen(farlane_rdma_cm::ServiceId(5), None, 1);
+    assert_eq!(more, Err(CallError::Limit(3)));
+}
+
+#[test]
+fn what_has_ended_is_forgotten_before_it_is_too_much() {
+    let mut wire = Wire::limited(2, 3, FEW);
+    for _ in 0..200 {
+        let (client, server) = wire.connected(0, 1);
+        let now = wire.now;
+        wire.managers[0].destroy(now, client).unwrap();
+        wire.run(Duration::from_millis(1));
+        assert_eq!(wire.take(1), [Event::Disconnected { id: server }]);
+        let now = wire.now;
+        wire.managers[1].destroy(now, server).unwrap();
+        wire.run(Duration::from_millis(1));
+        assert!(wire.managers.iter().all(|one| one.counts().orphans <= 30));
+    }
+    assert_eq!(wire.managers[0].counts().orphans, 30);
+    assert!(wire.managers[0].counts().timers <= 30);
+    wire.rest();
+    for manager in &wire.managers {
+        let nothing = Counts {
+            listeners: 1,
+            ..Counts::default()
+        };
+        assert_eq!(manager.counts(), nothing);
+    }
+}
+
+#[test]
+fn nobody_can_tell_the_next_name_of_a_connection() {
+    let mut wire = Wire::new(2, 4);
+    let now = wire.now;
+    let mut near = 0;
+    let mut before = CommId(0);
+    for number in 0..1000 {
+        let id = wire.managers[0]
+            .connect(now, connect(0, 1, 1, number))
+            .unwrap();
+        near += u32::from(id.0.wrapping_sub(before.0).wrapping_add(0xffff) < 0x1_ffff);
+        before = id;
+    }
+    assert!(near < 10, "{near} names are near the one before");
+}
+
+#[test]
+fn a_peer_that_takes_no_time_has_nothing_sent_without_end() {
+    let mut wire = Wire::new(2, 5);
+    let now = wire.now;
+    wire.managers[0]
+        .connect(now, connect(0, 1, 100, 7))
+        .unwrap();
+    let transmit = wire.managers[0].poll_transmit().unwrap();
+    let mut mad = Mad::parse(&transmit.datagram[..]).unwrap();
+    let Message::Req(req) = &mut mad.message else {
+        panic!("{mad:?}");
+    };
+    req.local_cm_response_timeout = farlane_rdma_cm::TimeExponent::of(0);
+    req.local_qpn = Qpn::of(7);
+    wire.managers[1]
+        .receive(now, ports(1, 0), &mad.write())
+        .unwrap();
+    let server = wire.take(1)[0].id();
+    wire.managers[1]
+        .accept(now, server, &accept(200, 8))
+        .unwrap();
+    let mut sent = 0;
+    for _ in 0..1000 {
+        while wire.managers[1].poll_transmit().is_some() {
+            sent += 1;
+        }
+        wire.now += Duration::from_micros(100);
+        wire.managers[1].advance(wire.now);
+    }
+    assert!((2..=7).contains(&sent), "{sent} in 100 ms");
+    assert_eq!(
+        wire.managers[1].establish(server, PrivateData::default()),
+        { Err(CallError::WrongState) }
+    );
+}
