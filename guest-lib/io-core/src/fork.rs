@@ -98,6 +98,12 @@ pub(crate) fn watch(all: &'static [&'static dyn ForkLock], in_child: fn()) {
     });
 }
 
+/// Whether this thread has all locks because it forks: a handler of the program calls, and must not
+/// wait for them.
+pub(crate) fn has_locks() -> bool {
+    FORKS.get() > 0
+}
+
 fn process() -> i32 {
     rustix::process::getpid().as_raw_pid()
 }

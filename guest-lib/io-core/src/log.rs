@@ -1,6 +1,6 @@
 //! What the user must know, on standard error, once.
 
-use crate::fork::ParentState;
+use crate::fork::{self, ParentState};
 use crate::lock::Lock;
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -19,8 +19,11 @@ impl ParentState for LoggedLines {
     fn forget(&mut self) {}
 }
 
-/// Says a line, unless it was said before.
+/// Says a line, unless it was said before. Handlers of forks say nothing.
 pub(crate) fn once(line: &str) {
+    if fork::has_locks() {
+        return;
+    }
     let mut said = SAID.lock();
     if said.0.len() < MOST && said.0.insert(line.to_owned()) {
         drop(said);

@@ -13,6 +13,7 @@ use crate::tunnel::{self, TUNNELS};
 use crate::{fork, locks};
 use farlane_abi::width::to_usize;
 use farlane_transport::with_signals_blocked;
+use std::cell::Cell;
 use std::sync::Arc;
 
 static RANGES: Ranges = Ranges::new();
@@ -62,18 +63,35 @@ fn slot_of(name: u64) -> usize {
     to_usize(name & u64::from(u32::MAX))
 }
 
-/// What is locked over a fork, in the order in which it is locked.
-static FORK_LOCKS: [&dyn ForkLock; 7] = [&WRITER, &TUNNELS, &FILES, &SET, &SMALL, &LARGE, &SAID];
+/// What is locked over a fork, in the order in which it is locked: the tables last, as whoever has
+/// another lock may take or give back memory, and allocators unmap some.
+static FORK_LOCKS: [&dyn ForkLock; 7] = [&TUNNELS, &FILES, &SET, &SMALL, &LARGE, &SAID, &WRITER];
 
 /// Sees to forks from now on.
 pub(crate) fn watch_forks() {
     fork::watch(&FORK_LOCKS, locks::forget);
 }
 
+thread_local! {
+    /// This thread changes the tables.
+    static CHANGING: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Changes the tables. No handler of this thread runs meanwhile: one that looked for a buffer over
 /// an unfinished change would look for ever.
 fn change<T>(work: impl FnOnce(&mut Writer) -> T) -> T {
-    with_signals_blocked(|| work(&mut WRITER.lock()))
+    with_signals_blocked(|| {
+        CHANGING.set(true);
+        let result = if fork::has_locks() {
+            // SAFETY: this thread has the lock for a fork, and is in a handler of that: in no other
+            // change, as those do not fork.
+            work(unsafe { WRITER.held() })
+        } else {
+            work(&mut WRITER.lock())
+        };
+        CHANGING.set(false);
+        result
+    })
 }
 
 /// Why memory cannot be registered.
@@ -270,6 +288,11 @@ pub fn unregister(address: usize) -> Result<(), RegisterError> {
 /// As [`unregister`]. With `only`, the name of what was looked at: another thread may have put
 /// something else in its place.
 fn take_away(address: usize, only: Option<u64>) -> Result<(), RegisterError> {
+    // In a child before it has forgotten them there are users that never leave; in a parent they
+    // may wait for a lock that this thread has.
+    if fork::has_locks() {
+        return retire(address, only);
+    }
     let name = change(|_| RANGES.remove(address, only)).ok_or(RegisterError::Unknown(address))?;
     let region = SLOTS.take(name);
     change(|writer| writer.free.push(slot_of(name)));
@@ -280,11 +303,16 @@ fn take_away(address: usize, only: Option<u64>) -> Result<(), RegisterError> {
 /// As [`take_away`], of memory that is not mapped without waiting for its users: the driver that
 /// unmaps something may hold what they wait for. It is their driver that knows what is there.
 fn let_go(address: usize, name: u64, is_mapped: bool) -> Result<(), RegisterError> {
-    if is_mapped {
-        return take_away(address, Some(name));
+    match is_mapped {
+        true => take_away(address, Some(name)),
+        false => retire(address, Some(name)),
     }
+}
+
+/// As [`take_away`], without waiting.
+fn retire(address: usize, only: Option<u64>) -> Result<(), RegisterError> {
     let region = change(|writer| {
-        RANGES.remove(address, Some(name))?;
+        let name = RANGES.remove(address, only)?;
         let region = SLOTS.retire(name);
         match region {
             Some(_) => writer.free.push(slot_of(name)),
@@ -302,6 +330,10 @@ pub fn unregister_overlapping(
     address: usize,
     length: usize,
 ) -> Vec<(usize, usize, Arc<dyn Provider>)> {
+    // Memory of the allocator, which gives it back because a table changes its place.
+    if CHANGING.get() {
+        return Vec::new();
+    }
     let end = address.saturating_add(length);
     let overlapping = change(|_| RANGES.overlapping(address, end));
     let mut taken = Vec::new();

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// What cargo built for this test.
@@ -125,6 +125,35 @@ fn handlers_of_forks_lock_and_close_files() {
     locked("locks_forks");
 }
 
+/// Runs a story that may hang with signals blocked, with more libraries loaded before it.
+fn ended(story: &str, others: &[&Path]) {
+    let (_folder, path, _) = file(2 << 20);
+    let mut command = preloaded("timeout");
+    let library = command.get_envs().find(|(name, _)| *name == "LD_PRELOAD");
+    let mut all = library.and_then(|(_, value)| value).unwrap().to_owned();
+    for other in others {
+        all.push(":");
+        all.push(other);
+    }
+    command.args(["-s", "KILL", "60"]);
+    command.args([built("examples/io_child"), story.into(), path]);
+    let output = command.env("LD_PRELOAD", all).env("FARLANE_IO", "p2p");
+    let output = output.output().unwrap();
+    assert!(output.status.success(), "{}", told(&output));
+}
+
+#[test]
+fn handlers_of_forks_unmap_and_map_device_memory() {
+    ended("forks_unmap", &[]);
+}
+
+#[test]
+fn an_allocator_unmaps_memory_while_the_library_changes_its_tables() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let allocator = compiled(folder.path(), "unmapping_malloc.c", "libunmapping.so");
+    ended("allocators_unmap", &[&allocator]);
+}
+
 #[test]
 fn a_handler_of_a_fork_forks_once_more() {
     locked("forks_in_forks");
@@ -218,6 +247,25 @@ fn a_process_that_is_killed_leaves_position_and_file_as_far_as_it_has_written() 
     story("killed", "p2p");
 }
 
+/// A library of the tests that has this name.
+fn compiled(folder: &Path, source: &str, name: &str) -> PathBuf {
+    let library = folder.join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(source);
+    let words = ["-shared", "-fPIC", "-O1", "-fno-builtin"];
+    let made = Command::new("cc")
+        .args(words)
+        .arg(format!("-Wl,-soname,{name}"))
+        .arg("-o")
+        .arg(&library)
+        .arg(source)
+        .status()
+        .unwrap();
+    assert!(made.success());
+    library
+}
+
 /// Runs a story with the CUDA driver of the tests; what it tells.
 fn cuda_story(name: &str) -> String {
     cuda_story_of(name, 2 << 20)
@@ -226,16 +274,7 @@ fn cuda_story(name: &str) -> String {
 /// The same with a file of that length.
 fn cuda_story_of(name: &str, length: usize) -> String {
     let (folder, path, _) = file(length);
-    let driver = folder.path().join("libcuda.so.1");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_cuda.c");
-    let words = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1", "-o"];
-    let made = Command::new("cc")
-        .args(words)
-        .arg(&driver)
-        .arg(source)
-        .status()
-        .unwrap();
-    assert!(made.success());
+    let driver = compiled(folder.path(), "fake_cuda.c", "libcuda.so.1");
     let mut command = preloaded(built("examples/io_child"));
     command.args([name.as_ref(), path.as_os_str()]);
     let output = command.env("DRIVER", driver).output().unwrap();

@@ -19,7 +19,7 @@ use crate::disks::DiskStack;
 use crate::files::OpenFile;
 use crate::provider::Provider;
 use crate::sys::{self, Direction};
-use crate::{log, plain};
+use crate::{fork, log, plain};
 use client::Tunnel;
 use farlane_abi::PAGE_BYTES;
 use farlane_sys::chain;
@@ -63,10 +63,11 @@ pub struct TransferReceipt {
     pub landed: usize,
 }
 
-/// Makes tunnels to device memory, if there are any to be had and the kernel says that it is some.
+/// Makes tunnels to device memory, if there are any to be had and the kernel says that it is some;
+/// none to what a handler of a fork registers.
 pub(crate) fn pin_device(address: usize, length: usize) -> Option<PinnedDevice> {
     let page = sys::page_bytes();
-    if page as u64 != PAGE_BYTES {
+    if page as u64 != PAGE_BYTES || fork::has_locks() {
         return None;
     }
     let start = address.checked_next_multiple_of(page)?;

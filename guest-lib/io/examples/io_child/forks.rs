@@ -5,7 +5,7 @@ use crate::{LENGTH, lock, memory};
 use anyhow::{Result, ensure};
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
 /// The file of the handlers of [`handled`].
 static FORKED: AtomicI32 = AtomicI32::new(-1);
@@ -39,6 +39,72 @@ pub fn handled(file: &File, content: &[u8]) -> Result<()> {
     }
     wait(child)?;
     // The library is not inside any more.
+    read_p2p(fd, base, content)
+}
+
+/// What the handlers of [`unmapped`] unmap: before the fork, in the parent, in the child.
+static MEMORY: [AtomicPtr<u8>; 3] = [const { AtomicPtr::new(std::ptr::null_mut()) }; 3];
+
+fn unmap(which: usize) {
+    ended_if_it_hangs();
+    let base = MEMORY[which].load(Ordering::Relaxed);
+    // SAFETY: memory of its own, which nothing uses any more; it ends the process where it cannot
+    // go on.
+    unsafe {
+        if libc::munmap(base.cast(), LENGTH) != 0 || memory(LENGTH).is_err() {
+            libc::abort();
+        }
+    }
+}
+
+unsafe extern "C" fn unmap_before() {
+    unmap(0);
+}
+
+unsafe extern "C" fn unmap_in_parent() {
+    unmap(1);
+}
+
+unsafe extern "C" fn unmap_in_child() {
+    unmap(2);
+}
+
+/// Handlers of the program unmap device memory, and map other, while other threads read to some.
+pub fn unmapped(file: &File, content: &[u8]) -> Result<()> {
+    let fd = file.as_raw_fd();
+    // Before the library sees to forks: with the first memory.
+    // SAFETY: the handlers are made for it.
+    unsafe {
+        libc::pthread_atfork(
+            Some(unmap_before),
+            Some(unmap_in_parent),
+            Some(unmap_in_child),
+        );
+    }
+    let base = memory(LENGTH)?;
+    for place in &MEMORY {
+        place.store(memory(LENGTH)?, Ordering::Relaxed);
+    }
+    read_p2p(fd, base, content)?;
+    let kept = MEMORY[2].load(Ordering::Relaxed).expose_provenance();
+    let is_over = AtomicBool::new(false);
+    let child = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let at = std::ptr::with_exposed_provenance_mut::<u8>(kept);
+            while !is_over.load(Ordering::Relaxed) {
+                // SAFETY: memory of this process, which no handler of it unmaps.
+                unsafe { libc::pread(fd, at.cast(), LENGTH, 0) };
+            }
+        });
+        // SAFETY: the child ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            end("child", &read_p2p(fd, base, content));
+        }
+        is_over.store(true, Ordering::Relaxed);
+        child
+    });
+    wait(child)?;
     read_p2p(fd, base, content)
 }
 

@@ -442,6 +442,8 @@ fn main() -> Result<()> {
         "lock_read_exec" => locks::over_exec(file, &content, path, false)?,
         "locks" => locks::ways(file, &content, path)?,
         "locks_forks" => forks::handled(&file, &content)?,
+        "forks_unmap" => forks::unmapped(&file, &content)?,
+        "allocators_unmap" => moves::allocated(&file, &content)?,
         "forks_in_forks" => forks::nested(&file, &content)?,
         "locks_children" => locks::children(&file, &content, path)?,
         "locks_threads" => locks::threads(file, &content, path)?,

@@ -85,3 +85,30 @@ pub fn moves(file: &File, content: &[u8]) -> Result<()> {
     ensure!(!is_ours(part, half)?);
     Ok(())
 }
+
+/// Ranges of device memory below and above all that the allocator of the test maps, each time in
+/// another order.
+pub fn allocated(file: &File, content: &[u8]) -> Result<()> {
+    // SAFETY: a timer of this process, which ends it where it hangs; the addresses are free.
+    unsafe {
+        libc::alarm(60);
+        let stack = std::ptr::from_ref(&file).addr() / LENGTH * LENGTH;
+        let above = std::ptr::with_exposed_provenance_mut(stack - (64 << 20));
+        let below = std::ptr::with_exposed_provenance_mut(0x1000_0000);
+        for at in [above, below] {
+            crate::register(ordinary(Some(at), LENGTH)?, LENGTH)?;
+        }
+        for _ in 0..3 {
+            let all: Vec<_> = (0..40).map(|_| memory(PART)).collect::<Result<_>>()?;
+            let is_last_ours = is_ours(file, content, all[39], PART)?;
+            ensure!(is_last_ours, "What was registered is not known");
+            for at in &all {
+                ensure!(libc::munmap(at.cast(), PART) == 0);
+            }
+            let again = ordinary(Some(all[20]), PART)?;
+            ensure!(!is_ours(file, content, again, PART)?);
+            ensure!(libc::munmap(again.cast(), PART) == 0);
+        }
+    }
+    Ok(())
+}
