@@ -6,7 +6,7 @@ use crate::{Context, Error, Pd};
 use farlane_abi::Errno;
 use farlane_abi::rdma::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, DeregMr, ImportMr,
-    MR_SOURCE_BUFFER, MR_SOURCE_PIN, RegMr, ReregMr, VerbsVersion,
+    MR_SOURCE_BUFFER, MR_SOURCE_PIN, Mr as MrInfo, RegMr, ReregMr, VerbsVersion,
 };
 use farlane_sys::sync::lock;
 use farlane_transport::{Pin, PinKind};
@@ -264,21 +264,27 @@ impl Mr {
             return Err(Errno::EOPNOTSUPP.into());
         }
         let mr = context.verbs().alloc_null_mr(&pd.handle().into())?;
-        Ok(Self {
-            context: Arc::clone(context),
+        let registered = Registered {
+            pd: Arc::clone(pd),
+            address: 0,
+            length: 0,
+            iova: 0,
+            access: ACCESS_LOCAL_WRITE,
+            source: None,
+        };
+        Ok(Self::made(&mr, registered))
+    }
+
+    /// The registration that a call has made.
+    fn made(mr: &MrInfo, registered: Registered) -> Self {
+        Self {
+            context: Arc::clone(registered.pd.context()),
             handle: mr.handle.get(),
             lkey: mr.lkey.get(),
             rkey: mr.rkey.get(),
-            registered: Mutex::new(Registered {
-                pd: Arc::clone(pd),
-                address: 0,
-                length: 0,
-                iova: 0,
-                access: ACCESS_LOCAL_WRITE,
-                source: None,
-            }),
+            registered: Mutex::new(registered),
             destroyed: Destroyed::default(),
-        })
+        }
     }
 
     fn of(
@@ -298,21 +304,15 @@ impl Mr {
         };
         source.describe(address, &mut request);
         let mr = context.verbs().reg_mr(&request)?;
-        Ok(Self {
-            context: Arc::clone(context),
-            handle: mr.handle.get(),
-            lkey: mr.lkey.get(),
-            rkey: mr.rkey.get(),
-            registered: Mutex::new(Registered {
-                pd: Arc::clone(pd),
-                address,
-                length,
-                iova,
-                access,
-                source: Some(source),
-            }),
-            destroyed: Destroyed::default(),
-        })
+        let registered = Registered {
+            pd: Arc::clone(pd),
+            address,
+            length,
+            iova,
+            access,
+            source: Some(source),
+        };
+        Ok(Self::made(&mr, registered))
     }
 
     /// Imports the registration that has this handle in the process that `pd` was imported from:
