@@ -238,7 +238,13 @@ impl Deref for RegionGuard<'_> {
 
 impl Drop for RegionGuard<'_> {
     fn drop(&mut self) {
-        let before = self.slot.state.fetch_sub(1, Ordering::Release);
+        // In a child nobody is counted, though the thread that forked, in a handler, may be here.
+        let left = |state| (state & USERS > 0).then(|| state - 1);
+        let state = &self.slot.state;
+        let before = state.fetch_update(Ordering::Release, Ordering::Relaxed, left);
+        let Ok(before) = before else {
+            return;
+        };
         if before & LIVE == 0 && before & USERS == 1 {
             self.slots.released.fetch_add(1, Ordering::Release);
             let _ = futex::wake(&self.slots.released, futex::Flags::PRIVATE, u32::MAX >> 1);
@@ -302,6 +308,18 @@ mod tests {
         assert!(slots.collect(name).is_none());
         let name = slots.put(0, region(0x2000)).unwrap();
         assert_eq!(slots.retire(name).unwrap().start, 0x2000);
+    }
+
+    /// A handler forks while its thread uses a region, and the child returns from the handler.
+    #[test]
+    fn who_leaves_in_a_child_takes_nothing_with_it() {
+        let slots = Box::new(RegionTable::new());
+        let name = slots.put(0, region(0x1000)).unwrap();
+        let held = slots.enter(name).unwrap();
+        slots.forget_users();
+        drop(held);
+        assert_eq!(slots.enter(name).unwrap().start, 0x1000);
+        assert_eq!(slots.take(name).unwrap().start, 0x1000);
     }
 
     #[test]
