@@ -5,6 +5,7 @@ use crate::clock::DeviceClock;
 use crate::context::Context;
 use crate::counters::Counters;
 use crate::engine::{Engine, PortAddress, RawGid};
+use crate::gids::Gids;
 use crate::ledger::Ledger;
 use crate::worker::Worker;
 use farlane_sys::sync::lock;
@@ -63,6 +64,7 @@ pub(crate) struct Adapter {
     pub ledger: Arc<Ledger>,
     pub workers: Vec<Worker>,
     pub lids: Arc<Lids>,
+    pub gids: Arc<Gids>,
     pub clock: DeviceClock,
 }
 
@@ -73,12 +75,15 @@ impl Adapter {
         workers: Vec<Worker>,
         ledger: Arc<Ledger>,
     ) -> Self {
+        let gids = Arc::<Gids>::default();
+        engine.name_ports(Arc::clone(&gids) as _);
         Self {
             engine,
             counters,
             ledger,
             workers,
             lids: Arc::default(),
+            gids,
             clock: DeviceClock::default(),
         }
     }
@@ -140,17 +145,18 @@ impl Adapter {
     /// There is such a port, or there are no more LIDs.
     pub fn add_port(&self, gid: RawGid) -> Result<PortAddress, PortError> {
         let mut lids = lock(&self.lids.0);
-        if lids.contains_key(&gid) {
-            return Err(PortError::DuplicateGid(gid));
-        }
         let lid = free_lid(&gid, |lid| lids.values().any(|taken| *taken == lid));
         let lid = lid.ok_or(PortError::Lids)?;
+        if !self.gids.add_port(gid) {
+            return Err(PortError::DuplicateGid(gid));
+        }
         lids.insert(gid, lid);
         Ok(PortAddress { gid, lid })
     }
 
     pub fn forget_port(&self, gid: &RawGid) {
         lock(&self.lids.0).remove(gid);
+        self.gids.release(gid);
     }
 }
 

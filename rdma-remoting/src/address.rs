@@ -134,6 +134,8 @@ pub struct AddressVector {
     pub traffic_class: u8,
     /// For the global route header.
     pub hop_limit: u8,
+    /// Of the sender's port, for the global route header: that of its operator where there is none.
+    pub source: Option<RawGid>,
 }
 
 /// Name of an address handle, of the engine's choice. The software engine needs none.

@@ -96,6 +96,7 @@ mod tests {
             flow_label: 0,
             traffic_class: 0,
             hop_limit: 0,
+            source: None,
         };
         let handles = Arc::new(AddressHandles::default());
         let owner = Arc::new(());

@@ -7,6 +7,7 @@ use crate::clock::DeviceClock;
 use crate::context_keys::ContextKeys;
 use crate::counters::{self, Counters};
 use crate::engine::{ContextSpec, Destination, Engine, EngineContext, PortAddress, RawGid, Turn};
+use crate::gids::PortGids;
 use crate::inbox::Inbox;
 use crate::ledger::{Account, Resource, Share};
 use crate::objects::{BufferObject, MAX_MRS, Member, Objects};
@@ -61,6 +62,7 @@ pub(crate) struct Owner {
     pub label: String,
     pub address: PortAddress,
     pub reach: Arc<Reach>,
+    pub gids: Arc<PortGids>,
     pub on_demand: bool,
     pub engine: Arc<dyn Engine>,
     pub counters: Arc<Counters>,
@@ -80,6 +82,8 @@ pub struct Context {
     address: PortAddress,
     /// Whom it may connect to.
     reach: Arc<Reach>,
+    /// Its port's.
+    pub(crate) gids: Arc<PortGids>,
     /// Whether its memory need be there only when it is used.
     pub(crate) on_demand: bool,
     pub(crate) engine: Arc<dyn Engine>,
@@ -163,6 +167,7 @@ impl Context {
             label,
             address,
             reach,
+            gids,
             on_demand,
             engine,
             counters,
@@ -190,6 +195,7 @@ impl Context {
             label,
             address,
             reach,
+            gids,
             on_demand,
             engine,
             events,
@@ -215,7 +221,7 @@ impl Context {
         }))
     }
 
-    /// GID of the port.
+    /// The GID that the operator has given the port.
     #[must_use]
     pub fn gid(&self) -> RawGid {
         self.address.gid

@@ -17,7 +17,8 @@
 //!   `turn`: a context's turn, `drr`: how much of it each has, and `round`: who has one;
 //! * `worker`: the threads that give turns, `hand`: what each has at hand; [`nodes`]: those that
 //!   belong to NUMA nodes;
-//! * [`port`]: what a VM sees as its device, and [`peers`]: whom it may connect to; `adapter`: what
+//! * [`port`]: what a VM sees as its device, `gids`: what peers name it by, and [`peers`]: whom it
+//!   may connect to; `adapter`: what
 //!   ports share, [`ledger`]: how much of it each has, [`throughput`]: how much each carries out;
 //!   [`server`]: all of them.
 
@@ -34,6 +35,7 @@ pub mod counters;
 mod draws;
 mod drr;
 pub mod engine;
+mod gids;
 mod hand;
 #[cfg(test)]
 mod hand_tests;
@@ -75,6 +77,7 @@ pub use async_ring::EventSink;
 pub use clock::DeviceClock;
 pub use context::{BufferMapping, Context};
 pub use counters::Counters;
+pub use gids::{GidPolicy, GidPrefix};
 pub use ledger::{Limits, Resource, Share};
 pub use peers::Peers;
 pub use port::{Port, PortConfig};

@@ -1,7 +1,8 @@
 //! Whom a port may connect to, and exchange datagrams with.
 
 use crate::adapter::Lids;
-use crate::engine::{Admission, Destination, RawGid};
+use crate::engine::{Admission, Destination, PortNames as _, RawGid};
+use crate::gids::Gids;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ pub enum Peers {
     /// All that there are.
     #[default]
     All,
-    /// Those with these GIDs.
+    /// Those with one of these GIDs: that of its operator, or one that this has let it set.
     Only(BTreeSet<RawGid>),
 }
 
@@ -21,11 +22,17 @@ pub(crate) struct Reach {
     own: RawGid,
     peers: Peers,
     lids: Arc<Lids>,
+    gids: Arc<Gids>,
 }
 
 impl Reach {
-    pub fn new(own: RawGid, peers: Peers, lids: Arc<Lids>) -> Self {
-        Self { own, peers, lids }
+    pub fn new(own: RawGid, peers: Peers, lids: Arc<Lids>, gids: Arc<Gids>) -> Self {
+        Self {
+            own,
+            peers,
+            lids,
+            gids,
+        }
     }
 
     /// Whether the port that this names, by GID or by LID, is one of them.
@@ -35,7 +42,8 @@ impl Reach {
         }
         let gid = match destination {
             Destination::Lid(lid) => self.lids.gid(lid),
-            Destination::Gid(gid) => Some(gid),
+            // One that nobody has may be that of a port that is not there yet.
+            Destination::Gid(gid) => self.gids.home(&gid).or(Some(gid)),
         };
         gid.is_some_and(|gid| self.admits(&gid))
     }
@@ -50,7 +58,11 @@ impl Admission for Reach {
     fn admits(&self, gid: &RawGid) -> bool {
         match &self.peers {
             Peers::All => true,
-            Peers::Only(gids) => *gid == self.own || gids.contains(gid),
+            Peers::Only(gids) => {
+                *gid == self.own
+                    || gids.contains(gid)
+                    || gids.iter().any(|peer| self.gids.is_named(gid, peer))
+            }
         }
     }
 }

@@ -4,6 +4,7 @@ use crate::adapter::Adapter;
 use crate::async_ring::EventSink;
 use crate::context::{Context, Owner};
 use crate::engine::{PortAddress, RawGid};
+use crate::gids::{GidPolicy, PortGids};
 use crate::ledger::{Account, Limits, Resource, Share};
 use crate::peers::{Peers, Reach};
 use crate::shared_contexts::SharedContexts;
@@ -11,11 +12,15 @@ use crate::throughput::{Rates, Throughput};
 use crate::xrc_domains::DomainsByFile;
 use farlane_abi::Errno;
 use farlane_abi::ids::ContextId;
+use farlane_abi::width::to_u64;
 use farlane_sys::log_limit::LogLimit;
+use farlane_sys::log_limited;
 use farlane_sys::sync::lock;
 use farlane_worker::counters::Sample;
 use farlane_zero_copy::Pool;
+use log::Level;
 use std::collections::HashMap;
+use std::net::Ipv6Addr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -28,6 +33,8 @@ pub struct PortConfig {
     pub rates: Rates,
     /// Whom they may connect to.
     pub peers: Peers,
+    /// Which GIDs its guest may set.
+    pub gids: GidPolicy,
     /// Whether registered memory need be there only when it is used (on-demand paging): the
     /// kernel's page faults bring it, as for processes of this host. A VM's is pinned.
     pub on_demand: bool,
@@ -38,6 +45,7 @@ pub struct Port {
     address: PortAddress,
     label: String,
     reach: Arc<Reach>,
+    gids: Arc<PortGids>,
     on_demand: bool,
     adapter: Arc<Adapter>,
     account: Arc<Account>,
@@ -63,11 +71,15 @@ impl Port {
         config: PortConfig,
         adapter: Arc<Adapter>,
     ) -> Arc<Self> {
-        let reach = Reach::new(address.gid, config.peers, Arc::clone(&adapter.lids));
+        let all = || Arc::clone(&adapter.gids);
+        let reach = Reach::new(address.gid, config.peers, Arc::clone(&adapter.lids), all());
+        let entries = adapter.engine.port().gid_tbl_len.get();
+        let gids = PortGids::new(all(), address.gid, config.gids, entries);
         Arc::new(Self {
             address,
             label,
             reach: Arc::new(reach),
+            gids: Arc::new(gids),
             on_demand: config.on_demand,
             account: Account::new(&adapter.ledger, config.limits),
             throughput: Arc::new(Throughput::new(config.rates, Instant::now())),
@@ -79,10 +91,51 @@ impl Port {
         })
     }
 
-    /// Its GID.
+    /// The GID that its operator has given it.
     #[must_use]
     pub fn gid(&self) -> RawGid {
         self.address.gid
+    }
+
+    /// Its guest sets entry `index` of its GID table.
+    ///
+    /// # Errors
+    /// `EINVAL` for an entry that there is not and for no GID of a port, `EACCES` for one that the
+    /// operator does not let it have, `EEXIST` where the entry has one, `EADDRINUSE` where another
+    /// port has it.
+    pub fn add_gid(&self, index: u32, gid: RawGid) -> Result<(), Errno> {
+        self.gids.set(index, gid)?;
+        let address = Ipv6Addr::from(gid).to_canonical();
+        let limit = &self.limit;
+        log_limited!(
+            Level::Info,
+            limit,
+            "{}: GID {index} is {address}",
+            self.label
+        );
+        Ok(())
+    }
+
+    /// Its guest clears it.
+    ///
+    /// # Errors
+    /// `ENOENT` where it has no GID.
+    pub fn remove_gid(&self, index: u32) -> Result<(), Errno> {
+        let address = Ipv6Addr::from(self.gids.clear(index)?).to_canonical();
+        let limit = &self.limit;
+        log_limited!(
+            Level::Info,
+            limit,
+            "{}: GID {index} was {address}",
+            self.label
+        );
+        Ok(())
+    }
+
+    /// The entries of its GID table that its guest has set.
+    #[must_use]
+    pub fn gids(&self) -> Vec<(usize, RawGid)> {
+        self.gids.list()
     }
 
     /// Takes so much of what the ports share for somebody whom it serves, until the result is
@@ -98,6 +151,11 @@ impl Port {
     pub fn samples(&self) -> Vec<Sample<'static>> {
         let mut samples = self.account.samples();
         samples.extend(self.throughput.samples());
+        samples.push(Sample {
+            name: "gids",
+            help: "Entries of the GID table that the guest has set.",
+            value: to_u64(self.gids.list().len()),
+        });
         samples
     }
 
@@ -124,6 +182,7 @@ impl Port {
             label: self.label.clone(),
             address: self.address,
             reach: Arc::clone(&self.reach),
+            gids: Arc::clone(&self.gids),
             on_demand: self.on_demand,
             engine: Arc::clone(&self.adapter.engine),
             counters: Arc::clone(&self.adapter.counters),
@@ -181,8 +240,10 @@ impl Port {
         Ok(())
     }
 
-    /// Closes all contexts: the VM is gone, or has reset the device.
+    /// Closes all contexts: the VM is gone, or has reset the device. The GIDs that its guest has
+    /// set are nobody's.
     pub fn close_all(&self) {
+        self.gids.clear_all();
         let contexts = std::mem::take(&mut *self.contexts());
         self.end(&contexts.into_values().collect::<Vec<_>>());
     }

@@ -199,12 +199,8 @@ impl Verbs for CallHost<'_> {
             return Err(Errno::EINVAL);
         }
         // Entries that are not in use are zero.
-        Ok(match which.index.get() {
-            0 => Gid {
-                raw: self.context.gid(),
-            },
-            _ => Gid::default(),
-        })
+        let raw = self.context.gids.get(which.index.get());
+        Ok(raw.map_or_else(Gid::default, |raw| Gid { raw }))
     }
 
     fn alloc_pd(&mut self, (): ()) -> Result<Handle, Errno> {

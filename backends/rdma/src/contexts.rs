@@ -2,6 +2,7 @@
 
 use crate::nodes::Nodes;
 use farlane_abi::Errno;
+use farlane_abi::config::FEATURE_VERBS;
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_guest_device::contexts::{Contexts, Memory, WindowRange};
 use farlane_guest_device::events::ContextEvents;
@@ -17,6 +18,7 @@ pub struct PortContexts {
     port: Arc<Port>,
     server: Arc<Server>,
     nodes: Option<Arc<Nodes>>,
+    mac: [u8; 6],
 }
 
 /// Events of a context go to its guest.
@@ -40,20 +42,23 @@ impl PortContexts {
     /// The contexts of `port`, which `server` serves.
     #[must_use]
     pub fn new(port: Arc<Port>, server: Arc<Server>) -> Arc<Self> {
-        Self::with_nodes(port, server, None)
+        Self::with_nodes(port, server, None, [0; 6])
     }
 
-    /// The same, where there are workers on several nodes.
+    /// The same, where there are workers on several nodes, and with the MAC address of the VM's
+    /// network interface, zeroes where none is named.
     #[must_use]
     pub fn with_nodes(
         port: Arc<Port>,
         server: Arc<Server>,
         nodes: Option<Arc<Nodes>>,
+        mac: [u8; 6],
     ) -> Arc<Self> {
         Arc::new(Self {
             port,
             server,
             nodes,
+            mac,
         })
     }
 
@@ -66,7 +71,19 @@ impl PortContexts {
 
 impl Contexts for PortContexts {
     fn features(&self) -> u32 {
-        0
+        FEATURE_VERBS
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
+    fn add_gid(&self, index: u32, gid: [u8; 16]) -> Result<(), Errno> {
+        self.port.add_gid(index, gid)
+    }
+
+    fn remove_gid(&self, index: u32) -> Result<(), Errno> {
+        self.port.remove_gid(index)
     }
 
     fn gid(&self) -> [u8; 16] {

@@ -3,7 +3,7 @@
 use crate::contexts::PortContexts;
 use crate::host::HostSocket;
 use crate::nodes::Nodes;
-use crate::options::{Gid, HostOptions, Options, VmOptions};
+use crate::options::{Gid, HostOptions, Mac, Options, VmOptions};
 use crate::{CAPABILITIES, NamedPort, metrics_text};
 use farlane_daemon::access::Access;
 use farlane_daemon::control::Stopper;
@@ -129,7 +129,12 @@ fn serve_vm(service: &Service, vm: &VmOptions, listener: &Listener) -> anyhow::R
     let port = server.port_with(vm.gid.0, name.clone(), vm.port.clone())?;
     let device = Vm {
         name: name.clone(),
-        contexts: PortContexts::with_nodes(Arc::clone(&port), server, service.nodes.clone()),
+        contexts: PortContexts::with_nodes(
+            Arc::clone(&port),
+            server,
+            service.nodes.clone(),
+            vm.mac.map_or([0; 6], |Mac(bytes)| bytes),
+        ),
         window_bytes: vm.window_bytes,
         counters: Arc::clone(&service.counters),
     };

@@ -14,7 +14,7 @@ pub mod host;
 pub mod nodes;
 pub mod options;
 
-use farlane_daemon::metrics::{write_labelled, write_samples};
+use farlane_daemon::metrics::{label, write_labelled, write_samples};
 use farlane_rdma_remoting::{Port, Server};
 use std::sync::Weak;
 
@@ -34,6 +34,25 @@ pub struct NamedPort {
     pub port: Weak<Port>,
 }
 
+/// Which GIDs the guests of VMs have set: an entry each, of the value 1.
+fn write_gids(text: &mut String, ports: &[NamedPort]) {
+    let mut header = "# HELP farlane_rdma_vm_gid A GID that the guest has set.\n\
+                      # TYPE farlane_rdma_vm_gid gauge\n";
+    for named in ports {
+        let gids = named.port.upgrade().map(|port| port.gids());
+        for (index, gid) in gids.into_iter().flatten() {
+            text.push_str(std::mem::take(&mut header));
+            let labels = [
+                label("vm", &named.name),
+                label("index", &index.to_string()),
+                label("gid", &options::Gid(gid).to_string()),
+            ];
+            let labels = labels.join(",");
+            text.push_str(&format!("farlane_rdma_vm_gid{{{labels}}} 1\n"));
+        }
+    }
+}
+
 /// The counters, as Prometheus text.
 #[must_use]
 pub fn metrics_text(
@@ -49,8 +68,38 @@ pub fn metrics_text(
     let has = |named: &NamedPort| Some((named.name.clone(), named.port.upgrade()?.samples()));
     let tenants: Vec<_> = ports.iter().filter_map(has).collect();
     write_labelled(&mut text, "farlane_rdma_vm", "vm", &tenants);
+    write_gids(&mut text, ports);
     if let Some(nodes) = nodes {
         nodes.write(&mut text);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn metrics_say_which_gids_a_guest_has_set() {
+        let server = Server::without_workers();
+        let port = server.port([1; 16], "vm".into()).unwrap();
+        let ports = [NamedPort {
+            name: "10.0.0.1".into(),
+            port: Arc::downgrade(&port),
+        }];
+        let text = || {
+            let mut text = String::new();
+            write_gids(&mut text, &ports);
+            text
+        };
+        assert_eq!(text(), "");
+        let options::Gid(gid) = "10.0.0.7".parse().unwrap();
+        port.add_gid(3, gid).unwrap();
+        let lines = text();
+        let line = "\nfarlane_rdma_vm_gid{vm=\"10.0.0.1\",index=\"3\",gid=\"10.0.0.7\"} 1\n";
+        assert!(lines.ends_with(line), "{lines}");
+        port.close_all();
+        assert_eq!(text(), "");
+    }
 }

@@ -3,7 +3,7 @@
 pub use farlane_daemon::keys::SocketOption;
 use farlane_daemon::keys::{Keys, KeysError, all_different, bytes, value};
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
-use farlane_rdma_remoting::{Limits, Peers, PortConfig, Rates, Resource};
+use farlane_rdma_remoting::{GidPolicy, GidPrefix, Limits, Peers, PortConfig, Rates, Resource};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::num::NonZeroU64;
@@ -27,11 +27,16 @@ pub struct Options {
     /// Its limits: queue pairs (max_qp), completion queues (max_cq), shared receive queues
     /// (max_srq), memory regions (max_mr) and their bytes (mr_mem), what its requests move in a
     /// second (rate) and how many begin in one (ops), each "max" for none; and the GIDs besides its
-    /// own that it may connect to (peers, for each of them), all by default
+    /// own that it may connect to (peers, for each of them), all by default.
+    ///
+    /// Of a VM whose kernel has the device as a RoCE one: the MAC address of the network interface
+    /// that it belongs to (mac), and the GIDs besides that of gid that the guest may set (gids, an
+    /// address or ADDRESS/BITS, for each of them), any that no other has by default
     #[arg(
         long = "vm",
         value_name = "socket=PATH|fd=N,gid=ADDRESS[,window=256M][,max_qp=N][,max_cq=N][,max_srq=N]\
-                      [,max_mr=N][,mr_mem=SIZE][,rate=SIZE][,ops=N][,peers=ADDRESS]..."
+                      [,max_mr=N][,mr_mem=SIZE][,rate=SIZE][,ops=N][,peers=ADDRESS]...\
+                      [,mac=MAC][,gids=ADDRESS[/BITS]]..."
     )]
     pub vms: Vec<VmOptions>,
 
@@ -123,6 +128,79 @@ impl std::fmt::Display for Gid {
     }
 }
 
+/// First bytes of IPv4 addresses among IPv6 ones (RFC 4291, 2.5.5.2), in bits.
+const MAPPED_BITS: u8 = 96;
+
+/// GIDs that a guest may set: an address, or the first bits of some.
+fn gid_prefix(text: &str) -> Result<GidPrefix, KeysError> {
+    let (address, bits) = match text.split_once('/') {
+        Some((address, bits)) => (address, Some(bits)),
+        None => (text, None),
+    };
+    let address: Option<IpAddr> = address.parse().ok();
+    let prefix = address.and_then(|address| {
+        let (octets, before) = match address {
+            IpAddr::V4(v4) => (v4.to_ipv6_mapped().octets(), MAPPED_BITS),
+            IpAddr::V6(v6) => (v6.octets(), 0),
+        };
+        let bits = match bits {
+            Some(bits) => bits.parse::<u8>().ok()?.checked_add(before)?,
+            None => 128,
+        };
+        GidPrefix::new(octets, bits)
+    });
+    value(text, "an IPv4 or IPv6 address, or ADDRESS/BITS", prefix)
+}
+
+/// MAC address of a network interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mac(pub [u8; 6]);
+
+impl Mac {
+    /// The link-local address that a kernel makes of it (RFC 4291, appendix A): a RoCE device's
+    /// first GID.
+    fn link_local(self) -> GidPrefix {
+        let Self([a, b, c, d, e, f]) = self;
+        let gid = [
+            0xfe,
+            0x80,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            a ^ 2,
+            b,
+            c,
+            0xff,
+            0xfe,
+            d,
+            e,
+            f,
+        ];
+        GidPrefix::whole(gid)
+    }
+}
+
+impl FromStr for Mac {
+    type Err = KeysError;
+
+    fn from_str(text: &str) -> Result<Self, KeysError> {
+        let parts: Option<Vec<_>> = text
+            .split(':')
+            .map(|part| {
+                let is_byte = part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
+                u8::from_str_radix(part, 16).ok().filter(|_| is_byte)
+            })
+            .collect();
+        let bytes = parts.and_then(|parts| <[u8; 6]>::try_from(parts).ok());
+        // A group's address, and none, are no interface's.
+        let bytes = bytes.filter(|bytes| bytes[0] & 1 == 0 && *bytes != [0; 6]);
+        value(text, "the MAC address of an interface", bytes.map(Self))
+    }
+}
+
 /// A VM: where its VMM connects, and its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmOptions {
@@ -132,6 +210,8 @@ pub struct VmOptions {
     pub gid: Gid,
     /// Length of the window in bytes; zero for none.
     pub window_bytes: u64,
+    /// That of the network interface that the device belongs to.
+    pub mac: Option<Mac>,
     /// What it may do.
     pub port: PortConfig,
 }
@@ -227,9 +307,24 @@ impl FromStr for VmOptions {
         };
         let wanted = "0 or a power of two between 4K and 64G";
         let window = keys.parse("window", wanted, |text| bytes(text).filter(fits))?;
-        let port = port_config(&mut keys)?;
+        let mac: Option<Mac> = keys.take("mac").map(|mac| mac.parse()).transpose()?;
+        let prefixes = keys.take_all(&["gids"]).into_iter();
+        let prefixes = prefixes.map(|(_, text)| gid_prefix(&text));
+        let mut prefixes = prefixes.collect::<Result<Vec<_>, _>>()?;
+        let gids = match prefixes.is_empty() {
+            true => GidPolicy::All,
+            false => {
+                prefixes.extend(mac.map(Mac::link_local));
+                GidPolicy::Only(prefixes)
+            }
+        };
+        let port = PortConfig {
+            gids,
+            ..port_config(&mut keys)?
+        };
         keys.finish()?;
         Ok(Self {
+            mac,
             socket: socket.ok_or(KeysError::Missing("socket=PATH or fd=N"))?,
             gid: gid.ok_or(KeysError::Missing("gid=ADDRESS"))?,
             window_bytes: window.unwrap_or(DEFAULT_WINDOW),
@@ -296,6 +391,32 @@ mod tests {
     }
 
     #[test]
+    fn a_network_interface_and_its_gids_are_understood() {
+        let vm: VmOptions = "fd=5,gid=10.0.0.1,mac=52:54:00:Ab:cd:01".parse().unwrap();
+        assert_eq!(vm.mac, Some(Mac([0x52, 0x54, 0, 0xab, 0xcd, 1])));
+        assert_eq!(vm.port.gids, GidPolicy::All);
+        let text = "fd=5,gid=10.0.0.1,mac=52:54:00:ab:cd:01,gids=10.0.0.0/24,gids=fd00::7";
+        let vm: VmOptions = text.parse().unwrap();
+        let GidPolicy::Only(prefixes) = vm.port.gids else {
+            panic!("some are listed");
+        };
+        let may = |text: &str| {
+            let Gid(gid) = text.parse().unwrap();
+            prefixes.iter().any(|prefix| prefix.includes(&gid))
+        };
+        // And the one that the kernel makes of the MAC address.
+        for gid in ["10.0.0.255", "fd00::7", "fe80::5054:ff:feab:cd01"] {
+            assert!(may(gid), "{gid}");
+        }
+        for gid in ["10.0.1.0", "fd00::8", "fe80::5054:ff:feab:cd02", "fe80::1"] {
+            assert!(!may(gid), "{gid}");
+        }
+        let vm: VmOptions = "fd=5,gid=10.0.0.1,gids=::/0".parse().unwrap();
+        let any = GidPrefix::new([0; 16], 0).unwrap();
+        assert_eq!(vm.port.gids, GidPolicy::Only(vec![any]));
+    }
+
+    #[test]
     fn a_host_socket_is_a_path_with_limits() {
         let host: HostOptions = "/run/a,,b=c,max_qp=9,peers=10.0.0.2".parse().unwrap();
         assert_eq!(host.path, PathBuf::from("/run/a,b=c"));
@@ -351,6 +472,16 @@ mod tests {
             ("fd=3,gid=10.0.0.1,max_qp=1,max_qp=2", "given twice"),
             ("fd=3,gid=10.0.0.1,peers=10.0.0.0/8", "address of one host"),
             ("fd=3,gid=10.0.0.1,peers=all", "address of one host"),
+            ("fd=3,gid=10.0.0.1,gids=all", "or ADDRESS/BITS"),
+            ("fd=3,gid=10.0.0.1,gids=10.0.0.0/33", "or ADDRESS/BITS"),
+            ("fd=3,gid=10.0.0.1,gids=10.0.0.0/200", "or ADDRESS/BITS"),
+            ("fd=3,gid=10.0.0.1,gids=fd00::/129", "or ADDRESS/BITS"),
+            ("fd=3,gid=10.0.0.1,gids=fd00::/", "or ADDRESS/BITS"),
+            ("fd=3,gid=10.0.0.1,mac=52:54:00:00:00", "MAC address"),
+            ("fd=3,gid=10.0.0.1,mac=52:54:00:00:00:1", "MAC address"),
+            ("fd=3,gid=10.0.0.1,mac=52:54:00:00:00:+1", "MAC address"),
+            ("fd=3,gid=10.0.0.1,mac=53:54:00:00:00:01", "MAC address"),
+            ("fd=3,gid=10.0.0.1,mac=00:00:00:00:00:00", "MAC address"),
             ("fd=3,gid=10.0.0.1,peers=", "not known here"),
         ] {
             let error = text.parse::<VmOptions>().unwrap_err().to_string();

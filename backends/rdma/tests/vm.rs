@@ -5,6 +5,7 @@
 mod common;
 
 use common::{Backend, End, connect, connect_to, context, pattern, until};
+use farlane_abi::config::FEATURE_VERBS;
 use farlane_abi::queue::{
     OP_RDMA_READ, OP_RDMA_WRITE, OP_SEND, SEND_SIGNALED, WC_STATUS_REM_ACCESS_ERR,
     WC_STATUS_RETRY_EXC_ERR, WC_STATUS_SUCCESS,
@@ -267,7 +268,7 @@ fn a_vmm_without_shared_memory_regions_has_no_window() {
     let backend = Backend::start();
     let vm = Vm::connect_without_window(&backend.path("vm0"), 16 << 20).unwrap();
     assert_eq!(vm.config().window_bytes.get(), 0);
-    assert_eq!(vm.config().features.get(), 0);
+    assert_eq!(vm.config().features.get(), FEATURE_VERBS);
 }
 
 #[test]

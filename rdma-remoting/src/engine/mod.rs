@@ -111,6 +111,13 @@ pub trait Admission: Send + Sync {
     fn admits(&self, gid: &RawGid) -> bool;
 }
 
+/// What ports are called.
+pub trait PortNames: Send + Sync {
+    /// The GID of the [address](PortAddress) of the port that has this one; none where no port has
+    /// it.
+    fn home(&self, gid: &RawGid) -> Option<RawGid>;
+}
+
 /// A turn of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
@@ -185,6 +192,9 @@ pub trait Engine: Send + Sync {
     fn limits(&self) -> DeviceLimits;
     /// Attributes of its port.
     fn port(&self) -> PortAttr;
+    /// Peers may name a port by more than the GID of its [address](ContextSpec::address): who
+    /// knows which. Called once, before any context is open.
+    fn name_ports(&self, _names: Arc<dyn PortNames>) {}
     /// Opens a context, in which nothing is.
     ///
     /// # Errors

@@ -109,6 +109,7 @@ const ADDRESS: AddressVector = AddressVector {
     flow_label: 0,
     traffic_class: 0,
     hop_limit: 0,
+    source: None,
 };
 
 impl ResolveAddress for Five {

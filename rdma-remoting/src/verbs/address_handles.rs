@@ -2,6 +2,7 @@
 
 use super::CallHost;
 use crate::address::{AddressVector, Destination, GroupGid, Recipients};
+use crate::gids::PortGids;
 use crate::ledger::Resource;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{CreateAh, Handle};
@@ -11,11 +12,12 @@ use std::sync::Arc;
 const LAST_LID: u16 = 0xbfff;
 
 /// The address that was asked for. An address without a global route header needs a LID.
-fn address(args: &CreateAh) -> Result<AddressVector, Errno> {
+fn address(args: &CreateAh, gids: &PortGids) -> Result<AddressVector, Errno> {
     let flow_label = args.flow_label.get();
     if args.port_num != 1 || args.sl > 15 || flow_label > 0xf_ffff {
         return Err(Errno::EINVAL);
     }
+    let mut source = None;
     let to = if args.is_global == 0 {
         let lid = args.dlid.get();
         if !(1..=LAST_LID).contains(&lid) {
@@ -23,9 +25,8 @@ fn address(args: &CreateAh) -> Result<AddressVector, Errno> {
         }
         Recipients::Port(Destination::Lid(lid))
     } else {
-        if args.sgid_index != 0 {
-            return Err(Errno::EINVAL);
-        }
+        let index = args.sgid_index.into();
+        source = Some(gids.get(index).ok_or(Errno::EINVAL)?);
         match GroupGid::new(args.dgid) {
             Some(group) => Recipients::Group(group),
             None => Recipients::Port(Destination::Gid(args.dgid)),
@@ -37,12 +38,13 @@ fn address(args: &CreateAh) -> Result<AddressVector, Errno> {
         flow_label,
         traffic_class: args.traffic_class,
         hop_limit: args.hop_limit,
+        source,
     })
 }
 
 impl CallHost<'_> {
     pub(super) fn add_ah(&self, args: &CreateAh) -> Result<Handle, Errno> {
-        let address = address(args)?;
+        let address = address(args, &self.context.gids)?;
         // As the kernel answers where a security module or a route prohibits it. Members of a
         // group are looked at one by one, when something is sent.
         if let Recipients::Port(destination) = address.to

@@ -233,6 +233,11 @@ impl CallHost<'_> {
     pub(super) fn change_qp(&self, args: &ModifyQp) -> Result<(), Errno> {
         let qp = self.qp(args.qp)?;
         let mask = args.mask.get();
+        let index = args.attr.sgid_index.into();
+        let has_source = args.attr.is_global == 0 || self.context.gids.get(index).is_some();
+        if mask & QP_AV != 0 && !has_source {
+            return Err(Errno::EINVAL);
+        }
         // As the kernel answers where a security module or a route prohibits it.
         if mask & QP_AV != 0 && !self.context.may_reach(Destination::of(&args.attr)) {
             return Err(Errno::EACCES);

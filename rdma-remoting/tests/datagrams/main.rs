@@ -63,6 +63,7 @@ fn address(to: Recipients) -> AddressVector {
         flow_label: 0,
         traffic_class: 0,
         hop_limit: 1,
+        source: None,
     }
 }
 

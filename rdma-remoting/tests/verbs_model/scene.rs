@@ -403,6 +403,7 @@ impl Scene {
                 flow_label: 0,
                 traffic_class: 0,
                 hop_limit: 1,
+                source: None,
             },
             number,
             qkey: address.qkey,

@@ -103,6 +103,8 @@ errnos! {
     EPROTO = 71;
     /// Operation not supported.
     EOPNOTSUPP = 95;
+    /// Address in use.
+    EADDRINUSE = 98;
     /// Timed out.
     ETIMEDOUT = 110;
 }

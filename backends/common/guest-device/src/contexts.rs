@@ -54,6 +54,31 @@ pub trait Contexts: Send + Sync {
         [0; 16]
     }
 
+    /// MAC address of the network interface that the device belongs to, zeroes where none is named.
+    fn mac(&self) -> [u8; 6] {
+        [0; 6]
+    }
+
+    /// The guest sets entry `index` of the port's GID table.
+    ///
+    /// # Errors
+    /// `EINVAL` for an entry that there is not and for no GID of a port, `EACCES` for one that the
+    /// operator does not let it have, `EEXIST` where the entry has one, `EADDRINUSE` where another
+    /// port has it.
+    fn add_gid(&self, index: u32, gid: [u8; 16]) -> Result<(), Errno> {
+        let _ = (index, gid);
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// It clears it.
+    ///
+    /// # Errors
+    /// `ENOENT` where it has no GID.
+    fn remove_gid(&self, index: u32) -> Result<(), Errno> {
+        let _ = index;
+        Err(Errno::EOPNOTSUPP)
+    }
+
     /// Opens a context, whose events go to `events` and whose host-allocated buffers come from
     /// `window`.
     ///

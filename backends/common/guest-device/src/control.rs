@@ -19,6 +19,7 @@ use farlane_vhost_user::channel::Channel;
 use farlane_zero_copy::{Pool, Region, RegionError};
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
+use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -255,6 +256,11 @@ impl Control {
         };
         let status = match self.read(&chain) {
             Ok(ControlRequest::Ping) => Ok(()),
+            Ok(ControlRequest::AddGid { index, gid }) => {
+                let status = self.contexts.add_gid(index, gid);
+                self.note_gid(index, gid, status)
+            }
+            Ok(ControlRequest::RemoveGid { index }) => self.contexts.remove_gid(index),
             Ok(ControlRequest::Context(context, ContextRequest::WindowMap(place))) => {
                 let status;
                 (state, status) = match self.map_window(state, vmm, context, place) {
@@ -342,6 +348,16 @@ impl Control {
                 "{}: context {context}: {what}: {errno}",
                 self.name
             );
+        }
+        status
+    }
+
+    /// A GID that a guest does not get: its operator wants to know.
+    fn note_gid(&self, index: u32, gid: [u8; 16], status: Result<(), Errno>) -> Result<(), Errno> {
+        if let Err(errno) = status {
+            let address = Ipv6Addr::from(gid).to_canonical();
+            let limit = self.channel.limit();
+            warn_limited!(limit, "{}: GID {index}: {address}: {errno}", self.name);
         }
         status
     }

@@ -245,6 +245,7 @@ impl Device for FarlaneDevice {
             max_events: MAX_EVENTS.into(),
             window_bytes: window_bytes.into(),
             gid: self.vm.contexts.gid(),
+            mac: self.vm.contexts.mac(),
             generation: self.generation.into(),
             ..Config::default()
         };

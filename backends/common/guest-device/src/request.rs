@@ -8,12 +8,12 @@ pub use crate::contexts::WindowRange;
 use farlane_abi::control::{
     ADDRESS_SPACE_BYTES, Extent, FLAG_PHONY, FLAG_WRITABLE, KIND_ADDRESS_SPACE, KIND_DEVICE,
     KIND_FILE, KIND_PIN, KIND_SEGMENT, KIND_SHARED, MAX_EVENTS, MAX_EXTENTS_PER_REQUEST,
-    MAX_REGION_BYTES, MAX_SEGMENT_BYTES, MAX_SHARED_BYTES, OP_ATTACH, OP_ATTACH_MORE,
-    OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN, OP_PING, OP_UNBIND_EVENT, OP_WINDOW_MAP,
-    OP_WINDOW_UNMAP, Request,
+    MAX_REGION_BYTES, MAX_SEGMENT_BYTES, MAX_SHARED_BYTES, OP_ADD_GID, OP_ATTACH, OP_ATTACH_MORE,
+    OP_BIND_EVENT, OP_CLOSE, OP_DEL_GID, OP_DETACH, OP_OPEN, OP_PING, OP_UNBIND_EVENT,
+    OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
 };
 use farlane_abi::ids::{ContextId, RegionId};
-use farlane_abi::zerocopy::FromBytes as _;
+use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_abi::{Errno, PAGE_BYTES};
 
 /// Longest request of a VM in bytes.
@@ -81,6 +81,18 @@ pub struct NewRegion {
 pub enum ControlRequest {
     /// Proof of life.
     Ping,
+    /// An entry of the port's GID table is this one.
+    AddGid {
+        /// Which entry.
+        index: u32,
+        /// The GID, in network byte order.
+        gid: [u8; 16],
+    },
+    /// An entry of the port's GID table is none any more.
+    RemoveGid {
+        /// Which entry.
+        index: u32,
+    },
     /// Something about a context.
     Context(ContextId, ContextRequest),
 }
@@ -180,9 +192,10 @@ pub fn parse(bytes: &[u8]) -> Result<ControlRequest, Errno> {
     let (request, rest) = Request::read_from_prefix(bytes).map_err(|_| Errno::EPROTO)?;
     let extents = parse_extents(request.extents.get(), rest)?;
     let op = request.op.get();
-    // A ping is about no context.
+    // These are about no context.
+    let is_of_none = matches!(op, OP_PING | OP_ADD_GID | OP_DEL_GID);
     let context = ContextId::new(request.context.get());
-    if context.is_none() && op != OP_PING
+    if context.is_none() && !is_of_none
         || !matches!(op, OP_ATTACH | OP_ATTACH_MORE) && !extents.is_empty()
     {
         return Err(Errno::EINVAL);
@@ -192,6 +205,17 @@ pub fn parse(bytes: &[u8]) -> Result<ControlRequest, Errno> {
     }
     let of_context = match op {
         OP_PING => return Ok(ControlRequest::Ping),
+        OP_ADD_GID => {
+            let mut gid = [0; 16];
+            gid[..8].copy_from_slice(request.address.as_bytes());
+            gid[8..].copy_from_slice(request.length.as_bytes());
+            let index = request.region.get();
+            return Ok(ControlRequest::AddGid { index, gid });
+        }
+        OP_DEL_GID => {
+            let index = request.region.get();
+            return Ok(ControlRequest::RemoveGid { index });
+        }
         OP_ATTACH => {
             let new = parse_new(&request)?;
             // No file comes from a VM.
@@ -385,7 +409,6 @@ pub fn most_extents(length: u64) -> u64 {
 mod tests {
     use super::*;
     use farlane_abi::control::{MAX_CONTEXTS, MAX_REGIONS};
-    use farlane_abi::zerocopy::IntoBytes as _;
     use proptest::prelude::*;
 
     fn attach(length: u64, extents: &[(u64, u64)]) -> Vec<u8> {
@@ -400,6 +423,39 @@ mod tests {
             length: length.into(),
         };
         request.with_extents(extents)
+    }
+
+    #[test]
+    fn a_gid_arrives_as_it_was_sent_whatever_context_is_named() {
+        let mut gid = [0; 16];
+        (0u8..16).zip(&mut gid).for_each(|(byte, to)| *to = byte);
+        for context in [0, MAX_CONTEXTS, u32::MAX] {
+            let request = |op: u32| Request {
+                op: op.into(),
+                context: context.into(),
+                region: 70.into(),
+                address: u64::from_le_bytes(gid[..8].try_into().unwrap()).into(),
+                length: u64::from_le_bytes(gid[8..].try_into().unwrap()).into(),
+                ..Default::default()
+            };
+            let added = parse(request(OP_ADD_GID).as_bytes());
+            assert_eq!(added, Ok(ControlRequest::AddGid { index: 70, gid }));
+            let removed = parse(request(OP_DEL_GID).as_bytes());
+            assert_eq!(removed, Ok(ControlRequest::RemoveGid { index: 70 }));
+            for op in [OP_ADD_GID, OP_DEL_GID] {
+                let flagged = Request {
+                    flags: 1.into(),
+                    ..request(op)
+                };
+                assert_eq!(parse(flagged.as_bytes()), Err(Errno::EINVAL));
+            }
+        }
+        let of_a_process = Request {
+            op: OP_ADD_GID.into(),
+            ..Default::default()
+        };
+        let refused = parse_host(of_a_process.as_bytes());
+        assert_eq!(refused, Err(Errno::EOPNOTSUPP));
     }
 
     #[test]

@@ -111,7 +111,6 @@ fn apply(new: &mut QpAttr, mask: u32, attr: &QpAttr) -> Result<(), Errno> {
         new.qp_access_flags = access.to_wire().into();
     }
     if has(rdma::QP_AV) {
-        check(attr.is_global == 0 || attr.sgid_index == 0)?;
         check(attr.ah_port <= 1)?;
         (new.is_global, new.sgid_index, new.hop_limit) =
             (attr.is_global, attr.sgid_index, attr.hop_limit);

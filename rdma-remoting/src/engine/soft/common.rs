@@ -1,11 +1,12 @@
 //! What both halves of a queue pair go by.
 
 use super::attributes::State;
+use super::fabric::Names;
 use super::transport::Transport;
 use super::waits::{Receiver, Requesting};
 use crate::completion_queue::CompletionSink;
 use crate::counters::Counters;
-use crate::engine::{Admission, PortAddress, QpNumber, RawGid};
+use crate::engine::{Admission, Destination, PortAddress, QpNumber, RawGid};
 use crate::ledger::Account;
 use crate::memory::{Binder, MemoryTable, PdHandle};
 use farlane_sys::log_limit::LogLimit;
@@ -32,6 +33,8 @@ pub struct QpCommon {
     pub number: QpNumber,
     pub transport: Transport,
     pub address: PortAddress,
+    /// What ports are called.
+    pub names: Names,
     pub pd: PdHandle,
     pub memory: Arc<MemoryTable>,
     /// For which it binds memory windows.
@@ -99,6 +102,16 @@ impl QpCommon {
     pub fn admits(&self, gid: &RawGid) -> bool {
         let admission = self.admission.as_ref();
         admission.is_none_or(|admission| admission.admits(gid))
+    }
+
+    /// The port of a peer whose name was valid when it was set, by the GID of its address. No port
+    /// may have had it then: whoever has it now must be one that this one may have to do with.
+    pub fn resolve(&self, destination: Destination) -> Option<Destination> {
+        let resolved = self.names.resolve(destination);
+        match resolved {
+            Destination::Gid(gid) if resolved != destination && !self.admits(&gid) => None,
+            _ => Some(resolved),
+        }
     }
 
     pub fn state(&self) -> State {

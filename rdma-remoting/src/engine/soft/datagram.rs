@@ -83,8 +83,9 @@ impl Packet<'_> {
             .and_then(|()| receiver.open_receive(to, room))
             .map_err(|_| Undelivered::Dropped)?;
         let header = self.header_to().map(|gid| {
-            let from = &self.from.address.gid;
-            route_header(from, &gid, &self.datagram.address, self.length)
+            let address = &self.datagram.address;
+            let from = address.source.unwrap_or(self.from.address.gid);
+            route_header(&from, &gid, address, self.length)
         });
         let parts = receiver.parts();
         let header = header.as_ref().map_or(Ok(()), |header| {

@@ -3,12 +3,12 @@
 use super::groups::Groups;
 use super::target::Target;
 use crate::draws::Draws;
-use crate::engine::{Destination, PortAddress, QpNumber, RawGid};
+use crate::engine::{Destination, PortAddress, PortNames, QpNumber, RawGid};
 use crate::nodes::TransferObserver;
 use farlane_abi::width::halves;
 use farlane_sys::sync::{read, write};
 use std::collections::HashMap;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
 
 /// Numbers below are special in InfiniBand (QP0, QP1) or look like mistakes.
 const FIRST_NUMBER: u32 = 16;
@@ -20,6 +20,26 @@ pub struct QpName {
     pub destination: Destination,
     /// Its number there.
     pub number: QpNumber,
+}
+
+/// What ports are called; by the GIDs of their addresses alone where nobody knows more.
+#[derive(Clone, Default)]
+pub struct Names(Arc<OnceLock<Arc<dyn PortNames>>>);
+
+impl Names {
+    /// Who knows. The first one stays.
+    pub fn set(&self, names: Arc<dyn PortNames>) {
+        let _ = self.0.set(names);
+    }
+
+    /// The same port, by the GID of its address.
+    pub fn resolve(&self, destination: Destination) -> Destination {
+        let Destination::Gid(gid) = destination else {
+            return destination;
+        };
+        let home = self.0.get().and_then(|names| names.home(&gid));
+        Destination::Gid(home.unwrap_or(gid))
+    }
 }
 
 /// A port that has queue pairs.
@@ -64,6 +84,8 @@ impl Ports {
 #[derive(Default)]
 pub struct Fabric {
     ports: RwLock<Ports>,
+    /// What ports are called.
+    pub names: Names,
     /// Multicast groups.
     pub groups: Groups,
     /// Told of what is moved.
@@ -117,8 +139,9 @@ impl Fabric {
 
     /// The queue pair that has this name.
     pub fn find(&self, name: QpName) -> Option<Arc<Target>> {
+        let destination = self.names.resolve(name.destination);
         let ports = read(&self.ports);
-        let gid = match &name.destination {
+        let gid = match &destination {
             Destination::Gid(gid) => gid,
             Destination::Lid(lid) => ports.gids.get(lid)?,
         };

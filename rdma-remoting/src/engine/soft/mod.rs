@@ -29,7 +29,7 @@ mod waits;
 #[cfg(test)]
 mod waits_tests;
 
-use super::{ContextSpec, Engine, EngineContext};
+use super::{ContextSpec, Engine, EngineContext, PortNames};
 use crate::memory::MemoryTable;
 use crate::nodes::TransferObserver;
 use attributes::MAX_READS;
@@ -57,8 +57,8 @@ const DEVICE_CAPS: u64 = DEVICE_MEM_WINDOW
 
 /// Largest number of queue pairs of the engine.
 const MAX_QUEUE_PAIRS: u32 = 1 << 18;
-/// Entries of a port's GID table, of which the first one is in use.
-const GID_TABLE_ENTRIES: u32 = 4;
+/// Entries of a port's GID table: a network interface has a handful of addresses.
+const GID_TABLE_ENTRIES: u32 = 64;
 
 /// The embedded engine: queue pairs in software.
 #[derive(Debug, Default)]
@@ -138,6 +138,10 @@ impl Engine for SoftEngine {
             phys_state: 5, // link up
             ..Default::default()
         }
+    }
+
+    fn name_ports(&self, names: Arc<dyn PortNames>) {
+        self.fabric.names.set(names);
     }
 
     fn open(&self, spec: ContextSpec) -> Result<Arc<dyn EngineContext>, Errno> {

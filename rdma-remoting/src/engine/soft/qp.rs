@@ -78,6 +78,7 @@ impl<C: Carrier> SoftQp<C> {
                 number,
                 transport,
                 address: of.address,
+                names: fabric.names.clone(),
                 pd: spec.pd,
                 memory: Arc::clone(&owner.memory),
                 binder: Binder::new_one(),
@@ -172,7 +173,10 @@ impl<C: Carrier> EngineQp for SoftQp<C> {
             requester.go_on();
         }
         *held = new;
-        let peer = attributes::peer(qp.transport, to, &new);
+        let peer = attributes::peer(qp.transport, to, &new).map(|peer| QpName {
+            destination: qp.names.resolve(peer.destination),
+            ..peer
+        });
         if to == State::Reset {
             requester.reset();
             responder.reset();

@@ -204,15 +204,25 @@ impl Responder {
         };
         qp.transport == from.transport.peer()
             && qp.state().responds()
-            && self.is_connected_to(from)
+            && self.is_connected_to(qp, from)
             && expected
     }
 
     /// Whether it is connected to that peer, and answers it: a reliable one in this life of its
     /// requester, an unreliable one whose message begins anew in any (IBTA 9.8.2.2).
-    fn is_connected_to(&self, peer: &Sender) -> bool {
+    fn is_connected_to(&self, qp: &QpCommon, peer: &Sender) -> bool {
+        // A GID that no port had when it was set may be the peer's now.
+        let is_named = |name: QpName| {
+            let is_it = |destination| {
+                peer.is_named_by(QpName {
+                    destination,
+                    ..name
+                })
+            };
+            is_it(name.destination) || qp.resolve(name.destination).is_some_and(is_it)
+        };
         !self.paused
-            && self.peer_name.is_some_and(|name| peer.is_named_by(name))
+            && self.peer_name.is_some_and(is_named)
             && (!peer.transport.is_acknowledged()
                 || self.heard.is_none_or(|heard| heard == peer.life))
     }

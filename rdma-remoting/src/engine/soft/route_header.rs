@@ -74,6 +74,7 @@ mod tests {
         flow_label: 0x1_2345,
         traffic_class: 0x67,
         hop_limit: 64,
+        source: None,
     };
 
     #[test]

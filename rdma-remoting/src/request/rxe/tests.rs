@@ -169,6 +169,7 @@ fn a_datagram_is_for_its_address_handle_whatever_its_address_vector_says() {
         flow_label: 0,
         traffic_class: 0,
         hop_limit: 0,
+        source: None,
     };
     let format = RxeSendFormat {
         addressing: Addressing::Handles(Arc::new(Five(address))),

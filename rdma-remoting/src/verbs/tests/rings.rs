@@ -12,6 +12,7 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+mod gids;
 mod hostile;
 mod operations;
 mod resizing;
@@ -215,6 +216,26 @@ impl Guest {
         }
     }
 
+    /// A queue pair of datagrams that is ready to send, with the Q_Key 0x1111.
+    fn datagrams(&self) -> Pair {
+        let pair = self.pair(QPT_UD);
+        let steps = [
+            (UD_TO_INIT, QPS_INIT),
+            (UD_TO_RTR, QPS_RTR),
+            (UD_TO_RTS, QPS_RTS),
+        ];
+        for (mask, qp_state) in steps {
+            let attr = QpAttr {
+                qp_state,
+                port_num: 1,
+                qkey: 0x1111.into(),
+                ..Default::default()
+            };
+            self.modify(&pair, mask, attr).unwrap();
+        }
+        pair
+    }
+
     fn srq(&self, ring: &RingEnd) -> Handle {
         let created = self.host().create_srq_ring(CreateSrqRing {
             pd: self.pd,
@@ -237,6 +258,18 @@ impl Guest {
     /// Connects a queue pair, reliably, to one of another program, which tries again for ever where
     /// that has no receive request.
     fn connect(&self, qp: &Pair, to: &Self, peer: &Pair, rnr_retry: u8) {
+        self.connect_to(qp, (to.context.gid(), peer.number), rnr_retry, 0)
+            .unwrap();
+    }
+
+    /// The same, to a queue pair of this name, from that entry of the GID table.
+    fn connect_to(
+        &self,
+        qp: &Pair,
+        (dgid, number): ([u8; 16], U32),
+        rnr_retry: u8,
+        sgid_index: u8,
+    ) -> Result<(), Errno> {
         let access =
             ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC | ACCESS_FLUSH_GLOBAL;
         let steps = [
@@ -249,9 +282,10 @@ impl Guest {
                 qp_state,
                 port_num: 1,
                 path_mtu: 3,
-                dest_qp_num: peer.number,
+                dest_qp_num: number,
                 is_global: 1,
-                dgid: to.context.gid(),
+                dgid,
+                sgid_index,
                 ah_port: 1,
                 rnr_retry,
                 min_rnr_timer: 12,
@@ -262,8 +296,9 @@ impl Guest {
                 qp_access_flags: access.into(),
                 ..Default::default()
             };
-            self.modify(qp, mask, attr).unwrap();
+            self.modify(qp, mask, attr)?;
         }
+        Ok(())
     }
 
     /// Its kernel rings for a queue pair: there is something in its send queue.

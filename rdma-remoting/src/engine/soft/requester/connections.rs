@@ -2,6 +2,7 @@
 
 use super::super::carrier::{Carrier, Message, Peer as _, Reached, Sender, Session as _};
 use super::super::common::QpCommon;
+use super::super::fabric::QpName;
 use super::super::responder::{Arrival, Nak};
 use super::super::transfer::{Refusal, Transfer};
 use super::waiting::Wait;
@@ -29,7 +30,7 @@ impl<C: Carrier> Requester<C> {
 
     /// Whether the request at hand, which waits so, would get further without a timer.
     pub(super) fn has_awaited(&self, qp: &QpCommon, wait: Wait) -> bool {
-        let peer = C::Peer::upgrade(&self.peer).or_else(|| self.find_peer());
+        let peer = C::Peer::upgrade(&self.peer).or_else(|| self.find_peer(qp));
         peer.is_some_and(|peer| {
             let session = peer.session();
             let is_answered = session.answers(&self.sender(qp));
@@ -42,16 +43,21 @@ impl<C: Carrier> Requester<C> {
         })
     }
 
-    pub(super) fn find_peer(&self) -> Option<C::Peer> {
-        self.carrier.find(self.peer_name?)
+    pub(super) fn find_peer(&self, qp: &QpCommon) -> Option<C::Peer> {
+        let name = self.peer_name?;
+        let destination = qp.resolve(name.destination)?;
+        self.carrier.find(QpName {
+            destination,
+            ..name
+        })
     }
 
     /// The peer, looked for once; none where there is none.
-    pub(super) fn peer(&mut self) -> Option<C::Peer> {
+    pub(super) fn peer(&mut self, qp: &QpCommon) -> Option<C::Peer> {
         if let Some(peer) = C::Peer::upgrade(&self.peer) {
             return Some(peer);
         }
-        let peer = self.find_peer()?;
+        let peer = self.find_peer(qp)?;
         self.peer = peer.downgrade();
         Some(peer)
     }
@@ -110,7 +116,7 @@ impl<C: Carrier> Requester<C> {
         node: Option<Node>,
         budget: &mut Spending,
     ) -> Step {
-        let Some(peer) = self.peer() else {
+        let Some(peer) = self.peer(qp) else {
             return self.unanswered(qp);
         };
         let from = self.sender(qp);

@@ -258,7 +258,7 @@ impl<C: Carrier> Requester<C> {
             return true;
         }
         if window.is_stuck {
-            let peer = self.find_peer();
+            let peer = self.find_peer(qp);
             return peer.is_some_and(|peer| peer.session().answers(&self.sender(qp)));
         }
         if window.hold.is_some() {
@@ -378,7 +378,7 @@ impl<C: Carrier> Requester<C> {
     /// Sends some of the next message. Nothing where there is nobody to send to, or it fails on
     /// this side.
     fn send_next(&mut self, qp: &QpCommon, budget: &mut Spending, now: Instant) -> Option<Reached> {
-        let peer = self.peer();
+        let peer = self.peer(qp);
         let from = self.sender(qp);
         let delay = ack_timeout(self.attr.timeout);
         let window = &mut self.window;

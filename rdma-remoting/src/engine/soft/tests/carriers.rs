@@ -630,6 +630,7 @@ fn nobody_learns_of_what_is_lost<C: Made>(kind: u32) {
                 flow_label: 0,
                 traffic_class: 0,
                 hop_limit: 1,
+                source: None,
             },
             number: pair.b.qp.number(),
             qkey: QKEY,

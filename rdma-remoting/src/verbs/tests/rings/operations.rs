@@ -288,23 +288,7 @@ fn what_was_posted_before_a_queue_pair_fails_is_flushed() {
 fn datagrams_go_where_their_address_handle_says() {
     let server = Server::without_workers();
     let guests = [1, 2].map(|gid| Guest::start(&port(&server, gid)));
-    let pairs = guests.each_ref().map(|guest| guest.pair(QPT_UD));
-    for (guest, pair) in guests.iter().zip(&pairs) {
-        let steps = [
-            (UD_TO_INIT, QPS_INIT),
-            (UD_TO_RTR, QPS_RTR),
-            (UD_TO_RTS, QPS_RTS),
-        ];
-        for (mask, qp_state) in steps {
-            let attr = QpAttr {
-                qp_state,
-                port_num: 1,
-                qkey: 0x1111.into(),
-                ..Default::default()
-            };
-            guest.modify(pair, mask, attr).unwrap();
-        }
-    }
+    let pairs = guests.each_ref().map(Guest::datagrams);
     let [a, b] = &guests;
     let ah = a.host().create_ah(CreateAh {
         pd: a.pd,

@@ -30,6 +30,7 @@ impl ResolveAddress for Handles {
             flow_label: 0,
             traffic_class: 0,
             hop_limit: 1,
+            source: None,
         };
         Some((AhHandle::default(), address))
     }
