@@ -181,7 +181,8 @@ fn pinned_memory_of_many_contexts_leaves_others_their_share() {
 #[test]
 fn a_program_is_told_how_many_domains_it_can_have() {
     let server = Server::without_workers();
-    let context = open(&port(&server, 1), 0);
+    let port = port(&server, 1);
+    let context = open(&port, 0);
     let mut host = CallHost::new(&context);
     let most = host.query_device(()).unwrap().max_pd.get();
     for _ in 0..most {
@@ -195,7 +196,8 @@ fn a_program_is_told_how_many_domains_it_can_have() {
 #[test]
 fn a_domain_is_busy_as_long_as_a_key_is_in_it() {
     let server = Server::without_workers();
-    let context = open(&port(&server, 1), 0);
+    let port = port(&server, 1);
+    let context = open(&port, 0);
     context
         .attach_pin(region(0), memory("domain", PAGE_BYTES))
         .unwrap();
@@ -221,7 +223,8 @@ fn a_turn_ends_after_a_call_that_has_taken_its_time() {
     let engine = Arc::new(Hooked { engine, hook: wait });
     let ledger = Ledger::new(|_| 200);
     let server = Server::of(engine, Arc::default(), Vec::new(), ledger);
-    let context = open(&port(&server, 1), 0);
+    let port = port(&server, 1);
+    let context = open(&port, 0);
     let program = Header::attach(&context);
     program.query_device(4);
     for completed in 1..=4 {
@@ -235,7 +238,8 @@ fn a_turn_ends_after_a_call_that_has_taken_its_time() {
 #[test]
 fn who_may_carry_nothing_out_has_its_calls_answered() {
     let server = sharing(200);
-    let context = open(&port(&server, 1), 0);
+    let port = port(&server, 1);
+    let context = open(&port, 0);
     let program = Header::attach(&context);
     program.query_device(2);
     let look = Look::at(Instant::now());

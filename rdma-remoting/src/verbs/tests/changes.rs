@@ -42,7 +42,8 @@ fn opens(context: &Arc<Context>, pd: Handle, key: Handle, bytes: u64) -> bool {
 #[test]
 fn a_key_that_is_registered_anew_holds_nothing_of_what_it_was() {
     let server = Server::without_workers();
-    let context = open(&port(&server, 1), 0);
+    let port = port(&server, 1);
+    let context = open(&port, 0);
     let mut host = CallHost::new(&context);
     let (pd, other) = (host.alloc_pd(()).unwrap(), host.alloc_pd(()).unwrap());
     for (pin, name) in [(7, "before"), (8, "after")] {
@@ -123,7 +124,8 @@ fn a_registration_of_no_memory_is_one_for_its_owner_alone() {
 #[test]
 fn a_registration_that_is_refused_leaves_the_one_that_there_was() {
     let server = Server::without_workers();
-    let (context, neighbour) = (open(&port(&server, 1), 0), open(&port(&server, 2), 0));
+    let ports = [1, 2].map(|gid| port(&server, gid));
+    let [context, neighbour] = ports.each_ref().map(|port| open(port, 0));
     let _program = Header::attach(&context);
     let mut host = CallHost::new(&context);
     let pd = host.alloc_pd(()).unwrap();
@@ -223,7 +225,8 @@ fn a_registration_in_the_place_of_another_costs_what_it_is_longer() {
 #[test]
 fn entries_of_a_completion_queue_lie_where_no_other_queue_does() {
     let server = Server::without_workers();
-    let context = open(&port(&server, 1), 0);
+    let port = port(&server, 1);
+    let context = open(&port, 0);
     let _program = Header::attach(&context);
     for id in 1..4 {
         let segment = memory("entries", PAGE_BYTES);
@@ -283,10 +286,10 @@ fn pages_of_buffers_of_processes_leave_others_their_share() {
         _ => 1000,
     });
     let server = Server::of(engine, Arc::default(), Vec::new(), ledger);
-    let [one, other] = [1, 2].map(|gid| {
+    let ports = [1, 2].map(|gid| port(&server, gid));
+    let [one, other] = ports.each_ref().map(|port| {
         let pool = Pool::separate_files(1 << 20);
         let id = ContextId::new(0).unwrap();
-        let port = port(&server, gid);
         port.open(id, Arc::new(Nobody), Some(pool)).unwrap()
     });
     let allocate = |context: &Arc<Context>, pages: u64| {
