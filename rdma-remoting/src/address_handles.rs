@@ -1,7 +1,7 @@
 //! Address handles of a context: addresses that were checked once, and then are named by datagrams.
 
 use crate::address::{AddressVector, AhHandle};
-use crate::memory::PdHandle;
+use crate::memory::DomainId;
 use crate::request::ResolveAddress;
 use crate::table::Table;
 use farlane_abi::Errno;
@@ -16,7 +16,7 @@ pub const MAX_AHS: u32 = 4096;
 struct AddressHandle {
     /// The engine's.
     engine: AhHandle,
-    pd: PdHandle,
+    domain: DomainId,
     address: AddressVector,
     /// What lasts as long.
     _owner: Box<dyn Any + Send + Sync>,
@@ -39,25 +39,25 @@ impl AddressHandles {
     /// `ENOMEM` where there are as many as there may be.
     pub fn add(
         &self,
-        pd: PdHandle,
+        domain: DomainId,
         (engine, address): (AhHandle, AddressVector),
         owner: impl Any + Send + Sync,
     ) -> Result<u32, Errno> {
         write(&self.0).insert(AddressHandle {
             engine,
-            pd,
+            domain,
             address,
             _owner: Box::new(owner),
         })
     }
 
-    /// Takes a handle out. Returns the engine's.
+    /// Takes a handle out.
     ///
     /// # Errors
     /// `EBADF` where there is none such.
-    pub fn remove(&self, handle: u32) -> Result<AhHandle, Errno> {
+    pub fn remove(&self, handle: u32) -> Result<(), Errno> {
         let removed = write(&self.0).remove(handle);
-        removed.map(|handle| handle.engine).ok_or(Errno::EBADF)
+        removed.map(drop).ok_or(Errno::EBADF)
     }
 
     /// Takes all out.
@@ -72,13 +72,15 @@ pub struct HandlesOfDomain {
     /// All of the context.
     pub handles: Arc<AddressHandles>,
     /// The domain.
-    pub pd: PdHandle,
+    pub domain: DomainId,
 }
 
 impl ResolveAddress for HandlesOfDomain {
     fn resolve(&self, handle: u32) -> Option<(AhHandle, AddressVector)> {
         let handles = read(&self.handles.0);
-        let found = handles.get(handle).filter(|handle| handle.pd == self.pd);
+        let found = handles
+            .get(handle)
+            .filter(|handle| handle.domain == self.domain);
         found.map(|handle| (handle.engine, handle.address))
     }
 }
@@ -101,24 +103,25 @@ mod tests {
         let handles = Arc::new(AddressHandles::default());
         let owner = Arc::new(());
         let named = (AhHandle(9), address);
-        let handle = handles.add(PdHandle(1), named, Arc::clone(&owner));
+        let [one, other] = [(); 2].map(|()| DomainId::new_one());
+        let handle = handles.add(one, named, Arc::clone(&owner));
         let handle = handle.unwrap();
-        let of = |pd| HandlesOfDomain {
+        let of = |domain| HandlesOfDomain {
             handles: Arc::clone(&handles),
-            pd: PdHandle(pd),
+            domain,
         };
-        assert_eq!(of(1).resolve(handle), Some(named));
-        assert_eq!(of(2).resolve(handle), None);
-        assert_eq!(of(1).resolve(0), None);
+        assert_eq!(of(one).resolve(handle), Some(named));
+        assert_eq!(of(other).resolve(handle), None);
+        assert_eq!(of(one).resolve(0), None);
         assert_eq!(Arc::strong_count(&owner), 2);
-        assert_eq!(handles.remove(handle), Ok(AhHandle(9)));
+        assert_eq!(handles.remove(handle), Ok(()));
         assert_eq!(Arc::strong_count(&owner), 1);
-        assert_eq!(of(1).resolve(handle), None);
+        assert_eq!(of(one).resolve(handle), None);
         assert_eq!(handles.remove(handle), Err(Errno::EBADF));
         // The next one in its place is another one.
-        let next = handles.add(PdHandle(1), named, ()).unwrap();
+        let next = handles.add(one, named, ()).unwrap();
         assert_ne!(next, handle);
         handles.clear();
-        assert_eq!(of(1).resolve(next), None);
+        assert_eq!(of(one).resolve(next), None);
     }
 }

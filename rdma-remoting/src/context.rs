@@ -553,12 +553,12 @@ impl Context {
         if let Some(file) = lock(&self.shared_as).take() {
             self.shared.forget(*file);
         }
-        let ((qps, pds, srqs, cqs, xrcds, buffers, mapped), leaving) = {
+        let ((qps, windows, pds, srqs, cqs, xrcds, buffers, mapped), leaving) = {
             let mut objects = self.objects();
             let qps = objects.qps.drain();
-            objects.windows.drain();
             let parts = (
                 qps,
+                objects.windows.drain(),
                 objects.pds.drain(),
                 objects.srqs.drain(),
                 objects.cqs.drain(),
@@ -582,6 +582,10 @@ impl Context {
         self.addresses.clear();
         let count = to_u64(srqs.len());
         counters::uncount(&self.counters.shared_receive_queues, count);
+        // Those of the context's own domains end with it.
+        for window in windows.iter().filter(|window| window.pd.imported.is_some()) {
+            let _ = window.end();
+        }
         let elsewhere: u64 = pds.iter().map(withdraw).sum();
         let regions = self.keys.close() + elsewhere;
         counters::uncount(&self.counters.memory_regions, regions);
@@ -590,7 +594,7 @@ impl Context {
                 memory.revoke();
             }
         }
-        drop((pds, srqs, cqs, xrcds, buffers, mapped));
+        drop((windows, pds, srqs, cqs, xrcds, buffers, mapped));
         counters::uncount(&self.counters.contexts, 1);
     }
 }

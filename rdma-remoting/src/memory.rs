@@ -15,7 +15,7 @@ use std::sync::{Arc, RwLock};
 use window::Window;
 
 pub use access::{Access, Use};
-pub use region::{KeyError, MemoryRegion, Part, PdHandle};
+pub use region::{DomainId, KeyError, MemoryRegion, Part, PdHandle};
 pub use window::{Binder, WindowError, WindowKind};
 
 /// What a key is of.

@@ -6,7 +6,7 @@ use crate::context_keys::ContextKeys;
 use crate::engine::{EngineCq, EngineQp, EngineSrq, Progress, Turn};
 use crate::inbox::Scheduled;
 use crate::ledger::Share;
-use crate::memory::PdHandle;
+use crate::memory::{DomainId, PdHandle};
 use crate::ready::Served;
 use crate::request::MemoryKey;
 use crate::segment::Part;
@@ -38,6 +38,8 @@ pub const MAX_BUFFERS: u32 = 1024;
 pub(crate) struct Pd {
     /// The engine's.
     pub engine: PdHandle,
+    /// The same of all names of one domain.
+    pub id: DomainId,
     /// Those that name what is in it: of its own context, or of the one that it was imported from.
     pub keys: Arc<ContextKeys>,
     /// Of which other one it is a further name.
@@ -55,6 +57,7 @@ impl Imported {
     pub fn name_of(origin: Arc<Pd>) -> Pd {
         Pd {
             engine: origin.engine,
+            id: origin.id,
             keys: Arc::clone(&origin.keys),
             imported: Some(Self {
                 origin,
@@ -85,12 +88,6 @@ impl Imported {
 }
 
 impl Pd {
-    /// `EOPNOTSUPP` of one that was imported.
-    pub fn require_own(&self) -> Result<(), Errno> {
-        let is_own = self.imported.is_none();
-        is_own.then_some(()).ok_or(Errno::EOPNOTSUPP)
-    }
-
     /// The domain itself, whichever name of it this is.
     pub fn itself(self: &Arc<Self>) -> &Arc<Self> {
         self.imported
@@ -129,7 +126,21 @@ pub(crate) struct CqObject {
 pub(crate) struct WindowObject {
     /// A key that leads to it.
     pub key: MemoryKey,
-    pub _pd: Arc<Pd>,
+    pub pd: Arc<Pd>,
+}
+
+impl WindowObject {
+    /// Frees it. When this returns, nothing touches memory by its key.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn end(&self) -> Result<(), Errno> {
+        match self.pd.keys.engine().dealloc_mw(self.key) {
+            // It has ended with the context that the domain is of.
+            Err(Errno::EBADF) if self.pd.imported.is_some() => Ok(()),
+            ended => ended,
+        }
+    }
 }
 
 /// A queue pair, what it uses, and the memory it lies in.

@@ -20,6 +20,7 @@ use crate::clock::DeviceClock;
 use crate::context::Context;
 use crate::engine::Progress;
 use crate::ledger::{Resource, Share};
+use crate::memory::DomainId;
 use crate::objects::{CqObject, MAX_CQS, MAX_MRS, MAX_MWS, MAX_PDS, Pd, QpObject, SrqObject};
 use crate::segment::Part;
 use crate::turn::CallTurn;
@@ -210,6 +211,7 @@ impl Verbs for CallHost<'_> {
             let engine = engine.alloc_pd()?;
             Ok(Pd {
                 engine,
+                id: DomainId::new_one(),
                 keys: Arc::clone(&self.context.keys),
                 imported: None,
             })

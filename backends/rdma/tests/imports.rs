@@ -5,6 +5,8 @@
 mod common;
 #[path = "imports/deaths.rs"]
 mod deaths;
+#[path = "imports/objects.rs"]
+mod objects;
 #[path = "imports/program.rs"]
 mod program;
 #[path = "imports/registrations.rs"]
@@ -20,7 +22,7 @@ use std::os::fd::{AsRawFd as _, IntoRawFd as _};
 use std::ptr::null_mut;
 
 const LENGTH: usize = 4096;
-const RIGHTS: c_int = 7;
+const RIGHTS: c_int = 0x1f;
 /// Of `enum ibv_wc_status`.
 const REM_ACCESS_ERR: ibv_wc_status = 10;
 

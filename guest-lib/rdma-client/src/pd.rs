@@ -31,9 +31,9 @@ impl Pd {
     }
 
     /// Imports the protection domain that has this handle in the context of another process, to
-    /// which `file` [leads](Context::import). Memory can be registered in it and queue pairs can be
-    /// made in it, and nothing else; requests of all queue pairs of the domain name all memory that
-    /// is registered there, of either process.
+    /// which `file` [leads](Context::import). Whatever can be made in a domain can
+    /// be made in it; requests of all queue pairs of the domain name all memory that is registered
+    /// there, of either process.
     ///
     /// # Errors
     /// `EINVAL` where there is none, or the context has ended; `ENOMEM` and `ENODEV` as

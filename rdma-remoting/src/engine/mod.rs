@@ -307,8 +307,8 @@ pub trait EngineContext: Any + Send + Sync {
     /// # Errors
     /// `ENOMEM` when there are too many.
     fn create_ah(&self, pd: PdHandle, address: &AddressVector) -> Result<AhHandle, Errno>;
-    /// Ends an address handle. A request that was taken before may have it still, and is sent, or
-    /// fails.
+    /// Ends an address handle, unless it has ended with the context. A request that was taken
+    /// before may have it still, and is sent, or fails.
     fn destroy_ah(&self, ah: AhHandle);
     /// Makes a queue pair in the reset state.
     ///

@@ -4,6 +4,7 @@ use super::{Access, Use};
 use crate::request::MemoryKey;
 use farlane_zero_copy::{Region, RegionError};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use thiserror::Error;
 
 /// Why a key does not open what is asked for.
@@ -39,6 +40,21 @@ pub struct PdHandle(pub u32);
 impl PdHandle {
     /// That of no protection domain.
     pub const NONE: Self = Self(0);
+}
+
+/// Protection domains that have been made.
+static DOMAINS: AtomicU64 = AtomicU64::new(0);
+
+/// Tells a protection domain from all others that there have been, of any context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DomainId(u64);
+
+impl DomainId {
+    /// One that no domain has had.
+    #[must_use]
+    pub fn new_one() -> Self {
+        Self(DOMAINS.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 /// A memory region.

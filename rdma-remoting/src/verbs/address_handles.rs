@@ -1,9 +1,10 @@
 //! Address handles.
 
 use super::CallHost;
-use crate::address::{AddressVector, Destination, GroupGid, Recipients};
+use crate::address::{AddressVector, AhHandle, Destination, GroupGid, Recipients};
 use crate::gids::PortGids;
-use crate::ledger::Resource;
+use crate::ledger::{Resource, Share};
+use crate::objects::Pd;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{CreateAh, Handle};
 use std::sync::Arc;
@@ -42,6 +43,19 @@ fn address(args: &CreateAh, gids: &PortGids) -> Result<AddressVector, Errno> {
     })
 }
 
+/// An address handle of the engine, which ends when this is dropped.
+struct EngineAh {
+    pd: Arc<Pd>,
+    handle: AhHandle,
+    _share: Share,
+}
+
+impl Drop for EngineAh {
+    fn drop(&mut self) {
+        self.pd.keys.engine().destroy_ah(self.handle);
+    }
+}
+
 impl CallHost<'_> {
     pub(super) fn add_ah(&self, args: &CreateAh) -> Result<Handle, Errno> {
         let address = address(args, &self.context.gids)?;
@@ -54,23 +68,19 @@ impl CallHost<'_> {
         }
         let objects = self.context.objects();
         let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
-        pd.require_own()?;
-        let owner = (Arc::clone(pd), self.take(Resource::AddressHandles, 1)?);
-        let engine = &self.context.engine_context;
-        let handle = engine.create_ah(pd.engine, &address)?;
-        let added = self
-            .context
-            .addresses
-            .add(pd.engine, (handle, address), owner);
-        if added.is_err() {
-            engine.destroy_ah(handle);
-        }
+        let share = self.take(Resource::AddressHandles, 1)?;
+        let handle = pd.keys.engine().create_ah(pd.engine, &address)?;
+        let owner = EngineAh {
+            pd: Arc::clone(pd),
+            handle,
+            _share: share,
+        };
+        let addresses = &self.context.addresses;
+        let added = addresses.add(pd.id, (handle, address), owner);
         added.map(Into::into)
     }
 
     pub(super) fn remove_ah(&self, ah: Handle) -> Result<(), Errno> {
-        let handle = self.context.addresses.remove(ah.get())?;
-        self.context.engine_context.destroy_ah(handle);
-        Ok(())
+        self.context.addresses.remove(ah.get())
     }
 }

@@ -28,7 +28,9 @@ impl CallHost<'_> {
         let origin = {
             let objects = of.objects();
             let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EINVAL)?;
-            pd.require_own()?;
+            if pd.imported.is_some() {
+                return Err(Errno::EOPNOTSUPP);
+            }
             Arc::clone(pd)
         };
         let name = Imported::name_of(origin);

@@ -16,10 +16,9 @@ impl CallHost<'_> {
         };
         let mut objects = self.context.objects();
         let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
-        pd.require_own()?;
         let (handle, window) = objects.windows.insert_with(|_| {
             let key = pd.keys.add(|engine| engine.alloc_mw(pd.engine, kind))?;
-            Ok(WindowObject { key, _pd: pd })
+            Ok(WindowObject { key, pd })
         })?;
         Ok(Mw {
             handle: handle.into(),
@@ -30,6 +29,6 @@ impl CallHost<'_> {
     pub(super) fn remove_window(&self, window: Handle) -> Result<(), Errno> {
         let removed = self.context.objects().windows.remove(window.get());
         let window = removed.ok_or(Errno::EBADF)?;
-        self.context.engine_context.dealloc_mw(window.key)
+        window.end()
     }
 }

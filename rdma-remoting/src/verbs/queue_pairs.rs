@@ -160,16 +160,12 @@ impl CallHost<'_> {
         let mut objects = self.context.objects();
         let uses = Uses::of(&objects, &new)?;
         let pd = uses.pd.engine;
-        let home = match &uses.pd.imported {
-            None => Arc::clone(&self.context.engine_context),
-            // Handles of addresses, and shared receive queues, are of the context's own domains.
-            Some(_) if kind == QPT_UD || uses.srq.is_some() => return Err(Errno::EOPNOTSUPP),
-            Some(_) => Arc::clone(uses.pd.keys.engine()),
-        };
+        // Of the context that the domain is of, whose memory its requests name.
+        let home = Arc::clone(uses.pd.keys.engine());
         let addressing = match kind {
             QPT_UD => Addressing::Handles(Arc::new(HandlesOfDomain {
                 handles: Arc::clone(&self.context.addresses),
-                pd,
+                domain: uses.pd.id,
             })),
             QPT_XRC_SEND => Addressing::Domain,
             _ => Addressing::Connected,

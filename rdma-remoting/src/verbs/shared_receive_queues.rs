@@ -57,7 +57,6 @@ impl CallHost<'_> {
         let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
         let mut objects = self.context.objects();
         let pd = Arc::clone(objects.pds.get(new.pd.get()).ok_or(Errno::EBADF)?);
-        pd.require_own()?;
         // Of a domain it has a completion queue, of none it has none.
         let in_domain = match new.domain.map(U32::get) {
             [0, 0] => None,
@@ -77,7 +76,7 @@ impl CallHost<'_> {
             let slot = slot_of(handle).and_then(|slot| slot.checked_add(MAX_QPS));
             let scheduled = Scheduled::new(self.context.inbox(), slot.ok_or(Errno::ENOMEM)?);
             let events = ObjectEvents::new(&asyncs, handle);
-            let engine = self.context.engine_context.create_srq(SrqSpec {
+            let engine = pd.keys.engine().create_srq(SrqSpec {
                 pd: pd.engine,
                 source: new.source,
                 entries: new.room,

@@ -142,9 +142,8 @@ call_table! {
         /// Whether the file that is this region stands for a context of the tenant: `EINVAL` where
         /// it does not, or not any more.
         46 => fn import_context(U32) -> ();
-        /// A handle of a protection domain of the context that a file stands for. Memory can be
-        /// registered in it, and queue pairs can be made in it, other than of datagrams and without
-        /// a shared receive queue; nothing else (`EOPNOTSUPP`). Requests of any queue pair of the
+        /// A handle of a protection domain of the context that a file stands for, in which can be
+        /// whatever can be in one of the calling context's own. Requests of any queue pair of the
         /// domain name what is registered there, whoever has registered it.
         47 => fn import_pd(ImportPd) -> Handle;
         /// The keys of a registration in an imported domain; `EINVAL` where it is in another one.

@@ -4,6 +4,9 @@ use crate::common::{Backend, until};
 use crate::program::{LOC_PROT_ERR, REM_ACCESS_ERR, RETRY_EXC_ERR, Remote, serve_if_told};
 use farlane_support::process::metric;
 
+/// What [`ledger`] says, and how many files the backend has open, where we may see that.
+pub type Ledger = (Vec<(String, u64)>, Option<usize>);
+
 /// What the processes of the host have of what is shared, and what there is of objects.
 pub fn ledger(backend: &Backend) -> Vec<(String, u64)> {
     const OBJECTS: &[&str] = &["contexts", "queue_pairs", "memory_regions"];
@@ -26,7 +29,7 @@ pub fn ledger(backend: &Backend) -> Vec<(String, u64)> {
 }
 
 /// Waits until it is what it was before.
-pub fn settle_at(backend: &Backend, (shares, files): &(Vec<(String, u64)>, Option<usize>)) {
+pub fn settle_at(backend: &Backend, (shares, files): &Ledger) {
     until("the ledger to be what it was", || {
         ledger(backend) == *shares && backend.open_files() == *files
     });
@@ -42,7 +45,7 @@ fn an_importer_that_is_killed_leaves_the_exporter_what_it_had() {
     let socket = backend.path("host");
     let mut owner = Remote::start(NAME, &socket);
     let [process, cmd_fd, pd] = owner.ask("open");
-    let [mr, lkey, rkey, address] = owner.ask("register");
+    let [_, mr, lkey, rkey, address] = owner.ask("register");
     owner.ask_one("qp");
     let before = (ledger(&backend), backend.open_files());
     let write = format!("write {lkey} {address} {rkey} {address}");
@@ -88,7 +91,7 @@ fn an_exporter_that_is_killed_leaves_the_importers_what_is_theirs() {
     let before = (ledger(&backend), backend.open_files());
     let mut owner = Remote::start(NAME, &socket);
     let [process, cmd_fd, pd] = owner.ask("open");
-    let [_, lkey, rkey, address] = owner.ask("register");
+    let [_, _, lkey, rkey, address] = owner.ask("register");
     let [mut one, mut other] = [(); 2].map(|()| Remote::start(NAME, &socket));
     for importer in [&mut one, &mut other] {
         importer.ask_one(format!("import {process} {cmd_fd} {pd}"));

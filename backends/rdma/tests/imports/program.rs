@@ -57,6 +57,15 @@ impl Remote {
         number.unwrap_or_else(|| panic!("{said}")).parse().unwrap()
     }
 
+    /// Has two more keys in its context at once than it has now. A context keeps the room that
+    /// it has had, and that is in the ledger.
+    pub fn make_room_for_keys(&mut self) {
+        let indices = [(); 2].map(|()| self.ask::<5>("register")[0]);
+        for index in indices {
+            assert_eq!(self.ask_one(format!("deregister {index}")), 0);
+        }
+    }
+
     /// Kills it, whatever it does.
     pub fn kill(&mut self) {
         self.0.kill();
@@ -96,18 +105,18 @@ pub fn serve_if_told() -> bool {
     }
 }
 
-struct Program {
+pub struct Program {
     socket: String,
-    context: *mut ibv_context,
-    pd: *mut ibv_pd,
-    cq: *mut ibv_cq,
-    qp: *mut ibv_qp_ex,
-    memories: Vec<*mut u8>,
-    registrations: Vec<*mut ibv_mr>,
+    pub context: *mut ibv_context,
+    pub pd: *mut ibv_pd,
+    pub cq: *mut ibv_cq,
+    pub qp: *mut ibv_qp_ex,
+    pub memories: Vec<*mut u8>,
+    pub registrations: Vec<*mut ibv_mr>,
 }
 
 /// Why there is none, where there is none.
-fn there<T>(pointer: *mut T) -> Result<*mut T, c_int> {
+pub fn there<T>(pointer: *mut T) -> Result<*mut T, c_int> {
     if pointer.is_null() {
         return Err(errno().unwrap());
     }
@@ -183,6 +192,7 @@ impl Program {
                         }
                     }
                 }
+                ("objects", []) => self.use_objects(),
                 ("leave", []) => self.leave(),
                 other => panic!("{other:?}"),
             }
@@ -211,6 +221,7 @@ impl Program {
             self.memories.push(address.cast());
             self.registrations.push(mr);
             Ok(vec![
+                self.registrations.len() as u64 - 1,
                 (*mr).handle.into(),
                 (*mr).lkey.into(),
                 (*mr).rkey.into(),
@@ -219,17 +230,14 @@ impl Program {
         }
     }
 
-    unsafe fn make_qp(&mut self) -> Result<Vec<u64>, c_int> {
+    pub unsafe fn make_qp(&mut self) -> Result<Vec<u64>, c_int> {
         // SAFETY: by the caller's contract.
         unsafe {
             if self.cq.is_null() {
                 let cq = completion::create(self.context, 64, null_mut(), null_mut(), 0);
                 self.cq = there(cq)?;
             }
-            if !self.qp.is_null() {
-                assert_eq!(queue_pair::destroy(self.qp.cast()), 0);
-                self.qp = null_mut();
-            }
+            self.end_qp()?;
             let mut init: ibv_qp_init_attr_ex = zeroed();
             init.qp_type = IBV_QPT_RC;
             (init.send_cq, init.recv_cq) = (self.cq, self.cq);
@@ -244,8 +252,18 @@ impl Program {
         }
     }
 
+    /// Destroys the queue pair, if it has one.
+    pub unsafe fn end_qp(&mut self) -> Result<(), c_int> {
+        if !self.qp.is_null() {
+            // SAFETY: by the caller's contract.
+            done(unsafe { queue_pair::destroy(self.qp.cast()) })?;
+            self.qp = null_mut();
+        }
+        Ok(())
+    }
+
     /// Connects the queue pair to the one of a number at the same port.
-    unsafe fn connect(&self, number: u32) -> Result<Vec<u64>, c_int> {
+    pub unsafe fn connect(&self, number: u32) -> Result<Vec<u64>, c_int> {
         // SAFETY: by the caller's contract.
         unsafe {
             let mut gid = ibv_gid { raw: [0; 16] };
@@ -253,7 +271,7 @@ impl Program {
             let mut attr: ibv_qp_attr = zeroed();
             (attr.port_num, attr.path_mtu) = (1, 3);
             (attr.timeout, attr.retry_cnt) = (10, 1);
-            attr.qp_access_flags = RIGHTS.cast_unsigned();
+            attr.qp_access_flags = 15;
             (attr.ah_attr.is_global, attr.ah_attr.port_num) = (1, 1);
             attr.ah_attr.grh.dgid = gid;
             attr.dest_qp_num = number;
@@ -271,7 +289,7 @@ impl Program {
     }
 
     /// Writes all of a registration.
-    unsafe fn post_write(&self, (lkey, from): (u32, u64), (rkey, to): (u32, u64)) {
+    pub unsafe fn post_write(&self, (lkey, from): (u32, u64), (rkey, to): (u32, u64)) {
         let qp = self.qp;
         // SAFETY: by the caller's contract.
         unsafe {
@@ -283,7 +301,7 @@ impl Program {
         }
     }
 
-    unsafe fn completion(&self) -> ibv_wc {
+    pub unsafe fn completion(&self) -> ibv_wc {
         let mut wc: ibv_wc = zeroed();
         until("a completion", || {
             // SAFETY: by the caller's contract.
@@ -296,9 +314,7 @@ impl Program {
     unsafe fn leave(&mut self) -> Result<Vec<u64>, c_int> {
         // SAFETY: by the caller's contract.
         unsafe {
-            if !self.qp.is_null() {
-                done(queue_pair::destroy(self.qp.cast()))?;
-            }
+            self.end_qp()?;
             if !self.cq.is_null() {
                 done(completion::destroy(self.cq))?;
             }

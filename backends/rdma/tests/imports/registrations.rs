@@ -2,7 +2,7 @@
 //! has other memory.
 
 use crate::common::{Backend, until};
-use crate::deaths::{ledger, settle_at};
+use crate::deaths::{Ledger, ledger, settle_at};
 use crate::program::{LOC_PROT_ERR, REM_ACCESS_ERR, Remote, serve_if_told};
 
 /// A registration: its keys, and its address in its process.
@@ -15,7 +15,7 @@ struct Registered {
 
 impl Registered {
     fn by(process: &mut Remote) -> Self {
-        let [_, lkey, rkey, address] = process.ask("register");
+        let [_, _, lkey, rkey, address] = process.ask("register");
         Self {
             lkey,
             rkey,
@@ -44,14 +44,18 @@ fn connect_to_itself(process: &mut Remote) {
 }
 
 /// A process with a domain and a registration there, and one that has imported the domain.
-fn start(test: &str, backend: &Backend) -> (Remote, Remote, Registered, [u64; 3]) {
+/// Besides what the first one has, and what the ledger says of it alone.
+fn start(test: &str, backend: &Backend) -> (Remote, Remote, Registered, [u64; 3], Ledger) {
     let socket = backend.path("host");
     let mut owner = Remote::start(test, &socket);
     let [process, cmd_fd, pd] = owner.ask("open");
     let theirs = Registered::by(&mut owner);
+    owner.make_room_for_keys();
+    owner.ask_one("qp");
+    let before = (ledger(backend), backend.open_files());
     let mut importer = Remote::start(test, &socket);
     importer.ask_one(format!("import {process} {cmd_fd} {pd}"));
-    (owner, importer, theirs, [process, cmd_fd, pd])
+    (owner, importer, theirs, [process, cmd_fd, pd], before)
 }
 
 #[test]
@@ -61,7 +65,7 @@ fn keys_of_a_domain_name_the_memory_of_who_has_registered_it() {
         return;
     }
     let mut backend = Backend::start();
-    let (mut owner, mut importer, theirs, exported) = start(NAME, &backend);
+    let (mut owner, mut importer, theirs, exported, before) = start(NAME, &backend);
     let own = Registered::by(&mut importer);
     assert_eq!(own.address, theirs.address, "else nothing is confused");
     assert_ne!(own.lkey, theirs.lkey);
@@ -96,12 +100,9 @@ fn keys_of_a_domain_name_the_memory_of_who_has_registered_it() {
         assert_eq!(owner.ask_one(&copy), 0);
     }
     importer.kill();
-    until("the importer's context to end", || {
-        backend.counter("contexts") == 1
-    });
+    settle_at(&backend, &before);
 
     // The same where it is killed with what it has registered.
-    let before = (ledger(&backend), backend.open_files());
     fill(&mut owner, 90);
     let mut importer = Remote::start(NAME, &backend.path("host"));
     let [process, cmd_fd, pd] = exported;
@@ -140,7 +141,7 @@ fn what_was_registered_in_a_domain_ends_with_its_process() {
     }
     let mut backend = Backend::start();
     let before = (ledger(&backend), backend.open_files());
-    let (mut owner, mut importer, theirs, _) = start(NAME, &backend);
+    let (mut owner, mut importer, theirs, ..) = start(NAME, &backend);
     let own = Registered::by(&mut importer);
     connect(&mut owner, &mut importer);
     assert_eq!(importer.ask_one(write(own, theirs)), 0);

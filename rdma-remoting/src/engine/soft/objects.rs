@@ -64,19 +64,31 @@ impl EngineXrcDomain for XrcDomain {
     fn destroy(&self) {}
 }
 
+/// Requests that several queue pairs take, and the keys that these name.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    pub receives: Arc<SharedReceives>,
+    /// Of another context than a queue pair, or of the same one. None of no context: those of the
+    /// queue pair.
+    pub memory: Option<Arc<MemoryTable>>,
+}
+
 /// A shared receive queue, and its place in a domain.
 #[derive(Debug)]
 pub struct SoftSrq {
-    receives: Arc<SharedReceives>,
+    shared: Shared,
     domain: Option<(Arc<XrcDomain>, SrqNumber)>,
 }
 
 impl SoftSrq {
-    /// One of no domain.
+    /// One of no context and no domain.
     #[must_use]
     pub fn of(receives: &Arc<SharedReceives>) -> Arc<Self> {
         Arc::new(Self {
-            receives: Arc::clone(receives),
+            shared: Shared {
+                receives: Arc::clone(receives),
+                memory: None,
+            },
             domain: None,
         })
     }
@@ -99,7 +111,10 @@ impl SoftSrq {
             Ok((domain, number))
         });
         Ok(Arc::new(Self {
-            receives,
+            shared: Shared {
+                receives,
+                memory: Some(Arc::clone(memory)),
+            },
             domain: domain.transpose()?,
         }))
     }
@@ -111,22 +126,22 @@ impl EngineSrq for SoftSrq {
     }
 
     fn set_limit(&self, limit: u32) -> Result<(), Errno> {
-        self.receives.set_limit(limit);
+        self.shared.receives.set_limit(limit);
         Ok(())
     }
 
     fn resize(&self, to: Entries) -> Result<u32, Errno> {
-        self.receives.move_to(to)
+        self.shared.receives.move_to(to)
     }
 
     fn limit(&self) -> u32 {
-        self.receives.limit()
+        self.shared.receives.limit()
     }
 
     /// Each that it tells costs a look.
     fn progress(&self, turn: Turn) -> Progress {
         let mut budget = turn.budget.spend();
-        let told = self.receives.pass_on_to(to_usize(budget.looks()));
+        let told = self.shared.receives.pass_on_to(to_usize(budget.looks()));
         (0..told).for_each(|_| budget.passed_over());
         Progress {
             worked: told > 0,
@@ -136,22 +151,22 @@ impl EngineSrq for SoftSrq {
     }
 
     fn is_ready(&self) -> bool {
-        self.receives.is_awaited()
+        self.shared.receives.is_awaited()
     }
 
     fn watch(&self) {
-        self.receives.watch();
+        self.shared.receives.watch();
     }
 
     /// Only where somebody waits.
     fn rest(&self) {
-        self.receives.rest();
+        self.shared.receives.rest();
     }
 
     fn destroy(&self) {
         match &self.domain {
             Some((domain, number)) => domain.remove(*number),
-            None => self.receives.close(),
+            None => self.shared.receives.close(),
         }
     }
 }
@@ -161,7 +176,7 @@ pub enum Receives {
     /// Its own queue.
     Own(Box<dyn WorkSource<RecvWqe>>),
     /// A queue that others take from, too.
-    Shared(Arc<SharedReceives>),
+    Shared(Shared),
     /// Those of a domain: each message names one (IBTA annex A14).
     Domain(Arc<XrcDomain>),
 }
@@ -173,7 +188,7 @@ impl TryFrom<Named> for Receives {
     fn try_from(named: Named) -> Result<Self, Errno> {
         Ok(match named {
             Named::Own(source) => Self::Own(source),
-            Named::Shared(srq) => Self::Shared(Arc::clone(&own::<SoftSrq>(srq)?.receives)),
+            Named::Shared(srq) => Self::Shared(own::<SoftSrq>(srq)?.shared.clone()),
             Named::Domain(domain) => Self::Domain(own(domain)?),
         })
     }
@@ -184,6 +199,6 @@ impl dyn EngineSrq {
     /// The requests of one of the software engine, for tests of where they lie.
     pub fn receives(&self) -> &Arc<SharedReceives> {
         let srq: &dyn Any = self;
-        &srq.downcast_ref::<SoftSrq>().unwrap().receives
+        &srq.downcast_ref::<SoftSrq>().unwrap().shared.receives
     }
 }

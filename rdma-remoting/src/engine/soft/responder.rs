@@ -282,7 +282,7 @@ impl Responder {
     fn shared(&self) -> Option<&Arc<SharedReceives>> {
         match &self.receives {
             Receives::Own(_) => None,
-            Receives::Shared(shared) => Some(shared),
+            Receives::Shared(shared) => Some(&shared.receives),
             Receives::Domain(_) => self.named.as_ref().map(|named| named.receives()),
         }
     }
@@ -345,7 +345,15 @@ impl Responder {
         self.awaits.take().into_iter().for_each(Place::leave);
     }
 
-    /// The memory that its receive requests and its peer name.
+    /// The memory that its receive requests name.
+    fn receive_memory<'a>(&'a self, qp: &'a QpCommon) -> &'a MemoryTable {
+        match &self.receives {
+            Receives::Shared(shared) => shared.memory.as_deref().unwrap_or(&qp.memory),
+            Receives::Own(_) | Receives::Domain(_) => self.memory(qp),
+        }
+    }
+
+    /// The memory that its peer names.
     pub fn memory<'a>(&'a self, qp: &'a QpCommon) -> &'a MemoryTable {
         match (&self.receives, &self.named) {
             (Receives::Domain(_), Some(named)) => named.memory(),
@@ -546,7 +554,7 @@ impl Responder {
             }
             let (key, address) = (element.lkey, element.address);
             match self
-                .memory(qp)
+                .receive_memory(qp)
                 .open(pd, key, address, reached, Use::LocalWrite)
             {
                 Ok(part) => self.parts.push(part),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::FileId;
-use farlane_abi::rdma::{AllocMw, CreateAh, ImportMr, ImportPd, MW_TYPE_1};
+use farlane_abi::rdma::{ImportMr, ImportPd};
 
 mod registrations;
 
@@ -89,21 +89,7 @@ fn an_imported_domain_is_a_name_and_is_not_handed_on() {
     ] {
         assert_eq!(import_mr(pd, mr), Err(error));
     }
-    let window = AllocMw {
-        pd: imported,
-        mw_type: MW_TYPE_1.into(),
-    };
-    let window = CallHost::new(&user).alloc_mw(window);
-    assert_eq!(window, Err(Errno::EOPNOTSUPP));
-    let address = CreateAh {
-        pd: imported,
-        dlid: 1.into(),
-        port_num: 1,
-        ..Default::default()
-    };
-    let address = CallHost::new(&user).create_ah(address);
-    assert_eq!(address, Err(Errno::EOPNOTSUPP));
-    // Nor is a name handed on.
+    // A name is not handed on.
     show(&owner, 6, 9);
     show(&user, 6, 9);
     CallHost::new(&user).share_context(6.into()).unwrap();

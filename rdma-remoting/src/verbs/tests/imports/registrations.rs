@@ -1,10 +1,11 @@
 //! What processes register in a domain that they have together.
 
 use super::*;
+use crate::address_handles::HandlesOfDomain;
 use crate::memory::{Binder, KeyError, Part, Use};
-use crate::request::{Binding, MemoryKey};
+use crate::request::{Binding, MemoryKey, ResolveAddress as _};
 use farlane_abi::rdma::{
-    ACCESS_MW_BIND, ACCESS_REMOTE_WRITE, DeregMr, MR_SOURCE_BUFFER, MW_TYPE_2,
+    ACCESS_MW_BIND, ACCESS_REMOTE_WRITE, CreateAh, DeregMr, MR_SOURCE_BUFFER, MW_TYPE_2,
 };
 use farlane_zero_copy::{copy_from_slice, copy_to_slice};
 use std::sync::atomic::Ordering;
@@ -263,4 +264,68 @@ fn what_was_registered_in_a_domain_ends_with_its_context() {
     );
     let regions = one.counters.memory_regions.load(Ordering::Relaxed);
     assert_eq!(regions, 0);
+}
+
+#[test]
+fn windows_and_addresses_of_an_importer_are_of_the_domain_and_end_with_it() {
+    let scene = Scene::new();
+    let mr = register_bytes(&scene.owner, scene.pd, 5, b"exporter");
+    let [(one, name), _] = &scene.importers;
+    let window = |context: &Arc<Context>, pd| {
+        let mw_type = MW_TYPE_2.into();
+        CallHost::new(context).alloc_mw(AllocMw { pd, mw_type })
+    };
+    // The room of keys is kept.
+    for context in [(&scene.owner, scene.pd), (one, *name), (one, *name)] {
+        let window = window(context.0, context.1).unwrap();
+        CallHost::new(context.0).dealloc_mw(window.handle).unwrap();
+    }
+    let before = scene.ledger();
+    let bound = window(one, *name).unwrap();
+    let binding = Binding {
+        window: MemoryKey(bound.rkey.get()),
+        key: MemoryKey(bound.rkey.get() ^ 1),
+        region: MemoryKey(mr.lkey.get()),
+        address: 0,
+        length: PAGE_BYTES,
+        access: ACCESS_REMOTE_WRITE,
+    };
+    let table = scene.owner.engine_context.memory();
+    let of = (domain(&scene.owner, scene.pd), Binder::new_one());
+    table.bind(of, &binding).unwrap();
+    let open = || table.open_to_peer(of, binding.key, 0, 8, Use::RemoteWrite);
+    let part = open().unwrap();
+    // Two names of a domain are one domain to datagrams, and another domain is not.
+    let again = import_pd(one, scene.pd).unwrap();
+    let own = CallHost::new(one).alloc_pd(()).unwrap();
+    let address = CreateAh {
+        pd: *name,
+        dlid: 1.into(),
+        port_num: 1,
+        ..Default::default()
+    };
+    let ah = CallHost::new(one).create_ah(address).unwrap();
+    let resolves = |pd: Handle| {
+        let of = HandlesOfDomain {
+            handles: Arc::clone(&one.addresses),
+            domain: one.objects().pds.get(pd.get()).unwrap().id,
+        };
+        of.resolve(ah.get()).is_some()
+    };
+    assert!(resolves(*name) && resolves(again) && !resolves(own));
+    assert_eq!(CallHost::new(one).dealloc_pd(*name), Err(Errno::EBUSY));
+
+    scene.close(1);
+    assert!(open().is_err());
+    assert!(copy_from_slice(&part.region, part.offset, b"overwrit").is_err());
+    assert_eq!(scene.ledger(), before);
+    // It was the only one.
+    CallHost::new(&scene.owner).dereg_mr(mr.handle).unwrap();
+    // A window whose domain has ended is none any more.
+    let [_, (other, name)] = &scene.importers;
+    let late = window(other, *name).unwrap();
+    scene.close(0);
+    assert_eq!(window(other, *name), Err(Errno::EINVAL));
+    CallHost::new(other).dealloc_mw(late.handle).unwrap();
+    CallHost::new(other).dealloc_pd(*name).unwrap();
 }
