@@ -9,6 +9,7 @@ macro_rules! for_all_targets {
         $then! {
             broker
             call_ring
+            connection_manager
             control_queue
             flow_parse
             gpu_command
