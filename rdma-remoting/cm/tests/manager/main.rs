@@ -6,4 +6,5 @@ mod hostile;
 mod limits;
 mod model;
 mod scenarios;
+mod services;
 mod wire;

@@ -1,28 +1,14 @@
 //! Connections and requests, one thing after the other.
 
 use crate::wire::{
-    Wire, accept, address, answer, connect, gid, number, ports, resolve, route, service,
+    SOON, Wire, accept, address, answer, connect, gid, number, ports, resolve, route, sent,
+    sent_attributes,
 };
 use farlane_rdma_cm::{
     About, CallError, CommId, Event, Mad, Message, Ports, PrivateData, QpInit, Qpn, RejectReason,
-    Reliable, RetryCount, SidrStatus, TimeExponent, Transmit, Transport, attribute,
+    Reliable, RetryCount, TimeExponent, Transport, attribute,
 };
 use std::time::Duration;
-
-const SOON: Duration = Duration::from_millis(1);
-
-fn attribute_of(transmit: &Transmit) -> u16 {
-    u16::from_be_bytes([transmit.datagram[16], transmit.datagram[17]])
-}
-
-/// What a manager sends, which goes nowhere.
-fn sent(wire: &mut Wire, node: usize) -> Vec<Transmit> {
-    std::iter::from_fn(|| wire.managers[node].poll_transmit()).collect()
-}
-
-fn sent_attributes(wire: &mut Wire, node: usize) -> Vec<u16> {
-    sent(wire, node).iter().map(attribute_of).collect()
-}
 
 /// A datagram reaches a manager from a node.
 fn receive(wire: &mut Wire, from: usize, to: usize, mad: &Mad) {
@@ -204,6 +190,39 @@ fn a_request_that_is_rejected_stays_rejected_when_it_is_asked_again() {
 }
 
 #[test]
+fn who_takes_an_acceptance_back_says_so_until_it_is_heard() {
+    let mut wire = Wire::new(2, 18);
+    let now = wire.now;
+    let client = wire.managers[0]
+        .connect(now, connect(0, 1, 100, 7))
+        .unwrap();
+    wire.run(SOON);
+    let server = wire.take(1)[0].id();
+    let now = wire.now;
+    wire.managers[1]
+        .accept(now, server, &accept(200, 8))
+        .unwrap();
+    wire.run(SOON);
+    wire.managers[0]
+        .establish(client, PrivateData::default())
+        .unwrap();
+    assert_eq!(sent_attributes(&mut wire, 0), [attribute::RTU]);
+    assert!(matches!(&wire.take(0)[..], [Event::Reply { .. }]));
+    let (now, reason) = (wire.now, RejectReason::CONSUMER_DEFINED);
+    wire.managers[1]
+        .reject(now, server, reason, PrivateData::default())
+        .unwrap();
+    assert_eq!(sent_attributes(&mut wire, 1), [attribute::REJ]);
+    wire.rest();
+    let events = wire.take(0);
+    assert!(matches!(
+        &events[..],
+        [Event::Rejected { .. }, Event::TimewaitExit { .. }]
+    ));
+    assert_eq!(wire.take(1), [Event::TimewaitExit { id: server }]);
+}
+
+#[test]
 fn who_is_not_there_is_unreachable_after_all_retries() {
     let mut wire = Wire::new(1, 3);
     let now = wire.now;
@@ -259,6 +278,36 @@ fn who_ends_at_the_same_time_has_ended_once() {
         let ends = [Event::Disconnected { id }, Event::TimewaitExit { id }];
         assert_eq!(wire.take(node), ends);
     }
+}
+
+#[test]
+fn two_programs_of_one_port_are_each_others_peers() {
+    let mut wire = Wire::new(1, 19);
+    let (client, server) = wire.connected(0, 0);
+    let receive = |id| wire.managers[0].qp_ready_to_receive(id).unwrap();
+    assert_eq!(receive(client).dest_qpn, Qpn::of(200));
+    assert_eq!(receive(server).dest_qpn, Qpn::of(100));
+    let now = wire.now;
+    let asking = wire.managers[0].resolve(now, &resolve(0, 0, 7)).unwrap();
+    wire.run(SOON);
+    let asked = wire.take(0)[0].id();
+    let now = wire.now;
+    wire.managers[0]
+        .answer(now, asked, &answer(300, 8))
+        .unwrap();
+    wire.managers[0].disconnect(now, client).unwrap();
+    wire.run(SOON);
+    let events = wire.take(0);
+    assert!(matches!(&events[0], Event::ServiceReply { id, .. } if *id == asking));
+    assert_eq!(events[1..], [Event::Disconnected { id: server }]);
+    for id in [client, server, asking, asked] {
+        let now = wire.now;
+        wire.managers[0].destroy(now, id).unwrap();
+    }
+    wire.rest();
+    let counts = wire.managers[0].counts();
+    assert_eq!((counts.connections, counts.orphans), (0, 0));
+    assert_eq!(wire.take(0), []);
 }
 
 #[test]
@@ -361,110 +410,6 @@ fn data_may_come_before_the_word_that_it_may() {
     let private_data = Box::default();
     let id = server;
     assert_eq!(wire.take(1), [Event::Established { id, private_data }]);
-}
-
-#[test]
-fn a_queue_pair_of_datagrams_is_found_and_told_again() {
-    let mut wire = Wire::new(2, 11);
-    let now = wire.now;
-    let client = wire.managers[0].resolve(now, &resolve(0, 1, 7)).unwrap();
-    let request = sent(&mut wire, 0).remove(0);
-    wire.put(request.clone());
-    wire.run(SOON);
-    let events = wire.take(1);
-    let [
-        Event::ServiceRequest {
-            id, request: asked, ..
-        },
-    ] = &events[..]
-    else {
-        panic!("{events:?}");
-    };
-    assert_eq!(
-        (asked.program_data().len(), number(asked.program_data())),
-        (180, 7)
-    );
-    let now = wire.now;
-    wire.managers[1].answer(now, *id, &answer(300, 8)).unwrap();
-    assert_eq!(sent_attributes(&mut wire, 1), [attribute::SIDR_REP]);
-    wire.put(request);
-    wire.run(SOON);
-    assert_eq!(wire.take(1), []);
-    let events = wire.take(0);
-    let [Event::ServiceReply { id, reply }] = &events[..] else {
-        panic!("{events:?}");
-    };
-    assert_eq!(
-        (*id, reply.qpn, reply.q_key),
-        (client, Qpn::of(300), 0x1234_5678)
-    );
-    assert_eq!(number(&reply.private_data.0), 8);
-    wire.rest();
-    assert_eq!(wire.take(0), []);
-}
-
-#[test]
-fn nobody_listens_for_what_nobody_has_said() {
-    let mut wire = Wire::new(2, 12);
-    let listener = wire.listeners[1];
-    wire.managers[1].unlisten(wire.now, listener).unwrap();
-    assert_eq!(
-        wire.managers[1].unlisten(wire.now, listener),
-        Err(CallError::NoSuchId)
-    );
-    let now = wire.now;
-    wire.managers[0]
-        .connect(now, connect(0, 1, 100, 7))
-        .unwrap();
-    wire.managers[0].resolve(now, &resolve(0, 1, 8)).unwrap();
-    wire.run(SOON);
-    let events = wire.take(0);
-    let [
-        Event::Rejected { reason, .. },
-        Event::ServiceReply { reply, .. },
-    ] = &events[..]
-    else {
-        panic!("{events:?}");
-    };
-    assert_eq!(*reason, RejectReason::INVALID_SERVICE_ID);
-    assert_eq!(reply.status, SidrStatus::UNSUPPORTED);
-}
-
-#[test]
-fn a_listener_has_its_service_at_its_port_for_itself() {
-    let mut wire = Wire::new(1, 13);
-    let manager = &mut wire.managers[0];
-    assert_eq!(
-        manager.listen(service(), Some(gid(0)), 1),
-        Err(CallError::InUse)
-    );
-    assert_eq!(manager.listen(service(), None, 1), Err(CallError::InUse));
-    manager.unlisten(wire.now, wire.listeners[0]).unwrap();
-    let of_port = manager.listen(service(), Some(gid(0)), 1).unwrap();
-    manager.listen(service(), Some(gid(1)), 1).unwrap();
-    assert_eq!(
-        manager.listen(service(), Some(gid(0)), 1),
-        Err(CallError::InUse)
-    );
-    assert_eq!(manager.listen(service(), None, 1), Err(CallError::InUse));
-    manager.unlisten(wire.now, of_port).unwrap();
-    manager.listen(service(), Some(gid(0)), 1).unwrap();
-}
-
-#[test]
-fn requests_that_nobody_has_claimed_end_with_who_listens() {
-    let mut wire = Wire::new(2, 14);
-    let now = wire.now;
-    let client = wire.managers[0]
-        .connect(now, connect(0, 1, 100, 7))
-        .unwrap();
-    wire.run(SOON);
-    let listener = wire.listeners[1];
-    wire.managers[1].unlisten(wire.now, listener).unwrap();
-    wire.run(SOON);
-    let events = wire.take(0);
-    assert!(matches!(&events[..], [Event::Rejected { id, .. }] if *id == client));
-    assert_eq!(wire.managers[1].counts().requests, 0);
 }
 
 /// The request that a client sends, changed.

@@ -311,3 +311,19 @@ impl Wire {
         (client, server)
     }
 }
+
+/// More than what is sent at once takes.
+pub const SOON: Duration = Duration::from_millis(1);
+
+fn attribute_of(transmit: &Transmit) -> u16 {
+    u16::from_be_bytes([transmit.datagram[16], transmit.datagram[17]])
+}
+
+/// What a manager sends, which goes nowhere.
+pub fn sent(wire: &mut Wire, node: usize) -> Vec<Transmit> {
+    std::iter::from_fn(|| wire.managers[node].poll_transmit()).collect()
+}
+
+pub fn sent_attributes(wire: &mut Wire, node: usize) -> Vec<u16> {
+    sent(wire, node).iter().map(attribute_of).collect()
+}
