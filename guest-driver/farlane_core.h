@@ -44,7 +44,7 @@ struct farlane_shared {
 	struct page **pages;	/* each with a page frame of its own; until it is detached */
 };
 
-struct farlane_context *farlane_client_open(struct farlane *fl, u32 flags,
+struct farlane_context *farlane_client_open(struct farlane *fl, bool charged,
 					    const struct farlane_client *client, void *data);
 void farlane_client_close(struct farlane_context *ctx);
 int farlane_client_segment(struct farlane_context *ctx, u64 length,

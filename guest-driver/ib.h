@@ -179,7 +179,7 @@ static inline struct fv_device *to_fv(struct ib_device *ib)
 }
 
 /* ib_context.c: a context of the backend, its calls and events */
-int fv_context_open(struct fv_context *ctx, struct fv_device *dev, u32 flags);
+int fv_context_open(struct fv_context *ctx, struct fv_device *dev, bool is_process);
 void fv_context_close(struct fv_context *ctx);
 int fv_call(struct fv_context *ctx, u32 number, const void *args, size_t args_bytes,
 	    void *result, size_t result_bytes);

@@ -402,11 +402,11 @@ static int fv_context_header(struct fv_context *ctx)
  * fv_context_open - open a context
  * @ctx: zeroed
  * @dev: device
- * @flags: FARLANE_FLAG_KERNEL for that of the kernel, 0 for one of a process
+ * @is_process: it is of the calling process, not the kernel's own
  *
  * Return: 0 or an error number, and then there is nothing to close.
  */
-int fv_context_open(struct fv_context *ctx, struct fv_device *dev, u32 flags)
+int fv_context_open(struct fv_context *ctx, struct fv_device *dev, bool is_process)
 {
 	int err;
 
@@ -422,7 +422,7 @@ int fv_context_open(struct fv_context *ctx, struct fv_device *dev, u32 flags)
 	hash_init(ctx->cqs_by_event);
 	mutex_init(&ctx->controls_lock);
 	INIT_LIST_HEAD(&ctx->controls);
-	ctx->core = farlane_client_open(dev->fl, flags, &fv_client, ctx);
+	ctx->core = farlane_client_open(dev->fl, is_process, &fv_client, ctx);
 	if (IS_ERR(ctx->core))
 		return PTR_ERR(ctx->core);
 	err = fv_context_header(ctx);

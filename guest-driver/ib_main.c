@@ -31,7 +31,7 @@ static int fv_alloc_ucontext(struct ib_ucontext *ibuc, struct ib_udata *udata)
 {
 	struct fv_ucontext *uc = container_of(ibuc, struct fv_ucontext, ib);
 
-	return fv_context_open(&uc->ctx, to_fv(ibuc->device), 0);
+	return fv_context_open(&uc->ctx, to_fv(ibuc->device), true);
 }
 
 static void fv_dealloc_ucontext(struct ib_ucontext *ibuc)
@@ -165,7 +165,7 @@ static int fv_init_device(struct fv_device *dev)
 	struct ib_device *ib = &dev->ib;
 	int err;
 
-	err = fv_context_open(&dev->kernel, dev, FARLANE_FLAG_KERNEL);
+	err = fv_context_open(&dev->kernel, dev, false);
 	if (err)
 		return err;
 	err = fv_query(dev);

@@ -90,14 +90,13 @@ void farlane_verbs_del(struct farlane *fl)
 /**
  * farlane_client_open - open a context of the backend
  * @fl: device
- * @flags: FARLANE_FLAG_KERNEL for a context of the kernel itself; 0 for one of a process, whose
- *	memory is charged to the process that calls then
+ * @charged: its memory is charged to the process that calls for it
  * @client: who is told of its events
  * @data: passed to those functions
  *
  * Return: the context, or an error number: -ENODEV of a dead device.
  */
-struct farlane_context *farlane_client_open(struct farlane *fl, u32 flags,
+struct farlane_context *farlane_client_open(struct farlane *fl, bool charged,
 					    const struct farlane_client *client, void *data)
 {
 	struct farlane_context *ctx = farlane_context_new(fl);
@@ -107,8 +106,8 @@ struct farlane_context *farlane_client_open(struct farlane *fl, u32 flags,
 		return ERR_PTR(-ENOMEM);
 	ctx->client = client;
 	ctx->client_data = data;
-	ctx->charged = !(flags & FARLANE_FLAG_KERNEL);
-	err = farlane_context_open(ctx, flags);
+	ctx->charged = charged;
+	err = farlane_context_open(ctx, 0);
 	return err ? ERR_PTR(err) : ctx;
 }
 EXPORT_SYMBOL_GPL(farlane_client_open);

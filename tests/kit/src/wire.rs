@@ -59,7 +59,9 @@ impl End {
         }
     }
 
-    pub(crate) fn mac(self) -> &'static str {
+    /// The MAC address of the guest's interface.
+    #[must_use]
+    pub fn mac(self) -> &'static str {
         match self {
             End::A => "52:54:00:77:00:01",
             End::B => "52:54:00:77:00:02",

@@ -1,12 +1,12 @@
 //! The guest driver in kernels of earlier Debian releases: it loads, does what its own scenario
-//! asks of it, and carries RDMA.
+//! asks of it, and carries RDMA, with our library and with the distribution's.
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::debian::TreeSpec;
 use farlane_kit::report::Report;
 use farlane_kit::tree::Tree;
 
-use super::{driver_device, rdma_pingpong};
+use super::{driver_device, rdma_pingpong, rdma_stock};
 use crate::run::{Context, Run};
 
 pub fn in_kernel(run: &Run<'_>, report: &mut Report, spec: &TreeSpec, release: &str) -> Result<()> {
@@ -22,11 +22,13 @@ pub fn in_kernel(run: &Run<'_>, report: &mut Report, spec: &TreeSpec, release: &
     let context = Context::with_kit(kit);
     let mut inner = |name: &str, scenario: fn(&Run<'_>, &mut Report) -> Result<()>| {
         let run = Run::new(&context, name)?;
+        run.be_brief();
         scenario(&run, report).with_context(|| format!("In Linux {kernel}"))?;
         run.forget_logs()
     };
     inner("driver-device", driver_device::run)?;
     inner("rdma-pingpong", rdma_pingpong::run)?;
+    inner("rdma-stock", rdma_stock::run)?;
     report.add("guest driver", format!("in Linux {kernel}"), "works");
     Ok(())
 }

@@ -8,8 +8,8 @@ use super::{
     gpu_stacks, gpu_unmodified, gpu_write, kills, lend_crash, lend_hostile, lend_partition,
     lend_reassign, lend_soft, lend_vfio, lend_vs_local, net_vs_tap, octo_net, octo_net_flood,
     octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, rdma_buffers, rdma_crash,
-    rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs, rdma_tenants,
-    rdma_verbs, rdma_vs_rxe, rdma_workers, topology, vmkit,
+    rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs, rdma_stock,
+    rdma_tenants, rdma_verbs, rdma_vs_rxe, rdma_workers, topology, vmkit,
 };
 use crate::versus::Form;
 
@@ -29,6 +29,9 @@ macro_rules! scenarios {
 
 // `test`: `cargo xtask test` runs it; `long`: only `cargo xtask scenario` and `soak` do.
 scenarios! {
+    test "rdma-stock" = rdma_stock::run,
+        "Debian's programs of verbs over the RDMA device of the guests' kernel, without a library \
+         of ours: ibv_devinfo, rdma, ping-pongs, perftest";
     test "rdma-crash" = rdma_crash::run,
         "kill -9 of programs, VMs and the backend in mid-transfer; resets, driver reloads, hot- \
          unplug and hot-plug";
@@ -115,9 +118,9 @@ scenarios! {
     test "driver-builds" = driver_builds::run,
         "the guest driver builds for Linux 6.1, 6.12 and 7.x with each one's own compiler";
     test "driver-6.1" = |run, to| driver_kernels::in_kernel(run, to, &HEADERS_6_1, "6.1."),
-        "driver-device and rdma-pingpong in guests with Linux 6.1";
+        "driver-device, rdma-pingpong and rdma-stock in guests with Linux 6.1";
     test "driver-6.12" = |run, to| driver_kernels::in_kernel(run, to, &HEADERS_6_12, "6.12."),
-        "driver-device and rdma-pingpong in guests with Linux 6.12";
+        "driver-device, rdma-pingpong and rdma-stock in guests with Linux 6.12";
     test "lend-reassign" = lend_reassign::run,
         "three VMs take turns with one lent NVMe, 20 rounds of hot-plug; then it is revoked from \
          one that uses it";

@@ -41,6 +41,7 @@ mod rdma_isolation;
 pub mod rdma_perftest;
 pub mod rdma_pingpong;
 mod rdma_pyverbs;
+mod rdma_stock;
 mod rdma_tenants;
 mod rdma_verbs;
 mod rdma_vs_rxe;

@@ -1,0 +1,332 @@
+//! Debian's programs of verbs over the RDMA device of the guests' kernel (`farlane_ib.ko`), without
+//! a library of ours and without a launcher: rdma-core's provider of rxe drives it.
+//!
+//! That provider has no extended reliable connections, and there is no connection manager.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::{Guest, Job};
+use farlane_kit::report::Report;
+use farlane_kit::wire::{End, Wire};
+
+use super::rdma_vs_rxe::start_rxe;
+use crate::conditions::{PATIENCE, no_complaint, wait_until};
+use crate::farlane::RDMA_MODULE;
+use crate::place::Over;
+use crate::run::Run;
+use crate::tools::{Ends, TOOL_TIMEOUT, bandwidths, between, latencies, pingpong_us};
+
+/// What the device is called, and where its IPv4 address is in its GID table.
+const DEVICE: &str = "rxe_farlane0";
+const GID: u32 = 1;
+
+/// Where a program waits for a peer that does not come.
+const PORT: u16 = 18600;
+
+/// An address that the interface gets, and is rid of again.
+const ADDRESS: &str = "10.77.0.77";
+const ADDRESS_IN_GID: &str = "ffff:0a4d:004d";
+
+/// In a kernel of each kind.
+const FEW: &[&str] = &[
+    "ibv_rc_pingpong -c -n 200",
+    "ibv_rc_pingpong -c -e -n 200",
+    "ibv_ud_pingpong -c -n 100",
+    "ibv_srq_pingpong -c -e -q 4 -n 50",
+];
+
+/// What they have received they look at.
+const PING_PONGS: &[&str] = &[
+    "ibv_rc_pingpong -c -n 200",
+    "ibv_rc_pingpong -c -e -n 200",
+    "ibv_rc_pingpong -c -e -s 65536 -n 100",
+    "ibv_rc_pingpong -c -s 1048576 -n 20",
+    "ibv_rc_pingpong -c -r 1 -n 200",
+    "ibv_rc_pingpong -c -N -n 200",
+    "ibv_uc_pingpong -c -n 200",
+    "ibv_uc_pingpong -c -e -s 65536 -n 100",
+    "ibv_ud_pingpong -c -n 100",
+    "ibv_ud_pingpong -c -e -n 100",
+    "ibv_srq_pingpong -c -n 50",
+    "ibv_srq_pingpong -c -e -q 4 -n 50",
+];
+
+const PERFTESTS: &[&str] = &[
+    "ib_write_bw -a -n 20",
+    "ib_write_bw -s 65536 -q 4 -n 100",
+    "ib_write_lat -s 8 -I 64 -n 200",
+    "ib_read_bw -s 65536 -n 100",
+    "ib_read_lat -s 8 -e -n 200",
+    "ib_send_bw -s 65536 -b -n 100",
+    "ib_send_lat -s 8 -e -n 200",
+    "ib_send_lat -s 8 -I 64 -n 200",
+    "ib_atomic_bw -A CMP_AND_SWAP -n 200",
+    "ib_atomic_lat -A FETCH_AND_ADD -e -n 200",
+    "ib_write_lat -c UC -s 8 -n 200",
+    "ib_send_bw -c UD -s 1024 -n 400",
+    "ib_send_bw --use-srq -q 4 -s 65536 -n 100",
+];
+
+/// Two guests that have nothing of ours but kernel modules.
+struct Stage {
+    sockets: [PathBuf; 2],
+    backend: Backend,
+    a: Guest,
+    b: Guest,
+}
+
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let wire = Wire::new()?;
+    let stage = Stage::boot(run, &wire)?;
+    let brief = run.is_brief();
+    stage.info()?;
+    for ends in [stage.one(), stage.two()] {
+        ping_pongs(ends, if brief { FEW } else { PING_PONGS }, report)?;
+    }
+    if !brief {
+        perftests(stage.two(), report)?;
+    }
+    resources(&stage.a)?;
+    port(&stage.a)?;
+    if !brief {
+        beside_rxe(&stage, report)?;
+    }
+    unplugged(&stage, report)?;
+    backend_killed(stage)
+}
+
+impl Stage {
+    fn boot(run: &Run<'_>, wire: &Wire) -> Result<Self> {
+        let farlane = run.context.farlane()?;
+        let sockets = [run.path("a"), run.path("b")];
+        let backend = daemon(run, &sockets)?;
+        let [a, b] = run.boot_pair(wire, |config, end| {
+            farlane.attach_kernel(config, end, &sockets)
+        })?;
+        for guest in [&a, &b] {
+            guest.run(&format!("modprobe ib_uverbs && insmod {RDMA_MODULE}"))?;
+            wait_device(guest)?;
+        }
+        Ok(Self {
+            sockets,
+            backend,
+            a,
+            b,
+        })
+    }
+
+    fn one(&self) -> Ends<'_> {
+        Ends {
+            name: "one VM",
+            server: &self.a,
+            client: &self.a,
+        }
+    }
+
+    fn two(&self) -> Ends<'_> {
+        Ends {
+            name: "two VMs",
+            server: &self.a,
+            client: &self.b,
+        }
+    }
+
+    /// What the programs of rdma-core and iproute2 say of the device.
+    fn info(&self) -> Result<()> {
+        for (guest, end) in [(&self.a, End::A), (&self.b, End::B)] {
+            let info = guest.run(&format!("ibv_devinfo -v -d {DEVICE}"))?;
+            ensure!(
+                info.contains("PORT_ACTIVE")
+                    && info.contains(&format!("GID[  {GID}]:\t\t::ffff:{}", end.address())),
+                "ibv_devinfo -v says:\n{info}"
+            );
+            let link = guest.run(&format!("rdma link show {DEVICE}/1"))?;
+            ensure!(
+                link.contains("state ACTIVE") && link.contains("netdev eth0"),
+                "rdma link says: {link}"
+            );
+            let function = guest.run(&format!("readlink /sys/class/infiniband/{DEVICE}/device"))?;
+            ensure!(
+                function.contains("0000:"),
+                "The device is not of a PCI function, but of {function}"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A daemon that knows the interfaces of the guests.
+fn daemon(run: &Run<'_>, sockets: &[PathBuf; 2]) -> Result<Backend> {
+    let vm = |end: End| format!("{},mac={}", end.address(), end.mac());
+    let (a, b) = (vm(End::A), vm(End::B));
+    run.context
+        .farlane()?
+        .daemon(run, &[(&*sockets[0], &*a), (&*sockets[1], &*b)], None)
+}
+
+/// The device can be opened, and has its GIDs.
+fn wait_device(guest: &Guest) -> Result<()> {
+    let has = format!(
+        "test -c /dev/infiniband/uverbs0 && \
+         grep -q ffff: /sys/class/infiniband/{DEVICE}/ports/1/gids/{GID}"
+    );
+    wait_until("the RDMA device is there", || {
+        Ok(guest.exec(&has)?.success())
+    })
+    .with_context(|| guest.run("dmesg | tail -20").unwrap_or_default())
+}
+
+fn ping_pongs(ends: Ends<'_>, lines: &[&str], report: &mut Report) -> Result<()> {
+    for line in lines {
+        let full = format!("{line} -d {DEVICE} -g {GID}");
+        let us = pingpong_us(&between(Over::Rxe, &full, ends.server, ends.client)?)?;
+        report.tell(ends.name, *line, format!("{us:10.1} us there and back"));
+    }
+    Ok(())
+}
+
+fn perftests(ends: Ends<'_>, report: &mut Report) -> Result<()> {
+    for line in PERFTESTS {
+        let full = format!("{line} -d {DEVICE} -x {GID} -F");
+        let text = between(Over::Rxe, &full, ends.server, ends.client)?;
+        let figure = if line.contains("_lat") {
+            let rows = latencies(&text)?;
+            rows.last().map(|row| format!("{:10.1} us", row.typical_us))
+        } else {
+            let rows = bandwidths(&text)?;
+            rows.last()
+                .map(|row| format!("{:10.1} MiB/s", row.mib_per_second))
+        };
+        report.tell(ends.name, *line, figure.context("No figure was printed")?);
+    }
+    Ok(())
+}
+
+/// A program that has the device open, with a queue pair, and waits for a peer.
+fn waiting(guest: &Guest) -> Result<Job<'_>> {
+    let line = format!("ibv_rc_pingpong -e -d {DEVICE} -g {GID} -p {PORT}");
+    let job = guest.spawn(&line)?;
+    guest.wait_listening(PORT, PATIENCE)?;
+    Ok(job)
+}
+
+/// A program that prints the events of the device.
+fn watching(guest: &Guest) -> Result<Job<'_>> {
+    let job = guest.spawn(&format!("ibv_asyncwatch -d {DEVICE}"))?;
+    job.wait_output(PATIENCE, |text| text.contains("async event"))?;
+    Ok(job)
+}
+
+/// The kernel's accounts say who has what.
+fn resources(guest: &Guest) -> Result<()> {
+    let job = waiting(guest)?;
+    let qps = guest.run(&format!("rdma res show qp link {DEVICE}"))?;
+    ensure!(
+        qps.contains("type RC") && qps.contains("comm ibv_rc_pingpong"),
+        "rdma res show qp says:\n{qps}"
+    );
+    job.signal(9)?;
+    job.wait(TOOL_TIMEOUT)?;
+    let none = || {
+        let all = guest.run(&format!("rdma res show {DEVICE}"))?;
+        Ok(["pd 0 ", "cq 0 ", "qp 0 ", "mr 0 "]
+            .iter()
+            .all(|none| all.contains(none)))
+    };
+    wait_until("nothing is left of a program that was killed", none)
+}
+
+/// The port follows its interface: up and down, and its addresses.
+fn port(guest: &Guest) -> Result<()> {
+    let state = |wanted: &str| {
+        let look = format!("grep -q {wanted} /sys/class/infiniband/{DEVICE}/ports/1/state");
+        wait_until("the port follows its interface", || {
+            Ok(guest.exec(&look)?.success())
+        })
+    };
+    let watch = watching(guest)?;
+    guest.run("ip link set eth0 down")?;
+    state("DOWN")?;
+    guest.run("ip link set eth0 up")?;
+    state("ACTIVE")?;
+    watch.wait_output(PATIENCE, |text| {
+        text.contains("IBV_EVENT_PORT_ERR") && text.contains("IBV_EVENT_PORT_ACTIVE")
+    })?;
+
+    let has = format!("grep -q {ADDRESS_IN_GID} /sys/class/infiniband/{DEVICE}/ports/1/gids/*");
+    for (change, there) in [("add", true), ("del", false)] {
+        guest.run(&format!("ip address {change} {ADDRESS}/24 dev eth0"))?;
+        wait_until("the GIDs are the addresses", || {
+            Ok(guest.exec(&has)?.success() == there)
+        })?;
+    }
+    wait_device(guest)
+}
+
+/// A software RoCE device in the same kernel, and no more: it does not take ours along.
+fn beside_rxe(stage: &Stage, report: &mut Report) -> Result<()> {
+    let guest = &stage.a;
+    let held = waiting(guest)?;
+    start_rxe(guest)?;
+    ping_pongs(stage.one(), &FEW[..2], report)?;
+    let rxe = "ibv_rc_pingpong -c -n 20 -d rxe0 -g 1";
+    between(Over::Rxe, rxe, guest, guest)?;
+    guest.run("rdma link delete rxe0 && rmmod rdma_rxe")?;
+    ensure!(!held.has_ended(), "What was open has ended");
+    drop(held);
+    ping_pongs(stage.two(), &FEW[..2], report)?;
+    no_complaint(guest)
+}
+
+/// The device is taken out while programs have it open, and put in again.
+fn unplugged(stage: &Stage, report: &mut Report) -> Result<()> {
+    for round in 0..2 {
+        let guest = &stage.a;
+        let (held, watch) = (waiting(guest)?, watching(guest)?);
+        guest.unplug_farlane()?;
+        watch.wait_output(PATIENCE, |text| text.contains("IBV_EVENT_DEVICE_FATAL"))?;
+        held.signal(15)?;
+        held.wait(TOOL_TIMEOUT)?;
+        let left = guest.exec(&format!("ls /sys/class/infiniband/{DEVICE}"))?;
+        ensure!(
+            !left.success(),
+            "The device is still there:\n{}",
+            left.all()
+        );
+        guest.plug_farlane(&stage.sockets[0])?;
+        wait_device(guest)?;
+        if round == 0 {
+            // The driver goes while the device stays.
+            let held = waiting(guest)?;
+            guest.run(&format!("rmmod farlane_ib && insmod {RDMA_MODULE}"))?;
+            held.signal(15)?;
+            held.wait(TOOL_TIMEOUT)?;
+            wait_device(guest)?;
+        }
+        ping_pongs(stage.two(), &FEW[..1], report)?;
+        no_complaint(guest)?;
+    }
+    Ok(())
+}
+
+/// Whoever waits for a backend that is killed is told.
+fn backend_killed(mut stage: Stage) -> Result<()> {
+    let (held, watch) = (waiting(&stage.a)?, watching(&stage.a)?);
+    stage.backend.kill()?;
+    watch.wait_output(PATIENCE, |text| text.contains("IBV_EVENT_DEVICE_FATAL"))?;
+    let opened = stage.a.exec(&format!("ibv_devinfo -d {DEVICE}"))?;
+    ensure!(
+        !opened.success() || opened.all().contains("PORT_DOWN"),
+        "A dead device says:\n{}",
+        opened.all()
+    );
+    held.signal(15)?;
+    held.wait(Duration::from_secs(10))?;
+    for guest in [&stage.a, &stage.b] {
+        no_complaint(guest)?;
+    }
+    Ok(())
+}
