@@ -40,12 +40,16 @@
 #define FARLANE_MAX_SRQS 0x400
 #define FARLANE_MR_SOURCE_PIN 0x1
 #define FARLANE_MULTICAST_QPN 0xffffff
+#define FARLANE_MAX_FAST_PAGES 0x200
+#define FARLANE_QPT_GSI 0x1
 #define FARLANE_CONTROL_OFF_BACKEND_STATE 0x0
 #define FARLANE_CONTROL_OFF_ARMED 0x0
 #define FARLANE_CONTROL_OFF_EVENTS 0x40
 #define FARLANE_CONTROL_BYTES 0x80
 #define FARLANE_RING_MIN_STRIDE 0x40
 #define FARLANE_RING_MAX_STRIDE 0x800
+#define FARLANE_WR_REG_MR 0x20
+#define FARLANE_WC_OPCODE_REGISTER 0xa
 
 #define FARLANE_CALL_NOP 1
 #define FARLANE_CALL_QUERY_DEVICE 2
@@ -88,6 +92,7 @@
 #define FARLANE_CALL_IMPORT_CONTEXT 46
 #define FARLANE_CALL_IMPORT_PD 47
 #define FARLANE_CALL_IMPORT_MR 48
+#define FARLANE_CALL_DEREG_IMPORTED_MR 49
 #define FARLANE_CALL_CREATE_CQ_RING 50
 #define FARLANE_CALL_CREATE_QP_RINGS 51
 #define FARLANE_CALL_CREATE_SRQ_RING 52
@@ -304,6 +309,26 @@ _Static_assert(offsetof(struct farlane_alloc_fast_mr, pd) == 0, "offset");
 _Static_assert(offsetof(struct farlane_alloc_fast_mr, region) == 4, "offset");
 _Static_assert(offsetof(struct farlane_alloc_fast_mr, pages) == 8, "offset");
 _Static_assert(offsetof(struct farlane_alloc_fast_mr, page_bytes) == 12, "offset");
+
+struct farlane_rxe_register {
+	__le32 mr;
+	__le32 pages;
+	__le32 key;
+	__le32 access;
+	__le64 iova;
+	__le64 length;
+	__le32 offset;
+	__le32 reserved;
+};
+_Static_assert(sizeof(struct farlane_rxe_register) == 40, "size");
+_Static_assert(offsetof(struct farlane_rxe_register, mr) == 0, "offset");
+_Static_assert(offsetof(struct farlane_rxe_register, pages) == 4, "offset");
+_Static_assert(offsetof(struct farlane_rxe_register, key) == 8, "offset");
+_Static_assert(offsetof(struct farlane_rxe_register, access) == 12, "offset");
+_Static_assert(offsetof(struct farlane_rxe_register, iova) == 16, "offset");
+_Static_assert(offsetof(struct farlane_rxe_register, length) == 24, "offset");
+_Static_assert(offsetof(struct farlane_rxe_register, offset) == 32, "offset");
+_Static_assert(offsetof(struct farlane_rxe_register, reserved) == 36, "offset");
 
 struct farlane_qp_attr {
 	__u8 qp_state;

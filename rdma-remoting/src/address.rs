@@ -11,6 +11,9 @@ pub type RawGid = [u8; 16];
 pub struct QpNumber(u32);
 
 impl QpNumber {
+    /// That of general services (IBTA 3.9.3), one of each port.
+    pub const GENERAL_SERVICES: Self = Self(1);
+
     /// Bits of a number on the wire.
     const BITS: u32 = 0x00ff_ffff;
 

@@ -27,7 +27,7 @@ use farlane_sys::log_limit::LogLimit;
 use farlane_sys::sync::lock;
 use farlane_sys::warn_limited;
 use farlane_zero_copy::topology::Node;
-use farlane_zero_copy::{Pool, Region, RegionError, SharedMemory};
+use farlane_zero_copy::{AddressSpace, Pool, Region, RegionError, SharedMemory};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
@@ -48,6 +48,12 @@ enum Attached {
     Pin { memory: Region, _shares: [Share; 3] },
     /// A file that it has open.
     File(Arc<FileId>),
+    /// All memory of the VM, of a context of its kernel.
+    All {
+        memory: Region,
+        space: Arc<AddressSpace>,
+        _share: Share,
+    },
 }
 
 pub(crate) struct Header {
@@ -59,6 +65,8 @@ pub(crate) struct Header {
 
 /// Whose a context is: a port's.
 pub(crate) struct Owner {
+    /// The port's guest's kernel.
+    pub is_kernel: bool,
     pub label: String,
     pub address: PortAddress,
     pub reach: Arc<Reach>,
@@ -82,6 +90,8 @@ pub struct Context {
     address: PortAddress,
     /// Whom it may connect to.
     reach: Arc<Reach>,
+    /// It is the guest's kernel's.
+    pub(crate) is_kernel: bool,
     /// Its port's.
     pub(crate) gids: Arc<PortGids>,
     /// Whether its memory need be there only when it is used.
@@ -164,6 +174,7 @@ impl Context {
         pool: Option<Arc<Pool>>,
     ) -> Result<Arc<Self>, Errno> {
         let Owner {
+            is_kernel,
             label,
             address,
             reach,
@@ -196,6 +207,7 @@ impl Context {
             address,
             reach,
             gids,
+            is_kernel,
             on_demand,
             engine,
             events,
@@ -332,6 +344,35 @@ impl Context {
         Ok(())
     }
 
+    /// Makes all memory of the VM known as region `region`, at guest-physical addresses.
+    ///
+    /// # Errors
+    /// `EPERM` where it is not a context of the guest's kernel, `EEXIST` for an id in use, `ENOMEM`
+    /// where it has more extents than the tenant's share.
+    pub fn attach_all_memory(
+        &self,
+        region: RegionId,
+        memory: Region,
+        space: Arc<AddressSpace>,
+    ) -> Result<(), Errno> {
+        if !self.is_kernel {
+            return Err(Errno::EPERM);
+        }
+        let extents = to_u64(memory.extents());
+        let mut regions = self.regions();
+        Self::check_new(&regions, region)?;
+        let all = Attached::All {
+            memory,
+            space,
+            _share: self
+                .account
+                .take(Resource::Extents, extents)
+                .ok_or(Errno::ENOMEM)?,
+        };
+        regions.insert(region, all);
+        Ok(())
+    }
+
     /// Makes a file known as region `region`: one that the process has shown to have open. Nobody
     /// calls another file so before the region is taken away.
     ///
@@ -370,7 +411,7 @@ impl Context {
             }
             regions.remove(&region)
         };
-        if let Some(Attached::Pin { memory, .. }) = pin {
+        if let Some(Attached::Pin { memory, .. } | Attached::All { memory, .. }) = pin {
             memory.revoke();
         }
         Ok(())
@@ -402,6 +443,22 @@ impl Context {
             Some(Attached::Pin { memory, .. }) => Ok(memory.clone()),
             _ => Err(Errno::EINVAL),
         }
+    }
+
+    /// All memory of the VM, where a region is that.
+    pub(crate) fn all_memory(&self, region: RegionId) -> Option<Region> {
+        match self.regions().get(&region) {
+            Some(Attached::All { memory, .. }) => Some(memory.clone()),
+            _ => None,
+        }
+    }
+
+    /// The memory of the VM, of a context of its kernel that has attached it.
+    pub(crate) fn space(&self) -> Option<Arc<AddressSpace>> {
+        self.regions().values().find_map(|attached| match attached {
+            Attached::All { space, .. } => Some(Arc::clone(space)),
+            _ => None,
+        })
     }
 
     /// A file that the process has open. It cannot be detached while the result is kept.
@@ -498,7 +555,7 @@ impl Context {
         let memory = |attached: &Attached| match attached {
             Attached::Segment { memory, .. } => memory.clone(),
             Attached::Pin { memory, .. } => memory.node().map(|_| memory.clone()),
-            Attached::File(_) => None,
+            Attached::File(_) | Attached::All { .. } => None,
         };
         self.regions().values().filter_map(memory).collect()
     }
@@ -590,7 +647,7 @@ impl Context {
         let regions = self.keys.close() + elsewhere;
         counters::uncount(&self.counters.memory_regions, regions);
         for attached in std::mem::take(&mut *self.regions()).into_values() {
-            if let Attached::Pin { memory, .. } = attached {
+            if let Attached::Pin { memory, .. } | Attached::All { memory, .. } = attached {
                 memory.revoke();
             }
         }

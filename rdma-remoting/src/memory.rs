@@ -1,20 +1,23 @@
 //! Memory keys: what a work request may touch.
 
 mod access;
+mod fast;
 mod region;
 mod window;
 
 use crate::keys::Keys;
-use crate::request::{Binding, Element, MemoryKey};
+use crate::request::{Binding, Element, MemoryKey, Registration};
 use crate::table::Table;
 use farlane_abi::Errno;
 use farlane_abi::width::{to_u64, to_usize};
 use farlane_sys::sync::{read, write};
 use farlane_zero_copy::WordLocks;
+use fast::Fast;
 use std::sync::{Arc, RwLock};
 use window::Window;
 
 pub use access::{Access, Use};
+pub use fast::{FastError, FastRegion, PageList};
 pub use region::{DomainId, KeyError, MemoryRegion, Part, PdHandle};
 pub use window::{Binder, WindowError, WindowKind};
 
@@ -22,6 +25,7 @@ pub use window::{Binder, WindowError, WindowKind};
 #[derive(Debug)]
 enum Slot {
     Region(MemoryRegion),
+    Fast(Fast),
     Window(Window),
 }
 
@@ -42,7 +46,7 @@ struct Keyed {
 /// same.
 ///
 /// The upper 24 bits of a window's key lead to it as long as it lasts; its tag changes when it is
-/// bound.
+/// bound. So do those of a registration that requests make.
 #[derive(Debug)]
 pub struct MemoryTable {
     keyed: RwLock<Keyed>,
@@ -88,19 +92,63 @@ impl MemoryTable {
             region: memory.region.share(),
             ..memory
         };
+        self.insert_slot(Slot::Region(memory))
+    }
+
+    fn insert_slot(&self, slot: Slot) -> Result<MemoryKey, Errno> {
         let mut keyed = write(&self.keyed);
         let regions = keyed.table.len() - keyed.windows;
         if regions >= to_usize(self.limit.into()) {
             return Err(Errno::ENOMEM);
         }
-        keyed.table.insert(Slot::Region(memory)).map(MemoryKey)
+        keyed.table.insert(slot).map(MemoryKey)
+    }
+
+    /// Adds a registration that requests make, of no memory yet. Returns its key until then, which
+    /// [`owner`](Self::owner), [`deregister`](Self::deregister) and requests know it by for ever.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the table is full.
+    pub fn insert_fast(&self, region: FastRegion) -> Result<MemoryKey, Errno> {
+        self.insert_slot(Slot::Fast(Fast::free(Arc::new(region))))
+    }
+
+    /// Registers memory for a request.
+    ///
+    /// # Errors
+    /// See [`FastError`]; it is as it was then.
+    pub fn register(&self, pd: PdHandle, wanted: &Registration) -> Result<(), FastError> {
+        let unknown = || FastError::Unknown(wanted.region);
+        let free = |keyed: &Keyed| {
+            let (name, fast) = keyed.fast(wanted.region).ok_or_else(unknown)?;
+            if fast.region.pd != pd {
+                return Err(unknown());
+            }
+            if fast.bound.is_some() {
+                return Err(FastError::Registered(name));
+            }
+            match name.leads_where(wanted.key) {
+                true => Ok((name, Arc::clone(&fast.region))),
+                false => Err(FastError::Key(wanted.key)),
+            }
+        };
+        let (_, region) = free(&read(&self.keyed))?;
+        // Its pages are looked up while others use the table.
+        let registered = Fast::register(region, wanted)?;
+        let mut keyed = write(&self.keyed);
+        let (name, _) = free(&keyed)?;
+        let slot = Slot::Fast(registered);
+        let before = keyed.table.replace(name.0, wanted.key.0, slot);
+        before.map(drop).ok_or(FastError::Key(wanted.key))
     }
 
     /// What is to last as long as the memory region of a key; none where there is no such region.
     #[must_use]
     pub fn owner(&self, key: MemoryKey) -> Option<Arc<dyn std::any::Any + Send + Sync>> {
-        match &**read(&self.keyed).table.get(key.0)? {
+        let keyed = read(&self.keyed);
+        match &**keyed.table.get(keyed.registration(key).0)? {
             Slot::Region(region) => region.owner.clone(),
+            Slot::Fast(fast) => fast.region.owner.clone(),
             Slot::Window(_) => None,
         }
     }
@@ -118,6 +166,9 @@ impl MemoryTable {
         let slot = {
             let mut keyed = write(&self.keyed);
             keyed.check_unused(key)?;
+            if keyed.fast(key).is_some() {
+                return Err(Errno::EBADF);
+            }
             let before = keyed.table.replace(key.0, key.0, Slot::Region(memory));
             before.ok_or(Errno::EBADF)?
         };
@@ -161,6 +212,7 @@ impl MemoryTable {
     pub fn deregister(&self, key: MemoryKey) -> Result<Removed, Errno> {
         let slot = {
             let mut keyed = write(&self.keyed);
+            let key = keyed.registration(key);
             keyed.check_unused(key)?;
             keyed.table.remove(key.0).ok_or(Errno::EBADF)?
         };
@@ -176,8 +228,11 @@ impl MemoryTable {
     pub fn withdraw(&self, key: MemoryKey) -> Result<Removed, Errno> {
         let slot = {
             let mut keyed = write(&self.keyed);
+            let key = keyed.registration(key);
             match keyed.table.get(key.0).map(|slot| &**slot) {
-                Some(Slot::Region(_)) => keyed.table.remove(key.0).ok_or(Errno::EBADF)?,
+                Some(Slot::Region(_) | Slot::Fast(_)) => {
+                    keyed.table.remove(key.0).ok_or(Errno::EBADF)?
+                }
                 Some(Slot::Window(_)) | None => return Err(Errno::EBADF),
             }
         };
@@ -215,7 +270,7 @@ impl MemoryTable {
             keyed.table.drain()
         };
         removed.iter().for_each(|slot| slot.revoke());
-        removed.retain(|slot| matches!(**slot, Slot::Region(_)));
+        removed.retain(|slot| !matches!(**slot, Slot::Window(_)));
         removed.into_iter().map(|_slot| Removed { _slot }).collect()
     }
 
@@ -234,6 +289,7 @@ impl MemoryTable {
     ) -> Result<Part, KeyError> {
         match read(&self.keyed).table.get(key.0).map(|slot| &**slot) {
             Some(Slot::Region(region)) => region.open(pd, key, (address, length), wanted),
+            Some(Slot::Fast(fast)) => fast.open(pd, key, (address, length), wanted),
             Some(Slot::Window(_)) | None => Err(KeyError::Unknown(key)),
         }
     }
@@ -252,6 +308,7 @@ impl MemoryTable {
     ) -> Result<Part, KeyError> {
         match read(&self.keyed).table.get(key.0).map(|slot| &**slot) {
             Some(Slot::Region(region)) => region.open(pd, key, (address, length), wanted),
+            Some(Slot::Fast(fast)) => fast.open(pd, key, (address, length), wanted),
             Some(Slot::Window(window)) => window.open(pd, binder, key, (address, length), wanted),
             None => Err(KeyError::Unknown(key)),
         }
@@ -270,6 +327,10 @@ impl MemoryTable {
     ) -> Result<Part, KeyError> {
         let (address, length) = match read(&self.keyed).table.get(key.0).map(|slot| &**slot) {
             Some(Slot::Region(region)) => (region.iova, region.length),
+            Some(Slot::Fast(fast)) => {
+                let bound = fast.bound.as_ref().ok_or(KeyError::Unknown(key))?;
+                (bound.iova, bound.length)
+            }
             Some(Slot::Window(window)) => window.range().ok_or(KeyError::Unknown(key))?,
             None => return Err(KeyError::Unknown(key)),
         };
@@ -318,7 +379,8 @@ impl MemoryTable {
     }
 
     /// Invalidates the key of a bound window of type 2: for its owner, or for a peer of the queue
-    /// pair that has bound it. When this returns, nothing touches memory by the key.
+    /// pair that has bound it; or of a registration that a request has made. When this returns,
+    /// nothing touches memory by the key.
     ///
     /// # Errors
     /// [`WindowError::Unknown`] for any other key.
@@ -330,11 +392,15 @@ impl MemoryTable {
     ) -> Result<(), WindowError> {
         let before = {
             let mut keyed = write(&self.keyed);
-            let window = match keyed.table.get(key.0).map(|slot| &**slot) {
-                Some(Slot::Window(window)) if window.is_invalidated_by(pd, peer_of) => window,
+            let free = match keyed.table.get(key.0).map(|slot| &**slot) {
+                Some(Slot::Window(window)) if window.is_invalidated_by(pd, peer_of) => {
+                    Slot::Window(Window::free(pd, window.kind))
+                }
+                Some(Slot::Fast(fast)) if fast.region.pd == pd => {
+                    Slot::Fast(Fast::free(Arc::clone(&fast.region)))
+                }
                 _ => return Err(WindowError::Unknown(key)),
             };
-            let free = Slot::Window(Window::free(pd, window.kind));
             let before = keyed.table.replace(key.0, key.0, free);
             before.ok_or(WindowError::Unknown(key))?
         };
@@ -350,9 +416,24 @@ impl Keyed {
         match **slot {
             // A window that is bound to it holds it.
             Slot::Region(_) if Arc::strong_count(slot) > 1 => Err(Errno::EBUSY),
-            Slot::Region(_) => Ok(()),
+            Slot::Region(_) | Slot::Fast(_) => Ok(()),
             Slot::Window(_) => Err(Errno::EBADF),
         }
+    }
+
+    /// The registration that requests make that a key leads to, whatever its tag, and its present
+    /// key.
+    fn fast(&self, key: MemoryKey) -> Option<(MemoryKey, &Fast)> {
+        let name = MemoryKey(self.table.name_like(key.0)?);
+        match &**self.table.get(name.0)? {
+            Slot::Fast(fast) if name.leads_where(key) => Some((name, fast)),
+            _ => None,
+        }
+    }
+
+    /// The present key of a registration.
+    fn registration(&self, key: MemoryKey) -> MemoryKey {
+        self.fast(key).map_or(key, |(name, _)| name)
     }
 
     /// The window that a key leads to, whatever its tag, and its present key.
@@ -370,6 +451,7 @@ impl Slot {
     fn revoke(&self) {
         match self {
             Self::Region(region) => region.region.revoke(),
+            Self::Fast(fast) => fast.revoke(),
             Self::Window(window) => window.revoke(),
         }
     }

@@ -174,11 +174,35 @@ impl Port {
         events: Arc<dyn EventSink>,
         pool: Option<Arc<Pool>>,
     ) -> Result<Arc<Context>, Errno> {
+        self.open_as(id, false, events, pool)
+    }
+
+    /// The same of the guest's kernel, which may do what the kernel alone vouches for.
+    ///
+    /// # Errors
+    /// As of [`open`](Self::open).
+    pub fn open_of_kernel(
+        self: &Arc<Self>,
+        id: ContextId,
+        events: Arc<dyn EventSink>,
+        pool: Option<Arc<Pool>>,
+    ) -> Result<Arc<Context>, Errno> {
+        self.open_as(id, true, events, pool)
+    }
+
+    fn open_as(
+        self: &Arc<Self>,
+        id: ContextId,
+        is_kernel: bool,
+        events: Arc<dyn EventSink>,
+        pool: Option<Arc<Pool>>,
+    ) -> Result<Arc<Context>, Errno> {
         let mut contexts = self.contexts();
         if contexts.contains_key(&id) {
             return Err(Errno::EEXIST);
         }
         let owner = Owner {
+            is_kernel,
             label: self.label.clone(),
             address: self.address,
             reach: Arc::clone(&self.reach),

@@ -42,6 +42,8 @@ pub enum Opcode {
     LocalInvalidate(MemoryKey),
     /// Bind a memory window of the requester's side.
     Bind(Binding),
+    /// Register memory of the requester's side.
+    Register(Registration),
     /// Send to the peer's next receive request, and invalidate a key of the peer's.
     SendInvalidate(MemoryKey),
     /// Write 8 bytes to the peer's memory at once.
@@ -74,6 +76,25 @@ pub struct Binding {
     /// Its length in bytes.
     pub length: u64,
     /// What the peer may do: `ACCESS_*` of [`farlane_abi::rdma`].
+    pub access: u32,
+}
+
+/// Memory of a kernel that a request registers (fast registration). Nothing of it is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// The registration, by a key that leads to it.
+    pub region: MemoryKey,
+    /// The key that it gets.
+    pub key: MemoryKey,
+    /// Pages of its list that are meant, from the first on.
+    pub pages: u32,
+    /// Where it begins in the first one, in bytes.
+    pub offset: u32,
+    /// Its length in bytes.
+    pub length: u64,
+    /// Address that work requests use for its first byte.
+    pub iova: u64,
+    /// `ACCESS_*` of [`farlane_abi::rdma`].
     pub access: u32,
 }
 

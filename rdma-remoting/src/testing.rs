@@ -11,7 +11,7 @@ use farlane_abi::arena::{
 };
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::rdma::{DeviceAttr, DeviceLimits, PortAttr};
-use farlane_zero_copy::{Mapping, Region, SharedMemory};
+use farlane_zero_copy::{AddressSpace, Mapping, Region, SharedMemory};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
@@ -31,6 +31,12 @@ pub fn port(server: &Arc<Server>, gid: u8) -> Arc<Port> {
 pub fn open(port: &Arc<Port>, id: u32) -> Arc<Context> {
     let id = ContextId::new(id).unwrap();
     port.open(id, Arc::new(Nobody), None).unwrap()
+}
+
+/// The same of the guest's kernel.
+pub fn open_of_kernel(port: &Arc<Port>, id: u32) -> Arc<Context> {
+    let id = ContextId::new(id).unwrap();
+    port.open_of_kernel(id, Arc::new(Nobody), None).unwrap()
 }
 
 /// Id of a region.
@@ -57,6 +63,22 @@ pub fn shared(name: &str, bytes: u64) -> (Region, SharedMemory) {
     let mapping = Mapping::new(file.as_fd(), 0, bytes, true).unwrap();
     let region = Region::from_memfd(file, bytes, true).unwrap();
     (region, SharedMemory::new(mapping))
+}
+
+/// Memory of a VM of these runs, as (guest-physical address, length in bytes), and all of them next
+/// to each other.
+pub fn guest_memory(runs: &[(u64, u64)]) -> (Arc<AddressSpace>, SharedMemory) {
+    let bytes = runs.iter().map(|run| run.1).sum();
+    let file = file("ram", bytes);
+    let space = AddressSpace::new();
+    let mut offset = 0;
+    for &(address, length) in runs {
+        let mapped = space.map(address, length, file.as_fd(), offset, true);
+        mapped.unwrap();
+        offset += length;
+    }
+    let mapping = Mapping::new(file.as_fd(), 0, bytes, true).unwrap();
+    (space, SharedMemory::new(mapping))
 }
 
 /// Mappings that this process has of memfds of a name.

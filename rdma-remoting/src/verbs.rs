@@ -6,6 +6,7 @@
 mod address_handles;
 mod buffers;
 mod completion_queues;
+mod fast_registration;
 mod imports;
 mod memory_regions;
 mod memory_windows;
@@ -375,8 +376,9 @@ impl Verbs for CallHost<'_> {
         self.move_srq_ring(&args)
     }
 
-    fn alloc_fast_mr(&mut self, _: AllocFastMr) -> Result<Mr, Errno> {
-        Err(Errno::EOPNOTSUPP)
+    fn alloc_fast_mr(&mut self, args: AllocFastMr) -> Result<Mr, Errno> {
+        self.require(VerbsVersion::V3)?;
+        self.add_fast_mr(&args)
     }
 
     fn modify_srq(&mut self, args: ModifySrq) -> Result<(), Errno> {

@@ -4,7 +4,7 @@ use crate::memory_file::{self, MemoryFileError, Source};
 use crate::placement::Given;
 use crate::registration::{Access, Gates, Memory, Piece, Registration};
 use crate::topology::{Node, Topology};
-use crate::{AddressSpace, AddressSpaceError, Mapping, MappingError};
+use crate::{AddressSpace, AddressSpaceError, Mapping, MappingError, RangeKind};
 use crate::{PoolBuffer, Process, SharedMemory};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::width::to_usize;
@@ -68,6 +68,14 @@ pub enum RegionError {
         /// Bytes of the region.
         size: u64,
     },
+    /// Bytes for which there is no memory.
+    #[error("{length:#x} bytes at {offset:#x} of the region are not memory")]
+    Gap {
+        /// Offset in the region.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
     /// A write to a region that is not writable.
     #[error("The region is not writable")]
     ReadOnly,
@@ -102,7 +110,7 @@ pub struct Region {
 impl Region {
     fn new(memory: Memory, length: u64, writable: bool) -> Self {
         Self {
-            inner: Registration::new(memory, length, writable),
+            inner: Registration::new(memory, length, writable, false),
         }
     }
 
@@ -154,6 +162,41 @@ impl Region {
         let region = Self::new(Memory::Mapped(pieces), start, writable);
         snapshot.attach(extents, &region.inner)?;
         Ok(region)
+    }
+
+    /// All memory that a VM has now: the offset of a byte is its guest-physical address. Where
+    /// there is no memory nothing is reached. It ends when a part of the memory goes.
+    ///
+    /// # Errors
+    /// [`RegionError::Empty`] where there is none, [`RegionError::Space`] where it is just going.
+    pub fn all_of_guest(space: &AddressSpace, writable: bool) -> Result<Self, RegionError> {
+        let ranges = space.ranges();
+        let ram = ranges.iter().filter(|range| range.2 == RangeKind::Ram);
+        let mut extents: Vec<_> = ram.map(|&(address, length, _)| (address, length)).collect();
+        extents.sort_unstable();
+        let snapshot = space.snapshot();
+        let mut pieces = Vec::with_capacity(extents.len());
+        for &(address, length) in &extents {
+            let mut start = address;
+            snapshot.resolve(address, length, |range, offset, run| {
+                pieces.push(Piece {
+                    start,
+                    length: run,
+                    guest: Some(start),
+                    offset,
+                    mapping: Arc::clone(&range.mapping),
+                    file: Arc::clone(&range.file),
+                    file_offset: range.file_offset + offset as u64,
+                });
+                start += run;
+            })?;
+        }
+        let last = pieces.last().ok_or(RegionError::Empty)?;
+        let length = last.start + last.length;
+        let memory = Memory::Mapped(pieces);
+        let inner = Registration::new(memory, length, writable, true);
+        snapshot.attach(&extents, &inner)?;
+        Ok(Self { inner })
     }
 
     /// The first `length` bytes of a memfd that somebody else made. It must be sealed against
@@ -385,6 +428,9 @@ impl Region {
             return Err(RegionError::ReadOnly);
         }
         let gates = self.inner.enter().ok_or(RegionError::Revoked)?;
+        if self.inner.has_gaps && !gates.memory().covers(offset, length) {
+            return Err(RegionError::Gap { offset, length });
+        }
         Ok(Access::new(gates, offset, length))
     }
 

@@ -33,7 +33,8 @@ pub(crate) struct Piece {
 /// Where the bytes of a registered buffer are.
 #[derive(Debug)]
 pub(crate) enum Memory {
-    /// Mapped here; sorted by `start`, without gaps.
+    /// Mapped here; sorted by `start`, without gaps but of a region that
+    /// [has some](Registration::has_gaps).
     Mapped(Vec<Piece>),
     /// Reached by system calls.
     Process { process: Arc<Process>, address: u64 },
@@ -47,6 +48,8 @@ pub(crate) struct Registration {
     behind: Behind,
     pub length: u64,
     pub writable: bool,
+    /// Some of its bytes are of no memory.
+    pub has_gaps: bool,
 }
 
 /// What a region is of. Each has a gate: its readers are transfers under way, its writer is the one
@@ -74,8 +77,27 @@ struct Own {
 /// A node that is not known.
 const NO_NODE: u32 = u32::MAX;
 
+impl Memory {
+    /// Whether there is memory for all of these bytes, which lie inside.
+    pub fn covers(&self, offset: u64, length: u64) -> bool {
+        let Self::Mapped(pieces) = self else {
+            return true;
+        };
+        let mut at = offset;
+        let end = offset + length;
+        let first = pieces.partition_point(|piece| piece.start + piece.length <= offset);
+        for piece in &pieces[first..] {
+            if at >= end || piece.start > at {
+                break;
+            }
+            at = piece.start + piece.length;
+        }
+        at >= end
+    }
+}
+
 impl Registration {
-    pub fn new(memory: Memory, length: u64, writable: bool) -> Arc<Self> {
+    pub fn new(memory: Memory, length: u64, writable: bool, has_gaps: bool) -> Arc<Self> {
         Arc::new(Self {
             behind: Behind::Own(Own {
                 gate: RwLock::new(Some(memory)),
@@ -83,6 +105,7 @@ impl Registration {
             }),
             length,
             writable,
+            has_gaps,
         })
     }
 
@@ -99,6 +122,7 @@ impl Registration {
             },
             length: self.length,
             writable: self.writable,
+            has_gaps: self.has_gaps,
         })
     }
 

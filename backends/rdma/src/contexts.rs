@@ -101,6 +101,17 @@ impl Contexts for PortContexts {
             .map(drop)
     }
 
+    fn open_of_kernel(
+        &self,
+        context: ContextId,
+        events: Arc<ContextEvents>,
+        window: Option<Arc<Pool>>,
+    ) -> Result<(), Errno> {
+        self.port
+            .open_of_kernel(context, Arc::new(Sink(events)), window)
+            .map(drop)
+    }
+
     fn close(&self, context: ContextId) -> Result<(), Errno> {
         self.port.close(context)
     }
@@ -125,6 +136,10 @@ impl Contexts for PortContexts {
             Memory::File(number) => {
                 let opened = self.port.context(context)?;
                 opened.attach_file(region, FileId(0, number))
+            }
+            Memory::All { memory, space } => {
+                let opened = self.port.context(context)?;
+                opened.attach_all_memory(region, memory, space)
             }
             Memory::Phony(_) | Memory::Device { .. } => Err(Errno::EOPNOTSUPP),
         }

@@ -145,6 +145,40 @@ fn requests_out_of_order_or_out_of_range_are_refused() {
 }
 
 #[test]
+fn a_context_of_the_kernel_has_all_memory_and_no_other_has() {
+    let mut backend = Backend::start();
+    let vm = backend.vm(0);
+    let attach = |context: u32, region: u32| Request {
+        op: OP_ATTACH.into(),
+        context: context.into(),
+        region: region.into(),
+        kind: KIND_ALL_MEMORY.into(),
+        flags: FLAG_WRITABLE.into(),
+        ..Request::default()
+    };
+    let kernel = Request {
+        flags: FLAG_KERNEL.into(),
+        ..open(1)
+    };
+    assert_eq!(ask(&vm, kernel.as_bytes()), Some(0));
+    assert_eq!(ask(&vm, attach(1, 5).as_bytes()), Some(0));
+    let again = ask(&vm, attach(1, 5).as_bytes());
+    assert_eq!(again, Some(Errno::EEXIST.to_wire()));
+    assert_eq!(ask(&vm, open(2).as_bytes()), Some(0));
+    let refused = ask(&vm, attach(2, 5).as_bytes());
+    assert_eq!(refused, Some(Errno::EPERM.to_wire()));
+    let detach = Request {
+        op: OP_DETACH.into(),
+        context: 1.into(),
+        region: 5.into(),
+        ..Request::default()
+    };
+    assert_eq!(ask(&vm, detach.as_bytes()), Some(0));
+    assert_eq!(ask(&vm, attach(1, 5).as_bytes()), Some(0));
+    backend.assert_alive();
+}
+
+#[test]
 fn a_gid_is_one_vms_until_its_device_is_reset() {
     let mut backend = Backend::start();
     let (vm, other) = (backend.vm(0), backend.vm(1));

@@ -18,7 +18,7 @@ pub use objects::{CqSpec, EngineCq, EngineSrq, EngineXrcDomain, SrqDomain, SrqSp
 
 use crate::counters::Counters;
 use crate::ledger::Account;
-use crate::memory::{MemoryRegion, PdHandle, WindowKind};
+use crate::memory::{FastRegion, MemoryRegion, PdHandle, WindowKind};
 use crate::request::{MemoryKey, RecvWqe, SendWqe};
 pub use crate::schedule::Schedule;
 use crate::work_queue::WorkSource;
@@ -256,6 +256,14 @@ pub trait EngineContext: Any + Send + Sync {
     /// # Errors
     /// Those of [`dereg_mr`](Self::dereg_mr).
     fn rereg_mr(&self, key: MemoryKey, memory: MemoryRegion) -> Result<(), Errno>;
+    /// Makes a registration that requests make. Returns its key until then, which
+    /// [`dereg_mr`](Self::dereg_mr), [`mr_owner`](Self::mr_owner) and requests know it by for ever.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where the engine has none, `ENOMEM` when there are too many.
+    fn alloc_fast_mr(&self, _region: FastRegion) -> Result<MemoryKey, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
     /// Ends a registration. When this returns, no request touches the memory, also none that is in
     /// progress (IBTA, 10.6.6.2.6).
     ///

@@ -138,7 +138,9 @@ impl Head {
     fn queue_of_domain(&self, opcode: Opcode) -> Result<Target, WqeError> {
         let number = match opcode {
             // They are no messages.
-            Opcode::LocalInvalidate(_) | Opcode::Bind(_) => return Ok(Target::Peer),
+            Opcode::LocalInvalidate(_) | Opcode::Bind(_) | Opcode::Register(_) => {
+                return Ok(Target::Peer);
+            }
             Opcode::CompareSwap { .. } | Opcode::FetchAdd { .. } | Opcode::Flush(_) => {
                 self.entry.inline_bytes.get()
             }
@@ -200,6 +202,7 @@ impl Opcode {
             | Self::CompareSwap { .. }
             | Self::FetchAdd { .. }
             | Self::LocalInvalidate(_)
+            | Self::Register(_)
             | Self::Bind(_)
             | Self::Flush(_) => false,
         }
@@ -209,7 +212,7 @@ impl Opcode {
     pub(super) fn has_data(self) -> bool {
         !matches!(
             self,
-            Self::LocalInvalidate(_) | Self::Bind(_) | Self::Flush(_)
+            Self::LocalInvalidate(_) | Self::Bind(_) | Self::Register(_) | Self::Flush(_)
         )
     }
 }

@@ -1,16 +1,17 @@
 //! Work requests as rxe's user ABI has them ([`farlane_abi::rxe`]): bytes in, typed requests out.
 
 use super::{
-    Addressing, Binding, Elements, EntryFormat, Flush, MemoryKey, Opcode, RecvWqe, SendWqe, Target,
-    WqeError,
+    Addressing, Binding, Elements, EntryFormat, Flush, MemoryKey, Opcode, RecvWqe, Registration,
+    SendWqe, Target, WqeError,
 };
 use crate::address::{Datagram, QpNumber};
 use farlane_abi::queue::{FLUSH_GLOBAL, FLUSH_OF_RANGE, FLUSH_OF_REGION, FLUSH_PERSISTENT};
 use farlane_abi::rxe::{
-    RxeAtomic, RxeBind, RxeDatagram, RxeFlush, RxeRdma, RxeRecvEntry, RxeSendEntry, RxeSendRequest,
-    WR_ATOMIC_WRITE, WR_BIND_WINDOW, WR_COMPARE_SWAP, WR_FETCH_ADD, WR_FLAG_FENCE, WR_FLAG_INLINE,
-    WR_FLAG_SIGNALED, WR_FLAG_SOLICITED, WR_FLUSH, WR_LOCAL_INVALIDATE, WR_RDMA_READ,
-    WR_RDMA_WRITE, WR_RDMA_WRITE_IMM, WR_SEND, WR_SEND_IMM, WR_SEND_INVALIDATE,
+    RxeAtomic, RxeBind, RxeDatagram, RxeFlush, RxeRdma, RxeRecvEntry, RxeRegister, RxeSendEntry,
+    RxeSendRequest, WR_ATOMIC_WRITE, WR_BIND_WINDOW, WR_COMPARE_SWAP, WR_FETCH_ADD, WR_FLAG_FENCE,
+    WR_FLAG_INLINE, WR_FLAG_SIGNALED, WR_FLAG_SOLICITED, WR_FLUSH, WR_LOCAL_INVALIDATE,
+    WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_IMM, WR_REG_MR, WR_SEND, WR_SEND_IMM,
+    WR_SEND_INVALIDATE,
 };
 use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::{FromBytes, IntoBytes as _};
@@ -47,6 +48,8 @@ pub struct RxeSendFormat {
     pub inline_bytes: u32,
     /// How requests say whom they are for.
     pub addressing: Addressing,
+    /// It is a kernel's, whose requests may register memory.
+    pub of_kernel: bool,
 }
 
 /// How the entries of a receive queue are read.
@@ -108,7 +111,7 @@ struct Asked {
 }
 
 impl Asked {
-    fn parse(wr: &RxeSendRequest) -> Result<Self, WqeError> {
+    fn parse(wr: &RxeSendRequest, of_kernel: bool) -> Result<Self, WqeError> {
         let own = |opcode| Self {
             opcode,
             remote_address: 0,
@@ -151,6 +154,18 @@ impl Asked {
                 }))
             }
             WR_FLUSH => Self::flush(&operands(wr)?)?,
+            WR_REG_MR if of_kernel => {
+                let register: RxeRegister = operands(wr)?;
+                own(Opcode::Register(Registration {
+                    region: MemoryKey(register.mr.get()),
+                    key: MemoryKey(register.key.get()),
+                    pages: register.pages.get(),
+                    offset: register.offset.get(),
+                    length: register.length.get(),
+                    iova: register.iova.get(),
+                    access: register.access.get(),
+                }))
+            }
             other => return Err(RxeError::Opcode(other).into()),
         })
     }
@@ -248,7 +263,7 @@ impl EntryFormat<SendWqe> for RxeSendFormat {
         if flags & !known != 0 {
             return Err(RxeError::Flags(flags).into());
         }
-        let asked = Asked::parse(wr)?;
+        let asked = Asked::parse(wr, self.of_kernel)?;
         into.opcode = asked.opcode;
         into.remote_address = asked.remote_address;
         into.rkey = asked.rkey;

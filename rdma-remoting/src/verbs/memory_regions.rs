@@ -5,10 +5,11 @@ use crate::context_keys::ContextKeys;
 use crate::counters;
 use crate::engine::EngineContext;
 use crate::ledger::{Resource, Share};
-use crate::memory::{Access, MemoryRegion};
+use crate::memory::{Access, FastRegion, MemoryRegion, PageList};
 use crate::objects::{BufferObject, Imported, Objects, Pd};
 use crate::request::MemoryKey;
 use farlane_abi::Errno;
+use farlane_abi::ids::RegionId;
 use farlane_abi::rdma::{DeregMr, Handle, MR_SOURCE_BUFFER, MR_SOURCE_PIN, Mr, RegMr, ReregMr};
 use farlane_abi::width::to_u64;
 use farlane_abi::zerocopy::little_endian::U32;
@@ -31,8 +32,8 @@ struct InUse {
     /// By the name of which it was made.
     pd: Arc<Pd>,
     _buffer: Option<Arc<BufferObject>>,
-    /// It is of no memory.
-    is_null: bool,
+    /// It is of no memory, or of all, and never of other.
+    is_fixed: bool,
     shares: Arc<Shares>,
 }
 
@@ -102,7 +103,7 @@ pub(super) fn registered_length(of: &Arc<Pd>, key: MemoryKey) -> Result<Option<u
     let is_there = |uses: &InUse| Arc::ptr_eq(uses.pd.itself(), of.itself());
     let length = InUse::look(&of.keys, key, |uses| {
         let length = lock(&uses.shares.bytes).amount();
-        is_there(uses).then_some((!uses.is_null).then_some(length))
+        is_there(uses).then_some((!uses.is_fixed).then_some(length))
     });
     length.ok().flatten().ok_or(Errno::EINVAL)
 }
@@ -119,6 +120,9 @@ pub(crate) fn withdraw(pd: &Arc<Pd>) -> u64 {
 
 impl CallHost<'_> {
     pub(super) fn register(&self, args: &RegMr) -> Result<Mr, Errno> {
+        if let Some(memory) = self.all_memory(args) {
+            return self.register_all(args, memory);
+        }
         let wanted = Wanted::check(args)?;
         let objects = self.context.objects();
         let (pd, memory) = self.memory_region(&objects, &wanted, || {
@@ -128,6 +132,78 @@ impl CallHost<'_> {
             }))
         })?;
         let key = self.add_registration(&pd, memory)?;
+        Ok(Mr {
+            handle: key.into(),
+            lkey: key.into(),
+            rkey: key.into(),
+        })
+    }
+
+    /// All memory of the VM, where that is to be registered.
+    fn all_memory(&self, args: &RegMr) -> Option<Region> {
+        let is_pin = args.source.get() == MR_SOURCE_PIN;
+        let region = RegionId::new(args.object.get()).filter(|_| is_pin)?;
+        self.context.all_memory(region)
+    }
+
+    /// A registration of all memory of the VM, at guest-physical addresses.
+    fn register_all(&self, args: &RegMr, region: Region) -> Result<Mr, Errno> {
+        let access = Access::from_wire(args.access.get()).ok_or(Errno::EOPNOTSUPP)?;
+        if access.lacks_local_write() {
+            return Err(Errno::EINVAL);
+        }
+        let objects = self.context.objects();
+        let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
+        let uses = InUse {
+            pd: Arc::clone(&pd),
+            _buffer: None,
+            is_fixed: true,
+            shares: Arc::new(Shares {
+                _region: self.take(Resource::MemoryRegions, 1)?,
+                bytes: Mutex::new(self.take(Resource::MemoryRegionBytes, 0)?),
+            }),
+        };
+        let memory = MemoryRegion {
+            pd: pd.engine,
+            iova: 0,
+            offset: 0,
+            length: region.len(),
+            access,
+            region,
+            owner: MemoryRegionUses::owner(uses),
+        };
+        memory.check().map_err(|_| Errno::EACCES)?;
+        let key = self.add_registration(&pd, memory)?;
+        Ok(Mr {
+            handle: key.into(),
+            lkey: key.into(),
+            rkey: key.into(),
+        })
+    }
+
+    /// A registration for requests that say what it is of.
+    pub(super) fn insert_fast(&self, pd: Handle, pages: Box<dyn PageList>) -> Result<Mr, Errno> {
+        let objects = self.context.objects();
+        let pd = Arc::clone(objects.pds.get(pd.get()).ok_or(Errno::EBADF)?);
+        let uses = InUse {
+            pd: Arc::clone(&pd),
+            _buffer: None,
+            is_fixed: true,
+            shares: Arc::new(Shares {
+                _region: self.take(Resource::MemoryRegions, 1)?,
+                bytes: Mutex::new(self.take(Resource::MemoryRegionBytes, 0)?),
+            }),
+        };
+        let region = FastRegion {
+            pd: pd.engine,
+            pages,
+            owner: MemoryRegionUses::owner(uses),
+        };
+        let key = pd.keys.add(|engine| engine.alloc_fast_mr(region))?;
+        if let Some(imported) = &pd.imported {
+            imported.add(key);
+        }
+        counters::count(&self.context.counters.memory_regions, 1);
         Ok(Mr {
             handle: key.into(),
             lkey: key.into(),
@@ -152,7 +228,7 @@ impl CallHost<'_> {
         let uses = InUse {
             pd: Arc::clone(&pd),
             _buffer: None,
-            is_null: true,
+            is_fixed: true,
             shares: Arc::new(Shares {
                 _region: self.take(Resource::MemoryRegions, 1)?,
                 bytes: Mutex::new(self.take(Resource::MemoryRegionBytes, 0)?),
@@ -196,7 +272,7 @@ impl CallHost<'_> {
         let uses = InUse {
             pd: Arc::clone(&pd),
             _buffer: buffer,
-            is_null: false,
+            is_fixed: false,
             shares: shares()?,
         };
         let memory = MemoryRegion {
@@ -221,8 +297,8 @@ impl CallHost<'_> {
     pub(super) fn reregister(&self, args: &ReregMr) -> Result<(), Errno> {
         let key = MemoryKey(args.mr.get());
         let pd = self.pd(args.registration.pd)?;
-        let (is_null, shares) = InUse::look(&pd.keys, key, |uses| {
-            let what = (uses.is_null, Arc::clone(&uses.shares));
+        let (is_fixed, shares) = InUse::look(&pd.keys, key, |uses| {
+            let what = (uses.is_fixed, Arc::clone(&uses.shares));
             // Of each process are those that it has made, by this name where it is one.
             let is_own = match &pd.imported {
                 None => uses.pd.imported.is_none(),
@@ -230,7 +306,7 @@ impl CallHost<'_> {
             };
             is_own.then_some(what).ok_or(Errno::EBADF)
         })??;
-        if is_null {
+        if is_fixed {
             return Err(Errno::EINVAL);
         }
         let wanted = Wanted::check(&args.registration)?;

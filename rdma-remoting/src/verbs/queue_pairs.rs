@@ -13,8 +13,8 @@ use crate::work_queue::{WorkSource, addressed_queues};
 use farlane_abi::Errno;
 use farlane_abi::queue::{QP_OFF_BACKEND_STATE, QpLayout};
 use farlane_abi::rdma::{
-    CreateQpEx, Handle, McastGroup, ModifyQp, QP_AV, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, Qp,
-    QpAttr, VerbsVersion, slot_of,
+    CreateQpEx, Handle, McastGroup, ModifyQp, QP_AV, QPT_GSI, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND,
+    Qp, QpAttr, VerbsVersion, slot_of,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
@@ -156,6 +156,14 @@ impl CallHost<'_> {
         make: impl FnOnce(Addressing) -> Result<Queues, Errno>,
     ) -> Result<Qp, Errno> {
         let kind = new.kind;
+        if kind == QPT_GSI {
+            if !self.context.is_kernel {
+                return Err(Errno::EPERM);
+            }
+            if new.srq.get() != 0 {
+                return Err(Errno::EINVAL);
+            }
+        }
         let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
         let mut objects = self.context.objects();
         let uses = Uses::of(&objects, &new)?;
@@ -163,7 +171,7 @@ impl CallHost<'_> {
         // Of the context that the domain is of, whose memory its requests name.
         let home = Arc::clone(uses.pd.keys.engine());
         let addressing = match kind {
-            QPT_UD => Addressing::Handles(Arc::new(HandlesOfDomain {
+            QPT_UD | QPT_GSI => Addressing::Handles(Arc::new(HandlesOfDomain {
                 handles: Arc::clone(&self.context.addresses),
                 domain: uses.pd.id,
             })),

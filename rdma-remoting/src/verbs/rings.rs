@@ -125,6 +125,7 @@ impl CallHost<'_> {
                 elements,
                 inline_bytes,
                 addressing,
+                of_kernel: self.context.is_kernel,
             };
             let words = &control.memory;
             let sends = rxe_send_queue(&send.memory, &send_layout, words, format);

@@ -3,7 +3,7 @@
 //! `cargo run -p farlane-abi --example c_header > guest-driver/farlane_abi.h`, and
 //! `... --example c_header verbs > guest-driver/farlane_verbs_abi.h`.
 
-use crate::{CStruct as _, arena, config, control, ioctl, rdma, rxe};
+use crate::{CStruct as _, arena, config, control, ioctl, queue, rdma, rxe};
 use std::fmt::Write as _;
 
 /// How a header begins.
@@ -39,10 +39,11 @@ pub fn generate_verbs() -> String {
         "FARLANE_": control::OP_ADD_GID, control::OP_DEL_GID, control::KIND_ALL_MEMORY,
             control::FLAG_KERNEL, control::EVENT_ASYNC, control::EVENT_FIRST_CHANNEL;
         "FARLANE_": rdma::HANDLE_SLOT_BITS, rdma::MAX_QPS, rdma::MAX_SRQS, rdma::MR_SOURCE_PIN,
-            rdma::MULTICAST_QPN;
+            rdma::MULTICAST_QPN, rdma::MAX_FAST_PAGES, rdma::QPT_GSI;
         "FARLANE_": rxe::CONTROL_OFF_BACKEND_STATE, rxe::CONTROL_OFF_ARMED,
             rxe::CONTROL_OFF_EVENTS, rxe::CONTROL_BYTES, rxe::RING_MIN_STRIDE,
-            rxe::RING_MAX_STRIDE;
+            rxe::RING_MAX_STRIDE, rxe::WR_REG_MR;
+        "FARLANE_": queue::WC_OPCODE_REGISTER;
     }
     out.push('\n');
     for (number, name) in rdma::VERBS_CALLS {
@@ -62,6 +63,7 @@ pub fn generate_verbs() -> String {
         rdma::AllocMw::c_declaration(),
         rdma::Mw::c_declaration(),
         rdma::AllocFastMr::c_declaration(),
+        rxe::RxeRegister::c_declaration(),
         rdma::QpAttr::c_declaration(),
         rdma::ModifyQp::c_declaration(),
         rdma::Qp::c_declaration(),

@@ -281,6 +281,8 @@ numbers! { u8:
     WC_OPCODE_FLUSH = 8,
     /// Write of 8 bytes at once.
     WC_OPCODE_ATOMIC_WRITE = 9,
+    /// Registration by a request of a kernel, which has a number of its own for it.
+    WC_OPCODE_REGISTER = 10,
     /// Receive.
     WC_OPCODE_RECV = 128,
     /// Receive consumed by an RDMA write with immediate.

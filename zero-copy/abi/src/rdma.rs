@@ -166,7 +166,8 @@ call_table! {
         /// `EINVAL`, too, where that is less than the queue's limit.
         54 => fn resize_srq_ring(MoveRing) -> ();
         /// Allocates a registration for fast registration, which is of no memory yet. `EPERM` of a
-        /// context that is not the kernel's.
+        /// context that is not the kernel's, `EINVAL` of one that has not attached all memory of
+        /// the VM. Its handle is the key that it has until a request gives it another one.
         55 => fn alloc_fast_mr(AllocFastMr) -> Mr;
         /// Allocates a memory window, which is not bound.
         30 => fn alloc_mw(AllocMw) -> Mw;

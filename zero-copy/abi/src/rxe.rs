@@ -18,7 +18,7 @@
 //! [`length`](RxeDmaInfo::length) of a request with elements, nor the fields in which rxe's own
 //! driver keeps its progress; its address vector is not looked at, only the address handle.
 
-use crate::wire::pod;
+use crate::wire::{pod, wire};
 use zerocopy::little_endian::{U16, U32, U64};
 
 /// `rxe_queue_buf::log2_elem_size`, for the process.
@@ -120,28 +120,6 @@ pod! {
         pub access: U32,
     }
 
-    /// Fast registration, in the place of `rxe_send_wr::wr.reg`, which is not part of the user ABI:
-    /// pages of the VM's memory become what a registration of
-    /// [`alloc_fast_mr`](crate::rdma::Verbs::alloc_fast_mr) is of.
-    pub struct RxeRegister {
-        /// Handle of the registration.
-        pub mr: U32,
-        /// Pages of its list that are meant, from the first on.
-        pub pages: U32,
-        /// Key that it gets: its own but for the low 8 bits.
-        pub key: U32,
-        /// `ACCESS_*` of [`crate::rdma`].
-        pub access: U32,
-        /// Address that work requests use for the first byte.
-        pub iova: U64,
-        /// Length in bytes.
-        pub length: U64,
-        /// Where it begins in the first page, in bytes.
-        pub offset: U32,
-        /// Zero.
-        pub reserved: U32,
-    }
-
     /// `rxe_send_wr::wr.flush`.
     pub struct RxeFlush {
         /// Address at the peer.
@@ -226,6 +204,30 @@ pod! {
         pub port_num: u8,
         /// Zero.
         pub reserved: u8,
+    }
+}
+
+wire! {
+    /// Fast registration, in the place of `rxe_send_wr::wr.reg`, which is not part of the user ABI:
+    /// pages of the VM's memory become what a registration of
+    /// [`alloc_fast_mr`](crate::rdma::Verbs::alloc_fast_mr) is of.
+    pub struct RxeRegister as "farlane_rxe_register" {
+        /// Handle of the registration.
+        pub mr: U32,
+        /// Pages of its list that are meant, from the first on.
+        pub pages: U32,
+        /// Key that it gets: its own but for the low 8 bits.
+        pub key: U32,
+        /// `ACCESS_*` of [`crate::rdma`].
+        pub access: U32,
+        /// Address that work requests use for the first byte.
+        pub iova: U64,
+        /// Length in bytes.
+        pub length: U64,
+        /// Where it begins in the first page, in bytes.
+        pub offset: U32,
+        /// Zero.
+        pub reserved: U32,
     }
 }
 

@@ -144,3 +144,53 @@ fn no_memory_reads_as_zeroes_and_takes_what_is_written() {
     null.revoke();
     assert!(copy(&mapped, 0, &other, 0, 1).is_err());
 }
+
+mod all_memory {
+    use super::*;
+    use crate::{copy_from_slice, copy_to_slice};
+    use proptest::prelude::*;
+
+    const PAGE: u64 = PAGE_BYTES;
+
+    /// Two ranges that touch nothing between: pages 1 and 2, and page 5.
+    fn space() -> Arc<AddressSpace> {
+        let space = AddressSpace::new();
+        let fd = rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, 3 * PAGE).unwrap();
+        space.map(PAGE, 2 * PAGE, fd.as_fd(), 0, true).unwrap();
+        let last = space.map(5 * PAGE, PAGE, fd.as_fd(), 2 * PAGE, true);
+        last.unwrap();
+        space
+    }
+
+    #[test]
+    fn it_ends_when_a_part_of_it_goes_and_reading_it_is_no_writing() {
+        let space = space();
+        let region = Region::all_of_guest(&space, false).unwrap();
+        assert_eq!((region.len(), region.extents()), (6 * PAGE, 2));
+        copy_to_slice(&region, PAGE, &mut [0; 8]).unwrap();
+        assert!(copy_from_slice(&region, PAGE, &[0; 8]).is_err());
+        space.clear();
+        assert!(copy_to_slice(&region, PAGE, &mut [0; 8]).is_err());
+        assert!(Region::all_of_guest(&space, true).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_reached_is_memory(
+            offset in prop_oneof![0..7 * PAGE, any::<u64>()], length in 0usize..9000,
+        ) {
+            let region = Region::all_of_guest(&space(), true).unwrap();
+            let end = offset.checked_add(length as u64);
+            let lies_in = |first: u64, behind: u64| {
+                offset >= first && end.is_some_and(|end| end <= behind)
+            };
+            let is_memory = lies_in(PAGE, 3 * PAGE) || lies_in(5 * PAGE, 6 * PAGE);
+            let shared = region.clone().share();
+            for region in [&region, &shared] {
+                let reached = copy_from_slice(region, offset, &vec![1; length]).is_ok();
+                prop_assert!(length == 0 || reached == is_memory);
+            }
+        }
+    }
+}

@@ -108,7 +108,7 @@ impl Contexts for TunnelContexts {
                 regions.header = Some(region);
                 Ok(())
             }
-            Memory::Pin(_) | Memory::File(_) => Err(Errno::EOPNOTSUPP),
+            Memory::Pin(_) | Memory::All { .. } | Memory::File(_) => Err(Errno::EOPNOTSUPP),
             Memory::Phony(pages) => self.tokens.add_phony(context, region, &pages),
             Memory::Device { runs, writable } => {
                 self.tokens.add_device(context, region, &runs, writable)

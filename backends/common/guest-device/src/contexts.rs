@@ -4,7 +4,7 @@ use crate::events::ContextEvents;
 use crate::request::Extents;
 use farlane_abi::Errno;
 use farlane_abi::ids::{ContextId, RegionId};
-use farlane_zero_copy::{Pool, Region};
+use farlane_zero_copy::{AddressSpace, Pool, Region};
 use std::any::Any;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -29,6 +29,13 @@ pub enum Memory {
     Segment(Region),
     /// Memory of the program.
     Pin(Region),
+    /// All memory of the VM, at guest-physical addresses, for a context of its kernel.
+    All {
+        /// As it is now.
+        memory: Region,
+        /// As it will be.
+        space: Arc<AddressSpace>,
+    },
     /// A phony buffer: runs of whole guest-physical pages.
     Phony(Extents),
     /// Device memory.
@@ -90,6 +97,20 @@ pub trait Contexts: Send + Sync {
         events: Arc<ContextEvents>,
         window: Option<Arc<Pool>>,
     ) -> Result<(), Errno>;
+
+    /// The same of a context of the guest's kernel, which may do what the kernel alone vouches for.
+    ///
+    /// # Errors
+    /// As of [`open`](Self::open); `EOPNOTSUPP` where there are none.
+    fn open_of_kernel(
+        &self,
+        context: ContextId,
+        events: Arc<ContextEvents>,
+        window: Option<Arc<Pool>>,
+    ) -> Result<(), Errno> {
+        let _ = (context, events, window);
+        Err(Errno::EOPNOTSUPP)
+    }
 
     /// Closes a context and releases everything it owns. When it succeeds nothing touches its
     /// memory any more.

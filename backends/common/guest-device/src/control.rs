@@ -397,10 +397,15 @@ impl Control {
         request: &ContextRequest,
     ) -> Result<(), Errno> {
         match request {
-            ContextRequest::Open => {
+            ContextRequest::Open { of_kernel } => {
                 let events = self.events.context(context);
                 let pool = state.window.clone();
-                self.contexts.open(context, Arc::clone(&events), pool)?;
+                match of_kernel {
+                    false => self.contexts.open(context, Arc::clone(&events), pool)?,
+                    true => self
+                        .contexts
+                        .open_of_kernel(context, Arc::clone(&events), pool)?,
+                }
                 let mappings = 0;
                 state
                     .contexts
@@ -490,6 +495,14 @@ impl Control {
                 writable,
             },
             Kind::File => Memory::File(new.address),
+            Kind::AllMemory { writable } => {
+                let space = state.running().ok_or(Errno::EFAULT)?.space();
+                let memory = Region::all_of_guest(space, writable);
+                Memory::All {
+                    memory: memory.map_err(|e| region_errno(&e))?,
+                    space: Arc::clone(space),
+                }
+            }
             // Refused where it is parsed: a VM sends no file.
             Kind::Shared { .. } => return Err(Errno::EINVAL),
             // A guest's driver says which pages they are.

@@ -6,11 +6,11 @@
 
 pub use crate::contexts::WindowRange;
 use farlane_abi::control::{
-    ADDRESS_SPACE_BYTES, Extent, FLAG_PHONY, FLAG_WRITABLE, KIND_ADDRESS_SPACE, KIND_DEVICE,
-    KIND_FILE, KIND_PIN, KIND_SEGMENT, KIND_SHARED, MAX_EVENTS, MAX_EXTENTS_PER_REQUEST,
-    MAX_REGION_BYTES, MAX_SEGMENT_BYTES, MAX_SHARED_BYTES, OP_ADD_GID, OP_ATTACH, OP_ATTACH_MORE,
-    OP_BIND_EVENT, OP_CLOSE, OP_DEL_GID, OP_DETACH, OP_OPEN, OP_PING, OP_UNBIND_EVENT,
-    OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
+    ADDRESS_SPACE_BYTES, Extent, FLAG_KERNEL, FLAG_PHONY, FLAG_WRITABLE, KIND_ADDRESS_SPACE,
+    KIND_ALL_MEMORY, KIND_DEVICE, KIND_FILE, KIND_PIN, KIND_SEGMENT, KIND_SHARED, MAX_EVENTS,
+    MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES, MAX_SEGMENT_BYTES, MAX_SHARED_BYTES, OP_ADD_GID,
+    OP_ATTACH, OP_ATTACH_MORE, OP_BIND_EVENT, OP_CLOSE, OP_DEL_GID, OP_DETACH, OP_OPEN, OP_PING,
+    OP_UNBIND_EVENT, OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
 };
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
@@ -52,6 +52,11 @@ pub enum Kind {
     },
     /// A file that the process has open.
     File,
+    /// All memory of the VM.
+    AllMemory {
+        /// Whether the backend may write it.
+        writable: bool,
+    },
 }
 
 impl Kind {
@@ -101,7 +106,10 @@ pub enum ControlRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContextRequest {
     /// Opens a context.
-    Open,
+    Open {
+        /// It is the kernel's.
+        of_kernel: bool,
+    },
     /// Closes it.
     Close,
     /// Makes memory known.
@@ -176,6 +184,7 @@ impl HostRequest {
                 Kind::Pin { .. }
                 | Kind::Phony
                 | Kind::Device { .. }
+                | Kind::AllMemory { .. }
                 | Kind::AddressSpace { .. } => 0,
             },
             _ => 0,
@@ -200,8 +209,10 @@ pub fn parse(bytes: &[u8]) -> Result<ControlRequest, Errno> {
     {
         return Err(Errno::EINVAL);
     }
+    let of_kernel = op == OP_OPEN && request.flags == FLAG_KERNEL;
     if op != OP_ATTACH {
-        check_plain(&request)?;
+        let flags = if of_kernel { 0.into() } else { request.flags };
+        check_plain(&Request { flags, ..request })?;
     }
     let of_context = match op {
         OP_PING => return Ok(ControlRequest::Ping),
@@ -229,7 +240,7 @@ pub fn parse(bytes: &[u8]) -> Result<ControlRequest, Errno> {
             check_extents(&extents, new.length)?;
             ContextRequest::Attach { new, extents }
         }
-        OP_OPEN => ContextRequest::Open,
+        OP_OPEN => ContextRequest::Open { of_kernel },
         OP_CLOSE => ContextRequest::Close,
         OP_ATTACH_MORE => {
             if extents.is_empty() {
@@ -263,6 +274,10 @@ pub fn parse_host(bytes: &[u8]) -> Result<HostRequest, Errno> {
     }
     if request.op == OP_ATTACH {
         let new = parse_new(&request)?;
+        // Memory of a VM is none of a process of the host.
+        if matches!(new.kind, Kind::AllMemory { .. }) {
+            return Err(Errno::EOPNOTSUPP);
+        }
         // The file itself says which it is.
         if new.kind == Kind::File && new.address != 0 {
             return Err(Errno::EINVAL);
@@ -333,6 +348,7 @@ fn parse_new(request: &Request) -> Result<NewRegion, Errno> {
         (KIND_SHARED, false) => (Kind::Shared { writable }, MAX_SHARED_BYTES),
         (KIND_ADDRESS_SPACE, false) => (Kind::AddressSpace { writable }, ADDRESS_SPACE_BYTES),
         (KIND_FILE, false) if !writable => (Kind::File, 0),
+        (KIND_ALL_MEMORY, false) => (Kind::AllMemory { writable }, 0),
         _ => return Err(Errno::EINVAL),
     };
     let mut length = request.length.get();
@@ -343,8 +359,13 @@ fn parse_new(request: &Request) -> Result<NewRegion, Errno> {
         }
         length = ADDRESS_SPACE_BYTES;
     }
-    let is_empty = length == 0;
-    if is_empty != (kind == Kind::File) || length > most || address.checked_add(length).is_none() {
+    let has_none = matches!(kind, Kind::File | Kind::AllMemory { .. });
+    let is_whole = matches!(kind, Kind::AllMemory { .. });
+    if (length == 0) != has_none
+        || is_whole && address != 0
+        || length > most
+        || address.checked_add(length).is_none()
+    {
         return Err(Errno::EINVAL);
     }
     if kind.is_whole_pages() && !are_pages(address, length) {
@@ -456,6 +477,75 @@ mod tests {
         };
         let refused = parse_host(of_a_process.as_bytes());
         assert_eq!(refused, Err(Errno::EOPNOTSUPP));
+    }
+
+    #[test]
+    fn a_kernel_opens_its_context_and_attaches_all_memory() {
+        let context = ContextId::new(3).unwrap();
+        let open = |flags: u32, kind: u32| {
+            let request = Request {
+                op: OP_OPEN.into(),
+                context: 3.into(),
+                flags: flags.into(),
+                kind: kind.into(),
+                ..Default::default()
+            };
+            parse(request.as_bytes())
+        };
+        for (flags, of_kernel) in [(0, false), (FLAG_KERNEL, true)] {
+            let opened = ContextRequest::Open { of_kernel };
+            assert_eq!(open(flags, 0), Ok(ControlRequest::Context(context, opened)));
+        }
+        for (flags, kind) in [(FLAG_WRITABLE, 0), (FLAG_KERNEL | 1, 0), (FLAG_KERNEL, 1)] {
+            assert_eq!(open(flags, kind), Err(Errno::EINVAL));
+        }
+        let all = Request {
+            op: OP_ATTACH.into(),
+            context: 3.into(),
+            region: 5.into(),
+            kind: KIND_ALL_MEMORY.into(),
+            flags: FLAG_WRITABLE.into(),
+            ..Default::default()
+        };
+        let new = NewRegion {
+            region: RegionId::new(5).unwrap(),
+            kind: Kind::AllMemory { writable: true },
+            address: 0,
+            length: 0,
+        };
+        let attach = ContextRequest::Attach {
+            new,
+            extents: Vec::new(),
+        };
+        let parsed = parse(all.as_bytes());
+        assert_eq!(parsed, Ok(ControlRequest::Context(context, attach)));
+        assert_eq!(parse_host(all.as_bytes()), Err(Errno::EOPNOTSUPP));
+        for bad in [
+            Request {
+                address: 1.into(),
+                ..all
+            },
+            Request {
+                length: 4096.into(),
+                ..all
+            },
+            Request {
+                flags: FLAG_PHONY.into(),
+                ..all
+            },
+            Request {
+                flags: (FLAG_KERNEL | FLAG_WRITABLE).into(),
+                ..all
+            },
+        ] {
+            assert_eq!(parse(bad.as_bytes()), Err(Errno::EINVAL));
+        }
+        let extents = Request {
+            extents: 1.into(),
+            ..all
+        };
+        let extents = extents.with_extents(&[(0, 1)]);
+        assert_eq!(parse(&extents), Err(Errno::EINVAL));
     }
 
     #[test]
@@ -590,7 +680,7 @@ mod tests {
             parse(open.as_bytes()),
             Ok(ControlRequest::Context(
                 ContextId::new(0).unwrap(),
-                ContextRequest::Open
+                ContextRequest::Open { of_kernel: false }
             ))
         );
         for bad in [
@@ -682,7 +772,7 @@ mod tests {
                         Kind::Pin { .. } | Kind::Phony | Kind::Device { .. } => MAX_REGION_BYTES,
                         Kind::Shared { .. } => panic!("a VM has sent no file"),
                         Kind::AddressSpace { .. } => ADDRESS_SPACE_BYTES,
-                        Kind::File => 0,
+                        Kind::File | Kind::AllMemory { .. } => 0,
                     };
                     prop_assert!(new.region.get() < MAX_REGIONS);
                     prop_assert!((most.min(1)..=most).contains(&new.length));

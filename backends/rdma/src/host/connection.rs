@@ -379,7 +379,9 @@ impl Open {
                 host.locate(&memory);
                 self.context.attach_pin(new.region, memory)?;
             }
-            Kind::Phony | Kind::Device { .. } | Kind::File => return Err(Errno::EOPNOTSUPP),
+            Kind::Phony | Kind::Device { .. } | Kind::File | Kind::AllMemory { .. } => {
+                return Err(Errno::EOPNOTSUPP);
+            }
         }
         self.regions += 1;
         Ok(())

@@ -10,7 +10,7 @@ use crate::engine::{
     AhHandle, ContextSpec, CqSpec, EngineContext, EngineCq, EngineQp, EngineSrq, EngineXrcDomain,
     QpSpec, SrqSpec,
 };
-use crate::memory::{MemoryRegion, MemoryTable, PdHandle, WindowKind};
+use crate::memory::{FastRegion, MemoryRegion, MemoryTable, PdHandle, WindowKind};
 use crate::request::MemoryKey;
 use crate::table::Table;
 use crate::xrc::XrcDomain;
@@ -71,6 +71,10 @@ impl EngineContext for SoftContext {
 
     fn reg_mr(&self, memory: MemoryRegion) -> Result<MemoryKey, Errno> {
         self.owner.memory.insert(memory)
+    }
+
+    fn alloc_fast_mr(&self, region: FastRegion) -> Result<MemoryKey, Errno> {
+        self.owner.memory.insert_fast(region)
     }
 
     fn rereg_mr(&self, key: MemoryKey, memory: MemoryRegion) -> Result<(), Errno> {

@@ -8,7 +8,7 @@ use super::gather::{self, Source, move_message};
 use super::responder::{Arrival, Responder, Word};
 use super::route_header::route_header;
 use super::target::Target;
-use crate::address::{Datagram, Destination, RawGid, Recipients};
+use crate::address::{Datagram, Destination, QpNumber, RawGid, Recipients};
 use crate::memory::Part;
 use crate::request::SendWqe;
 use farlane_abi::queue::{GRH_BYTES, WC_FLAG_GRH, WC_STATUS_LOC_PROT_ERR};
@@ -60,7 +60,10 @@ impl Packet<'_> {
             _ => self.own_qkey,
         };
         let qp = &to.common;
+        // What a port's general services do is not for programs to say, nor the other way round.
+        let is_general = |number| number == QpNumber::GENERAL_SERVICES;
         let is_admitted = qp.transport == self.from.transport
+            && is_general(qp.number) == is_general(self.from.number)
             && qp.admits(&self.from.address.gid)
             && self.from.admits(&qp.address.gid);
         let receiver = is_admitted.then(|| to.responder());

@@ -5,6 +5,7 @@ use super::target::Target;
 use crate::draws::Draws;
 use crate::engine::{Destination, PortAddress, PortNames, QpNumber, RawGid};
 use crate::nodes::TransferObserver;
+use farlane_abi::Errno;
 use farlane_abi::width::halves;
 use farlane_sys::sync::{read, write};
 use std::collections::HashMap;
@@ -62,6 +63,12 @@ struct Ports {
 }
 
 impl Ports {
+    /// Whether a queue pair of this port has this number.
+    fn has(&self, gid: RawGid, number: QpNumber) -> bool {
+        let port = self.ports.get(&gid);
+        port.is_some_and(|port| port.qps.contains_key(&number))
+    }
+
     /// A number that no queue pair of this port has. Few are in use: the first one that is drawn is
     /// nearly always free.
     fn free_number(&mut self, gid: RawGid) -> QpNumber {
@@ -109,26 +116,34 @@ impl Fabric {
         }
     }
 
-    /// Adds the queue pair of this port that `make` makes of its number. `None` when there are
-    /// `limit` of all ports.
+    /// Adds the queue pair of this port that `make` makes of its number: of that one where one is
+    /// given.
+    ///
+    /// # Errors
+    /// `ENOMEM` when there are `limit` of all ports, `EBUSY` where the port has one of that number.
     pub fn add(
         &self,
         address: PortAddress,
+        number: Option<QpNumber>,
         limit: u32,
         make: impl FnOnce(QpNumber) -> Target,
-    ) -> Option<Arc<Target>> {
+    ) -> Result<Arc<Target>, Errno> {
         let mut ports = write(&self.ports);
         if ports.count >= limit {
-            return None;
+            return Err(Errno::ENOMEM);
         }
+        let number = match number {
+            Some(number) if ports.has(address.gid, number) => return Err(Errno::EBUSY),
+            Some(number) => number,
+            None => ports.free_number(address.gid),
+        };
         ports.count += 1;
-        let number = ports.free_number(address.gid);
         let qp = Arc::new(make(number));
         ports.gids.entry(address.lid).or_insert(address.gid);
         let port = ports.ports.entry(address.gid).or_default();
         let before = port.qps.insert(number, Arc::clone(&qp));
         debug_assert!(before.is_none(), "{number} is given twice");
-        Some(qp)
+        Ok(qp)
     }
 
     /// Has the next queue pair have this number, which none of its port has.

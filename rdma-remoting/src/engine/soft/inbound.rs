@@ -48,7 +48,7 @@ impl<'a> Fragment<'a> {
         };
         let is_whole = length == WORD_BYTES && bytes == u64::from(WORD_BYTES);
         let is_message = match request.opcode {
-            Opcode::LocalInvalidate(_) | Opcode::Bind(_) => false,
+            Opcode::LocalInvalidate(_) | Opcode::Bind(_) | Opcode::Register(_) => false,
             Opcode::Flush(_) => length == 0,
             opcode => !opcode.is_atomic() || is_whole,
         };

@@ -18,7 +18,7 @@ use crate::engine::{Budget, EngineQp, Progress, QpNumber, QpSpec, Turn};
 use crate::memory::Binder;
 use farlane_abi::Errno;
 use farlane_abi::queue::MAX_WQ_ENTRIES;
-use farlane_abi::rdma::QpAttr;
+use farlane_abi::rdma::{QPT_GSI, QpAttr};
 use farlane_sys::sync::lock;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -41,7 +41,8 @@ impl SoftQp {
     /// A queue pair in the reset state.
     ///
     /// # Errors
-    /// `ENOMEM` where there are `limit`, `EINVAL` for objects of another engine.
+    /// `ENOMEM` where there are `limit`, `EBUSY` for a second one of general services of its port,
+    /// `EINVAL` for objects of another engine.
     pub fn new(
         owner: &Owner,
         spec: QpSpec,
@@ -73,7 +74,8 @@ impl<C: Carrier> SoftQp<C> {
             SoftCq::sink_of(spec.recv_cq)?,
         );
         let of = &owner.spec;
-        let target = fabric.add(of.address, limit, |number| {
+        let number = (spec.kind == QPT_GSI).then_some(QpNumber::GENERAL_SERVICES);
+        let target = fabric.add(of.address, number, limit, |number| {
             let common = QpCommon {
                 number,
                 transport,
@@ -95,8 +97,7 @@ impl<C: Carrier> SoftQp<C> {
                 state: SharedState::default(),
             };
             Target::new(common, recvs)
-        });
-        let target = target.ok_or(Errno::ENOMEM)?;
+        })?;
         counters::count(&target.common.counters.queue_pairs, 1);
         Ok(Self {
             fabric: Arc::clone(fabric),

@@ -20,8 +20,9 @@ use datagrams::Copies;
 use farlane_abi::queue::{
     Completion, MAX_MESSAGE_BYTES, WC_OPCODE_ATOMIC_WRITE, WC_OPCODE_BIND_WINDOW,
     WC_OPCODE_COMPARE_SWAP, WC_OPCODE_FETCH_ADD, WC_OPCODE_FLUSH, WC_OPCODE_LOCAL_INVALIDATE,
-    WC_OPCODE_RDMA_READ, WC_OPCODE_RDMA_WRITE, WC_OPCODE_SEND, WC_STATUS_LOC_LEN_ERR,
-    WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_SUCCESS, WC_STATUS_WR_FLUSH_ERR,
+    WC_OPCODE_RDMA_READ, WC_OPCODE_RDMA_WRITE, WC_OPCODE_REGISTER, WC_OPCODE_SEND,
+    WC_STATUS_LOC_LEN_ERR, WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_SUCCESS,
+    WC_STATUS_WR_FLUSH_ERR,
 };
 use farlane_abi::rdma::{EVENT_QP_FATAL, EVENT_SQ_DRAINED, QpAttr};
 use farlane_sys::warn_limited;
@@ -538,6 +539,7 @@ fn wc_opcode(opcode: Opcode) -> u8 {
         Opcode::CompareSwap { .. } => WC_OPCODE_COMPARE_SWAP,
         Opcode::FetchAdd { .. } => WC_OPCODE_FETCH_ADD,
         Opcode::LocalInvalidate(_) => WC_OPCODE_LOCAL_INVALIDATE,
+        Opcode::Register(_) => WC_OPCODE_REGISTER,
         Opcode::Bind(_) => WC_OPCODE_BIND_WINDOW,
         Opcode::AtomicWrite => WC_OPCODE_ATOMIC_WRITE,
         Opcode::Flush(_) => WC_OPCODE_FLUSH,

@@ -259,7 +259,7 @@ fn the_limit_of_queue_pairs_is_that_of_all_ports() {
     let ends: Vec<_> = (1..4).map(|at| end_at(&fabric, port(at), None)).collect();
     let room = |limit| {
         let none = |_| panic!("There is no room");
-        fabric.add(port(9), limit, none).is_some()
+        fabric.add(port(9), None, limit, none).is_ok()
     };
     assert!(!room(3));
     ends[0].qp.destroy();

@@ -121,7 +121,7 @@ impl<P: Payload> Incoming<'_, P> {
                 Ok(true)
             }
             // They are no messages.
-            Opcode::LocalInvalidate(_) | Opcode::Bind(_) => {
+            Opcode::LocalInvalidate(_) | Opcode::Bind(_) | Opcode::Register(_) => {
                 Err(Refusal::Local(WC_STATUS_LOC_QP_OP_ERR))
             }
         }

@@ -25,7 +25,7 @@ impl Transport {
         match value {
             rdma::QPT_RC => Some(Self::Reliable),
             rdma::QPT_UC => Some(Self::Unreliable),
-            rdma::QPT_UD => Some(Self::Datagram),
+            rdma::QPT_UD | rdma::QPT_GSI => Some(Self::Datagram),
             rdma::QPT_XRC_SEND => Some(Self::XrcInitiator),
             rdma::QPT_XRC_RECV => Some(Self::XrcTarget),
             _ => None,
@@ -76,7 +76,10 @@ impl Transport {
             | Opcode::FetchAdd { .. }
             | Opcode::AtomicWrite
             | Opcode::Flush(_) => matches!(self, Self::Reliable | Self::XrcInitiator),
-            Opcode::LocalInvalidate(_) | Opcode::Bind(_) | Opcode::SendInvalidate(_) => {
+            Opcode::LocalInvalidate(_)
+            | Opcode::Bind(_)
+            | Opcode::Register(_)
+            | Opcode::SendInvalidate(_) => {
                 matches!(self, Self::Reliable | Self::Unreliable | Self::XrcInitiator)
             }
         }

@@ -15,6 +15,7 @@ fn format() -> RxeSendFormat {
         elements: 2,
         inline_bytes: 32,
         addressing: Addressing::Connected,
+        of_kernel: false,
     }
 }
 
@@ -284,6 +285,7 @@ proptest! {
         opcode in prop_oneof![0u32..34, any::<u32>()],
         flags in prop_oneof![0u32..16, any::<u32>()],
         elements in 0..=MAX_SGE,
+        of_kernel: bool,
         inline_bytes in 0..=MAX_INLINE_BYTES,
         count in prop_oneof![0u32..20, any::<u32>()],
         length in prop_oneof![0u32..1100, any::<u32>()],
@@ -293,7 +295,8 @@ proptest! {
                 to.copy_from_slice(&number.to_le_bytes());
             }
         }
-        let format = RxeSendFormat { elements, inline_bytes, addressing: Addressing::Connected };
+        let addressing = Addressing::Connected;
+        let format = RxeSendFormat { elements, inline_bytes, addressing, of_kernel };
         let mut send = SendWqe::default();
         if format.parse(&mut send, &bytes).is_ok() {
             prop_assert!(send.elements.as_slice().len() <= to_usize(elements.into()));

@@ -1,6 +1,7 @@
 //! Programs whose queues are rings of the user ABI of rxe, as librxe drives them.
 
 use super::*;
+use crate::testing::open_of_kernel;
 use farlane_abi::arena::HEADER_SEGMENT_BYTES;
 use farlane_abi::queue::*;
 use farlane_abi::rdma::*;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 mod gids;
 mod hostile;
+mod kernel;
 mod operations;
 mod resizing;
 
@@ -97,7 +99,15 @@ fn bytes<T: farlane_abi::zerocopy::IntoBytes>() -> u32 {
 
 impl Guest {
     fn start(port: &Arc<Port>) -> Self {
-        let context = open(port, 0);
+        Self::start_in(port, open(port, 0))
+    }
+
+    /// The kernel of the guest.
+    fn start_kernel(port: &Arc<Port>) -> Self {
+        Self::start_in(port, open_of_kernel(port, 1))
+    }
+
+    fn start_in(port: &Arc<Port>, context: Arc<Context>) -> Self {
         let (theirs, header) = shared("header", HEADER_SEGMENT_BYTES);
         context.attach_segment(region(0), theirs).unwrap();
         let (theirs, controls) = shared("controls", PAGE_BYTES);
@@ -218,7 +228,11 @@ impl Guest {
 
     /// A queue pair of datagrams that is ready to send, with the Q_Key 0x1111.
     fn datagrams(&self) -> Pair {
-        let pair = self.pair(QPT_UD);
+        self.datagrams_of(QPT_UD, 0x1111)
+    }
+
+    fn datagrams_of(&self, kind: u32, qkey: u32) -> Pair {
+        let pair = self.pair(kind);
         let steps = [
             (UD_TO_INIT, QPS_INIT),
             (UD_TO_RTR, QPS_RTR),
@@ -228,7 +242,7 @@ impl Guest {
             let attr = QpAttr {
                 qp_state,
                 port_num: 1,
-                qkey: 0x1111.into(),
+                qkey: qkey.into(),
                 ..Default::default()
             };
             self.modify(&pair, mask, attr).unwrap();

@@ -150,7 +150,7 @@ impl Contexts for Recorder {
                 bytes: memory.len(),
             },
             Memory::Pin(_) => Event::Pin { region },
-            Memory::File(_) => return Err(Errno::EOPNOTSUPP),
+            Memory::All { .. } | Memory::File(_) => return Err(Errno::EOPNOTSUPP),
             Memory::Phony(pages) => Event::Phony {
                 region,
                 bytes: pages.iter().map(|run| run.1).sum(),

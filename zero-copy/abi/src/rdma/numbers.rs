@@ -3,7 +3,12 @@
 /// Number of the queue pairs of a multicast group, in datagrams that are sent to it.
 pub const MULTICAST_QPN: u32 = 0x00ff_ffff;
 
-/// `RegMr::source`: a pin.
+/// Pages of a registration that requests make.
+pub const MAX_FAST_PAGES: u32 = 512;
+
+/// `RegMr::source`: a pin, or all memory of the VM
+/// ([`KIND_ALL_MEMORY`](crate::control::KIND_ALL_MEMORY)), of which all is registered at
+/// guest-physical addresses: offset, length and address are not looked at.
 pub const MR_SOURCE_PIN: u32 = 1;
 /// `RegMr::source`: a host-allocated buffer.
 pub const MR_SOURCE_BUFFER: u32 = 2;
@@ -74,6 +79,9 @@ pub const CQ_TIMED: u32 = 1 << 0;
 
 // Values of `enum ibv_qp_type`.
 numbers! { u32:
+    /// General services (`IB_QPT_GSI`), of a context of the kernel: one of a port, number 1. It has
+    /// the attributes of an unreliable datagram, and exchanges datagrams with its like.
+    QPT_GSI = 1,
     /// Reliable connection.
     QPT_RC = 2,
     /// Unreliable connection.

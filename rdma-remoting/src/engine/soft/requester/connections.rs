@@ -87,13 +87,17 @@ impl<C: Carrier> Requester<C> {
     /// Carries out the request at hand, where it concerns this side alone.
     pub(super) fn local_step(&mut self, qp: &QpCommon) -> Option<Step> {
         let (outcome, status) = match self.request.opcode {
+            Opcode::Register(wanted) => {
+                let outcome = qp.memory.register(qp.pd, &wanted);
+                (outcome.map_err(|e| e.to_string()), WC_STATUS_LOC_QP_OP_ERR)
+            }
             Opcode::Bind(binding) => {
                 let outcome = qp.memory.bind((qp.pd, qp.binder), &binding);
-                (outcome, WC_STATUS_MW_BIND_ERR)
+                (outcome.map_err(|e| e.to_string()), WC_STATUS_MW_BIND_ERR)
             }
             Opcode::LocalInvalidate(key) => {
                 let outcome = qp.memory.invalidate(qp.pd, None, key);
-                (outcome, WC_STATUS_LOC_QP_OP_ERR)
+                (outcome.map_err(|e| e.to_string()), WC_STATUS_LOC_QP_OP_ERR)
             }
             _ => return None,
         };

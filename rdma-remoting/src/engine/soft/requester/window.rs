@@ -287,7 +287,9 @@ impl<C: Carrier> Requester<C> {
     fn may_go(&self) -> bool {
         let opcode = self.request.opcode;
         match opcode {
-            Opcode::Bind(_) | Opcode::LocalInvalidate(_) => self.window.is_empty(),
+            Opcode::Bind(_) | Opcode::LocalInvalidate(_) | Opcode::Register(_) => {
+                self.window.is_empty()
+            }
             _ if self.request.fence || opcode.fetches() => {
                 let most = usize::from(self.attr.max_rd_atomic);
                 let may_fetch = !opcode.fetches() || self.window.fetching() < most;
