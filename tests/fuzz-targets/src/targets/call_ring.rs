@@ -1,5 +1,6 @@
 //! Two processes of two VMs that write whatever they like into their context headers, queues and
-//! call rings, and whose kernels attach and detach whatever they like meanwhile.
+//! call rings, and whose kernels attach and detach whatever they like meanwhile. The first one is
+//! its VM's kernel itself.
 
 use crate::{Input, PAGE, Raised, Ram, assert_nothing_left, format_all_logs};
 use farlane_abi::arena::{
@@ -43,12 +44,16 @@ const REREG_MR: u32 = 33;
 const ALLOC_NULL_MR: u32 = 38;
 const OPEN_QP: u32 = 44;
 const IMPORT_MR: u32 = 48;
+const CREATE_QP_RINGS: u32 = 51;
+const ALLOC_FAST_MR: u32 = 55;
 const DEREG_IMPORTED_MR: u32 = 49;
 
 /// What stays from input to input.
 struct Machine {
     ram: Ram,
     space: Arc<AddressSpace>,
+    /// All memory of the first one's VM, whose kernel it is.
+    own: Arc<AddressSpace>,
 }
 
 thread_local! {
@@ -58,7 +63,10 @@ thread_local! {
         let ram = Ram::new(PAGES);
         let space = AddressSpace::new();
         space.replace_ram(&ram.whole()).expect("memory with a file");
-        Machine { ram, space }
+        let own = AddressSpace::new();
+        let pages = (GUEST_PAGES - 1) * PAGE;
+        own.replace_ram(&ram.parts(&[(PAGE, PAGE, pages)])).expect("memory with a file");
+        Machine { ram, space, own }
     }) };
 }
 
@@ -98,9 +106,7 @@ impl<'a> Guest<'a> {
         } else {
             Pool::separate_files(POOL_BYTES)
         };
-        let context = port
-            .open(CONTEXT, Arc::new(Raised), Some(Arc::clone(&pool)))
-            .expect("a new context");
+        let context = Self::open(&port, &pool, index == 0);
         let base = 1 + u64::from(index) * GUEST_PAGES;
         let guest = Self {
             machine,
@@ -112,6 +118,19 @@ impl<'a> Guest<'a> {
         };
         guest.attach();
         guest
+    }
+
+    fn open(port: &Arc<Port>, pool: &Arc<Pool>, is_kernel: bool) -> Arc<Context> {
+        let pool = Some(Arc::clone(pool));
+        let opened = match is_kernel {
+            true => port.open_of_kernel(CONTEXT, Arc::new(Raised), pool),
+            false => port.open(CONTEXT, Arc::new(Raised), pool),
+        };
+        opened.expect("no context is open")
+    }
+
+    fn is_kernel(&self) -> bool {
+        self.base == 1
     }
 
     /// What a well-behaved process starts with: a header, four segments, three pins and a file.
@@ -144,6 +163,13 @@ impl<'a> Guest<'a> {
         let file = RegionId::new(8).expect("a small number");
         let shown = self.context.attach_file(file, FileId(0, 1));
         shown.expect("a file");
+        if self.is_kernel() {
+            let all = RegionId::new(9).expect("a small number");
+            let own = &self.machine.own;
+            let memory = Region::all_of_guest(own, true).expect("some memory");
+            let attached = self.context.attach_all_memory(all, memory, Arc::clone(own));
+            attached.expect("a kernel's");
+        }
     }
 
     fn attach_segment(&self, id: u32, extents: &[(u64, u64)]) -> Result<(), ()> {
@@ -212,11 +238,7 @@ impl<'a> Guest<'a> {
         for page in 0..HEADER_SEGMENT_BYTES / PAGE {
             self.ram().poke((self.base + page) * PAGE, &[0; 4096]);
         }
-        let pool = Some(Arc::clone(&self.pool));
-        self.context = self
-            .port
-            .open(CONTEXT, Arc::new(Raised), pool)
-            .expect("a closed context");
+        self.context = Self::open(&self.port, &self.pool, self.is_kernel());
         self.submitted = 0;
         self.attach();
     }
@@ -244,11 +266,11 @@ impl Scene<'_> {
         }
         CARRIED_OUT.with_borrow_mut(|calls| calls.insert(number));
         match number {
-            CREATE_QP | CREATE_QP_EX | OPEN_QP => {
+            CREATE_QP | CREATE_QP_EX | OPEN_QP | CREATE_QP_RINGS => {
                 let (qp, _) = Qp::read_from_prefix(&result).expect("a slot");
                 self.numbers.push((qp.qp_num.get(), who));
             }
-            REG_MR | ALLOC_MW | ALLOC_NULL_MR => {
+            REG_MR | ALLOC_MW | ALLOC_NULL_MR | ALLOC_FAST_MR => {
                 // All begin with it.
                 let (handle, _) = U32::read_from_prefix(&result).expect("a slot");
                 self.registrations.push(handle.get());
