@@ -149,6 +149,7 @@ struct fv_qp {
 	struct fv_control control;
 	struct ib_qp_cap cap;
 	enum ib_sig_type sig_type;
+	enum ib_qp_state state;		/* that it was given last; the backend may have gone on */
 };
 
 struct fv_device {

@@ -38,7 +38,8 @@
 #define ib_mark_name_assigned_by_user(ib) do { } while (0)
 #endif
 
-/* IB_ACCESS_FLUSH_GLOBAL, since 6.3. */
+/* IB_ACCESS_FLUSH_GLOBAL and _PERSISTENT, since 6.3. */
 #define FV_ACCESS_FLUSH_GLOBAL BIT(8)
+#define FV_ACCESS_FLUSH_PERSISTENT BIT(9)
 
 #endif

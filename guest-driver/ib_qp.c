@@ -4,6 +4,13 @@
 
 #include "ib.h"
 
+/*
+ * Rights that no memory of the device has, or that say nothing of what a peer may do: they are for
+ * registrations. A queue pair may be given them.
+ */
+#define FV_IDLE_ACCESS (IB_ACCESS_OPTIONAL | IB_ACCESS_MW_BIND | IB_ZERO_BASED | \
+			IB_ACCESS_ON_DEMAND | IB_ACCESS_HUGETLB | FV_ACCESS_FLUSH_PERSISTENT)
+
 static struct fv_qp *to_fv_qp(struct ib_qp *ibqp)
 {
 	return container_of(ibqp, struct fv_qp, ib);
@@ -209,9 +216,10 @@ int fv_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct i
 			.rq_psn = cpu_to_le32(attr->rq_psn),
 			.sq_psn = cpu_to_le32(attr->sq_psn),
 			.dest_qp_num = cpu_to_le32(attr->dest_qp_num),
-			.qp_access_flags = cpu_to_le32(attr->qp_access_flags),
+			.qp_access_flags = cpu_to_le32(attr->qp_access_flags & ~FV_IDLE_ACCESS),
 		},
 	};
+	int err;
 
 	if (mask & ~IB_QP_ATTR_STANDARD_BITS || mask & (IB_QP_ALT_PATH | IB_QP_CAP))
 		return -EOPNOTSUPP;
@@ -221,7 +229,10 @@ int fv_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct i
 			return -EINVAL;
 		fv_qp_address(&arg.attr, &attr->ah_attr);
 	}
-	return fv_call(qp->ctx, FARLANE_CALL_MODIFY_QP, &arg, sizeof(arg), NULL, 0);
+	err = fv_call(qp->ctx, FARLANE_CALL_MODIFY_QP, &arg, sizeof(arg), NULL, 0);
+	if (!err && mask & IB_QP_STATE)
+		WRITE_ONCE(qp->state, attr->qp_state);
+	return err;
 }
 
 static void fv_ah_attr(struct rdma_ah_attr *ah, const struct farlane_qp_attr *wire)
@@ -294,6 +305,9 @@ int fv_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struct i
 	}
 	if (READ_ONCE(qp->ctx->dead))
 		return -EIO;
+	/* As with rxe: what was published waits. */
+	if (READ_ONCE(qp->state) < IB_QPS_RTS)
+		return -EINVAL;
 	fv_ring_queue(qp->ctx, &qp->control, fv_slot(qp->handle));
 	return 0;
 }

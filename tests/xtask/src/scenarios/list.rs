@@ -45,6 +45,8 @@ scenarios! {
     test "rdma-perftest" = rdma_perftest::run,
         "perftest's bandwidth and latency programs for send, write and read at all sizes between \
          two VMs";
+    test "rdma-pyverbs-stock" = rdma_pyverbs::stock,
+        "rdma-core's own tests of verbs (Debian 13's) over the RDMA device of a guest's kernel";
     test "rdma-pyverbs-guest" = rdma_pyverbs::in_guest,
         "rdma-core's own tests of verbs, those of the guests' release, in a VM";
     test "rdma-tenants" = rdma_tenants::run,

@@ -20,8 +20,8 @@ use crate::run::Run;
 use crate::tools::{Ends, TOOL_TIMEOUT, bandwidths, between, latencies, pingpong_us};
 
 /// What the device is called, and where its IPv4 address is in its GID table.
-const DEVICE: &str = "rxe_farlane0";
-const GID: u32 = 1;
+pub const DEVICE: &str = "rxe_farlane0";
+pub const GID: u32 = 1;
 
 /// Where a program waits for a peer that does not come.
 const PORT: u16 = 18600;
@@ -107,8 +107,7 @@ impl Stage {
             farlane.attach_kernel(config, end, &sockets)
         })?;
         for guest in [&a, &b] {
-            guest.run(&format!("modprobe ib_uverbs && insmod {RDMA_MODULE}"))?;
-            wait_device(guest)?;
+            start(guest)?;
         }
         Ok(Self {
             sockets,
@@ -158,13 +157,23 @@ impl Stage {
     }
 }
 
+/// What a daemon is told of a guest: its address and the interface that has it.
+pub fn vm(end: End) -> String {
+    format!("{},mac={}", end.address(), end.mac())
+}
+
 /// A daemon that knows the interfaces of the guests.
 fn daemon(run: &Run<'_>, sockets: &[PathBuf; 2]) -> Result<Backend> {
-    let vm = |end: End| format!("{},mac={}", end.address(), end.mac());
     let (a, b) = (vm(End::A), vm(End::B));
     run.context
         .farlane()?
         .daemon(run, &[(&*sockets[0], &*a), (&*sockets[1], &*b)], None)
+}
+
+/// Loads the driver of the RDMA device, and waits for that.
+pub fn start(guest: &Guest) -> Result<()> {
+    guest.run(&format!("modprobe ib_uverbs && insmod {RDMA_MODULE}"))?;
+    wait_device(guest)
 }
 
 /// The device can be opened, and has its GIDs.

@@ -3,6 +3,7 @@
 mod huge_pages;
 mod results;
 mod skips;
+mod stock;
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use farlane_kit::tree::RDMA_CORE;
 use self::huge_pages::HugePages;
 use self::results::{Ending, Test};
 use self::skips::Sorted;
+pub use self::stock::run as stock;
 use super::NotRun;
 use crate::conditions::no_complaint;
 use crate::farlane::wait_device;
