@@ -92,15 +92,16 @@ struct farlane_context *farlane_context_new(struct farlane *fl)
 	return ctx;
 }
 
-/* Opens a new context at the backend, with FARLANE_FLAG_KERNEL or none. Frees it on failure. */
-int farlane_context_open(struct farlane_context *ctx, u32 flags)
+/* Opens a new context at the backend. Frees it on failure. */
+int farlane_context_open(struct farlane_context *ctx)
 {
 	int err;
 
 	err = farlane_context_add(ctx);
 	if (err)
 		goto free;
-	err = farlane_open_call(ctx, &ctx->close_call, flags);
+	err = farlane_simple_call(ctx, &ctx->close_call, FARLANE_OP_OPEN, 0, 0,
+				  0);
 	if (err)
 		goto del;
 	return 0;
@@ -127,7 +128,7 @@ static int farlane_open(struct inode *inode, struct file *file)
 	ctx->mapping = file->f_mapping;
 	ctx->mm = current->mm;
 	mmgrab(ctx->mm);
-	err = farlane_context_open(ctx, 0);
+	err = farlane_context_open(ctx);
 	if (err)
 		return err;
 	file->private_data = ctx;

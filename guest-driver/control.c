@@ -152,17 +152,6 @@ int farlane_simple_call(struct farlane_context *ctx, struct farlane_call *call,
 	return farlane_call(ctx->fl, call, NULL, 0);
 }
 
-/* Opens a context, with FARLANE_FLAG_KERNEL or none. */
-int farlane_open_call(struct farlane_context *ctx, struct farlane_call *call, u32 flags)
-{
-	call->request = (struct farlane_request) {
-		.op = cpu_to_le32(FARLANE_OP_OPEN),
-		.context = cpu_to_le32(ctx->id),
-		.flags = cpu_to_le32(flags),
-	};
-	return farlane_call(ctx->fl, call, NULL, 0);
-}
-
 /**
  * farlane_take_away - tell the backend that a region or a context goes
  * @ctx: context

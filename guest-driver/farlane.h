@@ -177,7 +177,6 @@ int farlane_call(struct farlane *fl, struct farlane_call *call,
 		 struct farlane_extent *extents, u32 count);
 int farlane_simple_call(struct farlane_context *ctx, struct farlane_call *call,
 			u32 op, u32 region, u64 address, u64 length);
-int farlane_open_call(struct farlane_context *ctx, struct farlane_call *call, u32 flags);
 int farlane_take_away(struct farlane_context *ctx, struct farlane_call *call,
 		      u32 op, u32 region);
 void farlane_late(struct farlane *fl, unsigned int tries);
@@ -213,7 +212,7 @@ __poll_t farlane_event_poll(struct file *file, poll_table *wait);
 /* context.c */
 extern const struct file_operations farlane_fops;
 struct farlane_context *farlane_context_new(struct farlane *fl);
-int farlane_context_open(struct farlane_context *ctx, u32 flags);
+int farlane_context_open(struct farlane_context *ctx);
 void farlane_context_close(struct farlane_context *ctx);
 void farlane_context_free(struct farlane_context *ctx);
 int farlane_ring_doorbell(struct farlane *fl);

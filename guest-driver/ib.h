@@ -5,6 +5,7 @@
  * Locks, in the order in which they may be taken:
  *
  *	fv_lock				(ib_main.c: the list of devices)
+ *	fv_context.resize_lock
  *	fv_context.objects_lock		(events of objects against their end)
  *	fv_context.controls_lock
  *	fv_context.turn			(the call ring)
@@ -49,12 +50,11 @@ struct fv_control {
 	void *base;
 };
 
-/* A ring in memory that the backend has, and a process or this module. */
+/* A ring in memory that a process has mapped, and the backend has, too. */
 struct fv_queue {
 	struct rdma_user_mmap_entry entry;
 	struct fv_context *ctx;
 	struct farlane_shared memory;
-	struct rxe_queue_buf *buf;	/* its first page; of a queue of the kernel all of it */
 	u32 slots;
 	u32 stride;
 };
@@ -82,6 +82,8 @@ struct fv_context {
 	spinlock_t cqs_lock;
 	DECLARE_HASHTABLE(cqs_by_event, 6);
 	u32 last_event;
+
+	struct mutex resize_lock;	/* which ring a queue has */
 
 	struct mutex controls_lock;
 	struct list_head controls;

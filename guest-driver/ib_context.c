@@ -349,6 +349,9 @@ static void fv_async(struct work_struct *work)
 	struct farlane_async_event entry;
 	u32 left, slot;
 
+	/* A context that is being opened has no objects. */
+	if (!READ_ONCE(ctx->base))
+		return;
 	mutex_lock(&ctx->objects_lock);
 	do {
 		left = fv_load(ctx, FARLANE_OFF_ASYNC_PRODUCED) - ctx->async_consumed;
@@ -394,7 +397,7 @@ static int fv_context_header(struct fv_context *ctx)
 		ctx->header[i] = header.pages[i];
 		get_page(ctx->header[i]);
 	}
-	ctx->base = vmap(ctx->header, ARRAY_SIZE(ctx->header), VM_MAP, PAGE_KERNEL);
+	WRITE_ONCE(ctx->base, vmap(ctx->header, ARRAY_SIZE(ctx->header), VM_MAP, PAGE_KERNEL));
 	return ctx->base ? 0 : -ENOMEM;
 }
 
@@ -420,6 +423,7 @@ int fv_context_open(struct fv_context *ctx, struct fv_device *dev, bool is_proce
 	xa_init(&ctx->cqs);
 	spin_lock_init(&ctx->cqs_lock);
 	hash_init(ctx->cqs_by_event);
+	mutex_init(&ctx->resize_lock);
 	mutex_init(&ctx->controls_lock);
 	INIT_LIST_HEAD(&ctx->controls);
 	ctx->core = farlane_client_open(dev->fl, is_process, &fv_client, ctx);

@@ -58,9 +58,9 @@ int fv_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
 	struct rxe_create_cq_resp resp = {};
 	int err;
 
-	if (attr->flags)
+	if (attr->flags || !udata)
 		return -EOPNOTSUPP;
-	if ((udata && udata->outlen < sizeof(resp)) || !fv_cq_fits(dev, attr->cqe))
+	if (udata->outlen < sizeof(resp) || !fv_cq_fits(dev, attr->cqe))
 		return -EINVAL;
 	cq->ctx = fv_context_of(ibcq->device, udata);
 	err = fv_control_new(cq->ctx, &cq->control);
@@ -79,8 +79,7 @@ int fv_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
 	err = fv_object_add(cq->ctx, &cq->ctx->cqs, cq->handle, cq);
 	if (err)
 		goto destroy;
-	if (udata)
-		err = ib_copy_to_udata(udata, &resp, sizeof(resp));
+	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
 	if (!err)
 		return 0;
 
@@ -95,16 +94,15 @@ control:
 	return err;
 }
 
-/* The process takes no completions meanwhile: its library holds its lock. */
-int fv_resize_cq(struct ib_cq *ibcq, FV_CQE cqe, struct ib_udata *udata)
+/* Under resize_lock. */
+static int fv_cq_resize(struct fv_cq *cq, unsigned int cqe, struct ib_udata *udata)
 {
-	struct fv_cq *cq = to_fv_cq(ibcq);
 	struct farlane_move_ring arg = { .queue = cpu_to_le32(cq->handle) };
 	struct rxe_resize_cq_resp resp = {};
 	struct fv_queue *queue;
 	int err;
 
-	if (!udata || udata->outlen < sizeof(resp) || !fv_cq_fits(to_fv(ibcq->device), cqe))
+	if (!udata || udata->outlen < sizeof(resp) || !fv_cq_fits(cq->ctx->dev, cqe))
 		return -EINVAL;
 	queue = fv_queue_new(cq->ctx, udata, cqe, sizeof(struct ib_uverbs_wc), &resp.mi);
 	if (IS_ERR(queue))
@@ -121,8 +119,20 @@ int fv_resize_cq(struct ib_cq *ibcq, FV_CQE cqe, struct ib_udata *udata)
 	}
 	swap(cq->queue, queue);
 	fv_queue_del(queue);
-	ibcq->cqe = cq->queue->slots - 1;
+	cq->ib.cqe = cq->queue->slots - 1;
 	return 0;
+}
+
+/* The process takes no completions meanwhile: its library holds its lock. */
+int fv_resize_cq(struct ib_cq *ibcq, FV_CQE cqe, struct ib_udata *udata)
+{
+	struct fv_cq *cq = to_fv_cq(ibcq);
+	int err;
+
+	mutex_lock(&cq->ctx->resize_lock);
+	err = fv_cq_resize(cq, cqe, udata);
+	mutex_unlock(&cq->ctx->resize_lock);
+	return err;
 }
 
 int fv_destroy_cq(struct ib_cq *ibcq, struct ib_udata *udata)

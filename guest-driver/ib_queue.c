@@ -6,7 +6,6 @@
 #include <linux/log2.h>
 #include <linux/mm.h>
 #include <linux/slab.h>
-#include <linux/vmalloc.h>
 
 #include "compat.h"
 #include "ib.h"
@@ -20,14 +19,21 @@ struct fv_controls {
 	DECLARE_BITMAP(used, CONTROLS);
 };
 
-/*
- * A ring in which at least so many entries of so many bytes can wait: one element stays free. One
- * of a process gets a token for its mapping, in mi.
+/**
+ * fv_queue_new - allocate a ring of a process
+ * @ctx: its context
+ * @udata: of the process
+ * @entries: that can wait in it at least: one element stays free
+ * @bytes: length of one
+ * @mi: gets the token by which the process maps it
+ *
+ * Return: the ring, or an error number.
  */
 struct fv_queue *fv_queue_new(struct fv_context *ctx, struct ib_udata *udata, u32 entries,
 			      u32 bytes, struct mminfo *mi)
 {
 	struct fv_ucontext *uc = rdma_udata_to_drv_context(udata, struct fv_ucontext, ib);
+	struct rxe_queue_buf *buf;
 	struct fv_queue *queue;
 	u64 length;
 	int err;
@@ -40,23 +46,14 @@ struct fv_queue *fv_queue_new(struct fv_context *ctx, struct ib_udata *udata, u3
 	queue->ctx = ctx;
 	queue->slots = max(roundup_pow_of_two(entries + 1), 2UL);
 	queue->stride = max(roundup_pow_of_two(bytes), (unsigned long)FARLANE_RING_MIN_STRIDE);
-	length = PAGE_ALIGN(sizeof(*queue->buf) + (u64)queue->slots * queue->stride);
+	length = PAGE_ALIGN(sizeof(*buf) + (u64)queue->slots * queue->stride);
 	err = farlane_client_segment(ctx->core, length, &queue->memory);
 	if (err)
 		goto free;
-	if (uc) {
-		queue->buf = page_address(queue->memory.pages[0]);
-	} else {
-		err = -ENOMEM;
-		queue->buf = vmap(queue->memory.pages, queue->memory.npages, VM_MAP, PAGE_KERNEL);
-		if (!queue->buf)
-			goto detach;
-	}
 	/* For the process: neither the backend nor this module looks at them. */
-	queue->buf->log2_elem_size = ilog2(queue->stride);
-	queue->buf->index_mask = queue->slots - 1;
-	if (!uc)
-		return queue;
+	buf = page_address(queue->memory.pages[0]);
+	buf->log2_elem_size = ilog2(queue->stride);
+	buf->index_mask = queue->slots - 1;
 	err = rdma_user_mmap_entry_insert(&uc->ib, &queue->entry, length);
 	if (err)
 		goto detach;
@@ -73,28 +70,19 @@ free:
 }
 
 /* The backend knows the queue no more. */
-static void fv_queue_free(struct fv_queue *queue)
-{
-	farlane_client_detach(queue->ctx->core, queue->memory.region);
-	kfree(queue);
-}
-
 void fv_queue_del(struct fv_queue *queue)
 {
-	if (!queue)
-		return;
-	if (queue->entry.ucontext) {
+	if (queue)
 		rdma_user_mmap_entry_remove(&queue->entry);
-	} else {
-		vunmap(queue->buf);
-		fv_queue_free(queue);
-	}
 }
 
 /* Nobody can map it any more; who has, keeps its pages. */
 void fv_mmap_free(struct rdma_user_mmap_entry *entry)
 {
-	fv_queue_free(container_of(entry, struct fv_queue, entry));
+	struct fv_queue *queue = container_of(entry, struct fv_queue, entry);
+
+	farlane_client_detach(queue->ctx->core, queue->memory.region);
+	kfree(queue);
 }
 
 int fv_mmap(struct ib_ucontext *uc, struct vm_area_struct *vma)

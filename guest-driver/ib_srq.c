@@ -103,7 +103,7 @@ control:
 	return err;
 }
 
-/* The process posts no requests meanwhile: its library holds its lock. */
+/* Under resize_lock. The process posts no requests meanwhile: its library holds its lock. */
 static int fv_srq_resize(struct fv_srq *srq, u32 requests, struct ib_udata *udata)
 {
 	struct farlane_move_ring arg = { .queue = cpu_to_le32(srq->handle) };
@@ -142,8 +142,11 @@ int fv_modify_srq(struct ib_srq *ibsrq, struct ib_srq_attr *attr, enum ib_srq_at
 
 	if (mask & ~(IB_SRQ_MAX_WR | IB_SRQ_LIMIT))
 		return -EINVAL;
-	if (mask & IB_SRQ_MAX_WR)
+	if (mask & IB_SRQ_MAX_WR) {
+		mutex_lock(&srq->ctx->resize_lock);
 		err = fv_srq_resize(srq, attr->max_wr, udata);
+		mutex_unlock(&srq->ctx->resize_lock);
+	}
 	if (!err && mask & IB_SRQ_LIMIT)
 		err = fv_srq_set_limit(srq, attr->srq_limit);
 	return err;
@@ -160,7 +163,9 @@ int fv_query_srq(struct ib_srq *ibsrq, struct ib_srq_attr *attr)
 		      sizeof(result));
 	if (err)
 		return err;
+	mutex_lock(&srq->ctx->resize_lock);
 	attr->max_wr = srq->queue->slots - 1;
+	mutex_unlock(&srq->ctx->resize_lock);
 	attr->max_sge = srq->max_sge;
 	attr->srq_limit = le32_to_cpu(result.limit);
 	return 0;

@@ -107,7 +107,7 @@ struct farlane_context *farlane_client_open(struct farlane *fl, bool charged,
 	ctx->client = client;
 	ctx->client_data = data;
 	ctx->charged = charged;
-	err = farlane_context_open(ctx, 0);
+	err = farlane_context_open(ctx);
 	return err ? ERR_PTR(err) : ctx;
 }
 EXPORT_SYMBOL_GPL(farlane_client_open);
@@ -172,30 +172,6 @@ int farlane_client_pin(struct farlane_context *ctx, u64 address, u64 length, boo
 	return err;
 }
 EXPORT_SYMBOL_GPL(farlane_client_pin);
-
-/**
- * farlane_client_all_memory - let the backend have all memory of the VM in a context of the kernel
- * @ctx: context
- * @region: gets its id
- *
- * Return: 0 or an error number.
- */
-int farlane_client_all_memory(struct farlane_context *ctx, u32 *region)
-{
-	struct farlane_region *all;
-	int err;
-
-	all = farlane_region_new(FARLANE_KIND_ALL_MEMORY, FARLANE_FLAG_WRITABLE, 0, 0);
-	if (!all)
-		return -ENOMEM;
-	err = farlane_attach(ctx, all);
-	if (err)
-		return err;
-	*region = all->id;
-	farlane_region_live(ctx, all);
-	return 0;
-}
-EXPORT_SYMBOL_GPL(farlane_client_all_memory);
 
 /**
  * farlane_client_detach - take memory away from the backend, and let go of it
