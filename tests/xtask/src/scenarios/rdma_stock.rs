@@ -106,9 +106,13 @@ impl Stage {
         let [a, b] = run.boot_pair(wire, |config, end| {
             farlane.attach_kernel(config, end, &sockets)
         })?;
-        for guest in [&a, &b] {
-            start(guest)?;
-        }
+        start(&a)?;
+        // What has no MAC is told its interface.
+        load(&b)?;
+        b.run(&format!(
+            "rdma link add {DEVICE} type farlane netdev eth0 || {{ dmesg | tail; exit 1; }}"
+        ))?;
+        wait_device(&b)?;
         Ok(Self {
             sockets,
             backend,
@@ -162,18 +166,23 @@ pub fn vm(end: End) -> String {
     format!("{},mac={}", end.address(), end.mac())
 }
 
-/// A daemon that knows the interfaces of the guests.
+/// A daemon that knows the interface of the first guest.
 fn daemon(run: &Run<'_>, sockets: &[PathBuf; 2]) -> Result<Backend> {
-    let (a, b) = (vm(End::A), vm(End::B));
+    let (a, b) = (vm(End::A), End::B.address());
     run.context
         .farlane()?
-        .daemon(run, &[(&*sockets[0], &*a), (&*sockets[1], &*b)], None)
+        .daemon(run, &[(&*sockets[0], &*a), (&*sockets[1], b)], None)
 }
 
 /// Loads the driver of the RDMA device, and waits for that.
 pub fn start(guest: &Guest) -> Result<()> {
-    guest.run(&format!("modprobe ib_uverbs && insmod {RDMA_MODULE}"))?;
+    load(guest)?;
     wait_device(guest)
+}
+
+fn load(guest: &Guest) -> Result<()> {
+    guest.run(&format!("modprobe ib_uverbs && insmod {RDMA_MODULE}"))?;
+    Ok(())
 }
 
 /// The device can be opened, and has its GIDs.
