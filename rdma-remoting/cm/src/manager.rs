@@ -40,7 +40,7 @@ struct Listener {
     waiting: Shares,
 }
 
-/// Connection management of some ports: see the [module](self).
+/// Connection management of some ports, as the crate describes it.
 pub struct Manager {
     guid: Guid,
     limits: Limits,
