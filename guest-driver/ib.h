@@ -190,8 +190,10 @@ int fv_handle_call(struct fv_context *ctx, u32 number, u32 handle);
 bool fv_destroy_call(struct fv_context *ctx, u32 number, u32 handle);
 void fv_wake_backend(struct fv_context *ctx);
 void fv_ring_queue(struct fv_context *ctx, struct fv_control *control, u32 slot);
+int fv_object_add_locked(struct xarray *objects, u32 handle, void *object);
 int fv_object_add(struct fv_context *ctx, struct xarray *objects, u32 handle, void *object);
 void fv_object_del(struct fv_context *ctx, struct xarray *objects, u32 handle);
+u32 fv_cq_event_index(struct fv_context *ctx);
 void fv_cq_add(struct fv_cq *cq);
 void fv_cq_del(struct fv_cq *cq);
 

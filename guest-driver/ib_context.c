@@ -181,15 +181,26 @@ bool fv_destroy_call(struct fv_context *ctx, u32 number, u32 handle)
 	return false;
 }
 
+/*
+ * Under objects_lock: the object has events from now on. Nothing that may fail comes after this:
+ * the RDMA core frees an object that cannot be created without looking for events it has had.
+ */
+int fv_object_add_locked(struct xarray *objects, u32 handle, void *object)
+{
+	int err = xa_insert(objects, handle, object, GFP_KERNEL_ACCOUNT);
+
+	/* A backend that names two objects alike. */
+	return err == -EBUSY ? -EPROTO : err;
+}
+
 int fv_object_add(struct fv_context *ctx, struct xarray *objects, u32 handle, void *object)
 {
 	int err;
 
 	mutex_lock(&ctx->objects_lock);
-	err = xa_insert(objects, handle, object, GFP_KERNEL_ACCOUNT);
+	err = fv_object_add_locked(objects, handle, object);
 	mutex_unlock(&ctx->objects_lock);
-	/* A backend that names two objects alike. */
-	return err == -EBUSY ? -EPROTO : err;
+	return err;
 }
 
 void fv_object_del(struct fv_context *ctx, struct xarray *objects, u32 handle)
@@ -199,15 +210,35 @@ void fv_object_del(struct fv_context *ctx, struct xarray *objects, u32 handle)
 	mutex_unlock(&ctx->objects_lock);
 }
 
-/* Takes an event index for a completion queue; several may have the same. */
+/* An event index for a completion queue; several may have the same. */
+u32 fv_cq_event_index(struct fv_context *ctx)
+{
+	u32 channels = ctx->dev->max_events - FARLANE_EVENT_FIRST_CHANNEL;
+	u32 index;
+
+	spin_lock_irq(&ctx->cqs_lock);
+	index = FARLANE_EVENT_FIRST_CHANNEL + ctx->last_event++ % channels;
+	spin_unlock_irq(&ctx->cqs_lock);
+	return index;
+}
+
+/* Under cqs_lock. */
+static void fv_cq_tell(struct fv_cq *cq)
+{
+	if (cq->ib.comp_handler)
+		cq->ib.comp_handler(&cq->ib, cq->ib.cq_context);
+}
+
+/* Its completions, and the death of the device, are told of from now on. As fv_object_add(). */
 void fv_cq_add(struct fv_cq *cq)
 {
 	struct fv_context *ctx = cq->ctx;
-	u32 channels = ctx->dev->max_events - FARLANE_EVENT_FIRST_CHANNEL;
 
 	spin_lock_irq(&ctx->cqs_lock);
-	cq->event = FARLANE_EVENT_FIRST_CHANNEL + ctx->last_event++ % channels;
 	hash_add(ctx->cqs_by_event, &cq->link, cq->event);
+	/* It was not there when the others were told. */
+	if (READ_ONCE(ctx->dead))
+		fv_cq_tell(cq);
 	spin_unlock_irq(&ctx->cqs_lock);
 }
 
@@ -216,13 +247,6 @@ void fv_cq_del(struct fv_cq *cq)
 	spin_lock_irq(&cq->ctx->cqs_lock);
 	hash_del(&cq->link);
 	spin_unlock_irq(&cq->ctx->cqs_lock);
-}
-
-/* Under cqs_lock. */
-static void fv_cq_tell(struct fv_cq *cq)
-{
-	if (cq->ib.comp_handler)
-		cq->ib.comp_handler(&cq->ib, cq->ib.cq_context);
 }
 
 /* Which of the completion queues of an index have had an event. */

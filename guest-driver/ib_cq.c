@@ -72,22 +72,22 @@ int fv_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
 		goto control;
 	}
 	ibcq->cqe = cq->queue->slots - 1;
-	fv_cq_add(cq);
+	cq->event = fv_cq_event_index(cq->ctx);
 	err = fv_cq_make(cq, attr->comp_vector);
 	if (err)
-		goto unlist;
+		goto queue;
+	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
+	if (err)
+		goto destroy;
 	err = fv_object_add(cq->ctx, &cq->ctx->cqs, cq->handle, cq);
 	if (err)
 		goto destroy;
-	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
-	if (!err)
-		return 0;
+	fv_cq_add(cq);
+	return 0;
 
-	fv_object_del(cq->ctx, &cq->ctx->cqs, cq->handle);
 destroy:
 	fv_cq_unmake(cq);
-unlist:
-	fv_cq_del(cq);
+queue:
 	fv_queue_del(cq->queue);
 control:
 	fv_control_del(cq->ctx, &cq->control);

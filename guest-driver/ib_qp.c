@@ -148,14 +148,13 @@ int fv_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_uda
 	err = fv_qp_make(qp, init);
 	if (err)
 		goto queues;
-	err = fv_object_add(qp->ctx, &qp->ctx->qps, qp->handle, qp);
+	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
 	if (err)
 		goto destroy;
-	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
+	err = fv_object_add(qp->ctx, &qp->ctx->qps, qp->handle, qp);
 	if (!err)
 		return 0;
 
-	fv_object_del(qp->ctx, &qp->ctx->qps, qp->handle);
 destroy:
 	fv_qp_unmake(qp);
 queues:

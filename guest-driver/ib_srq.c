@@ -53,6 +53,20 @@ static int fv_srq_set_limit(struct fv_srq *srq, u32 limit)
 	return fv_call(srq->ctx, FARLANE_CALL_MODIFY_SRQ, &arg, sizeof(arg), NULL, 0);
 }
 
+/* It may have fewer requests than the limit at once: the event waits for the lock. */
+static int fv_srq_add(struct fv_srq *srq, u32 limit)
+{
+	struct fv_context *ctx = srq->ctx;
+	int err;
+
+	mutex_lock(&ctx->objects_lock);
+	err = limit ? fv_srq_set_limit(srq, limit) : 0;
+	if (!err)
+		err = fv_object_add_locked(&ctx->srqs, srq->handle, srq);
+	mutex_unlock(&ctx->objects_lock);
+	return err;
+}
+
 int fv_create_srq(struct ib_srq *ibsrq, struct ib_srq_init_attr *init, struct ib_udata *udata)
 {
 	struct ib_device_attr *limits = &ibsrq->device->attrs;
@@ -80,20 +94,16 @@ int fv_create_srq(struct ib_srq *ibsrq, struct ib_srq_init_attr *init, struct ib
 	err = fv_srq_make(srq, pd);
 	if (err)
 		goto queue;
-	err = fv_object_add(srq->ctx, &srq->ctx->srqs, srq->handle, srq);
+	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
 	if (err)
 		goto destroy;
-	err = init->attr.srq_limit ? fv_srq_set_limit(srq, init->attr.srq_limit) : 0;
-	if (!err)
-		err = ib_copy_to_udata(udata, &resp, sizeof(resp));
+	err = fv_srq_add(srq, init->attr.srq_limit);
 	if (err)
-		goto remove;
+		goto destroy;
 	init->attr.max_wr = srq->queue->slots - 1;
 	init->attr.max_sge = srq->max_sge;
 	return 0;
 
-remove:
-	fv_object_del(srq->ctx, &srq->ctx->srqs, srq->handle);
 destroy:
 	fv_srq_unmake(srq);
 queue:
