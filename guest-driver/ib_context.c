@@ -451,8 +451,11 @@ int fv_context_open(struct fv_context *ctx, struct fv_device *dev, bool is_proce
 	mutex_init(&ctx->controls_lock);
 	INIT_LIST_HEAD(&ctx->controls);
 	ctx->core = farlane_client_open(dev->fl, is_process, &fv_client, ctx);
-	if (IS_ERR(ctx->core))
+	if (IS_ERR(ctx->core)) {
+		/* An event of who had the same id before. */
+		cancel_work_sync(&ctx->async);
 		return PTR_ERR(ctx->core);
+	}
 	err = fv_context_header(ctx);
 	if (!err)
 		err = fv_negotiate(ctx);

@@ -223,8 +223,9 @@ static int fv_probe(struct auxiliary_device *adev, const struct auxiliary_device
 
 close:
 	fv_context_close(&dev->kernel);
-	cancel_work_sync(&dev->death);
 dealloc:
+	/* Also of a context that was opened and closed again. */
+	cancel_work_sync(&dev->death);
 	ib_dealloc_device(&dev->ib);
 	dev_err(&adev->dev, "no RDMA device: %d\n", err);
 	return err;
