@@ -338,7 +338,8 @@ pub trait EngineQp: Send + Sync {
     ///
     /// # Errors
     /// `EINVAL` for a transition or attribute that the present state does not allow (IBTA
-    /// 11.2.5.2).
+    /// 11.2.5.2), `EACCES` for an address of a port that has the name only since it was
+    /// [admitted](Admission).
     fn modify(&self, mask: u32, attr: &QpAttr) -> Result<(), Errno>;
     /// Present attributes and state.
     fn query(&self) -> QpAttr;

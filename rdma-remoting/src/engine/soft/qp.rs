@@ -14,11 +14,11 @@ use super::transport::Transport;
 use super::waits::Requesting;
 use crate::address::GroupGid;
 use crate::counters;
-use crate::engine::{Budget, EngineQp, Progress, QpNumber, QpSpec, Turn};
+use crate::engine::{Budget, Destination, EngineQp, Progress, QpNumber, QpSpec, Turn};
 use crate::memory::Binder;
 use farlane_abi::Errno;
 use farlane_abi::queue::MAX_WQ_ENTRIES;
-use farlane_abi::rdma::{QPT_GSI, QpAttr};
+use farlane_abi::rdma::{QP_AV, QPT_GSI, QpAttr};
 use farlane_sys::sync::lock;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -32,9 +32,28 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub struct SoftQp<C: Carrier = LocalCopy> {
     fabric: Arc<Fabric>,
     target: Arc<Target>,
-    /// Guards the attributes as the program set them.
-    attr: Mutex<QpAttr>,
+    attr: Mutex<Held>,
     requester: Mutex<Requester<C>>,
+}
+
+/// The attributes as the program set them.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    attr: QpAttr,
+    /// The port that the address vector named when it was set, once it was. Other ports may be
+    /// called so meanwhile.
+    port: Option<Destination>,
+}
+
+impl Held {
+    /// The peer of a queue pair that goes to state `to`.
+    fn peer(&self, transport: Transport, to: State) -> Option<QpName> {
+        let named = attributes::peer(transport, to, &self.attr)?;
+        Some(QpName {
+            destination: self.port.unwrap_or(named.destination),
+            ..named
+        })
+    }
 }
 
 impl SoftQp {
@@ -102,7 +121,7 @@ impl<C: Carrier> SoftQp<C> {
         Ok(Self {
             fabric: Arc::clone(fabric),
             target,
-            attr: Mutex::new(QpAttr::default()),
+            attr: Mutex::default(),
             requester: Mutex::new(Requester::new(sends, carrier, fabric.transfers.clone())),
         })
     }
@@ -115,7 +134,7 @@ impl<C: Carrier> SoftQp<C> {
         lock(&self.requester)
     }
 
-    fn attr(&self) -> MutexGuard<'_, QpAttr> {
+    fn attr(&self) -> MutexGuard<'_, Held> {
         lock(&self.attr)
     }
 
@@ -169,15 +188,17 @@ impl<C: Carrier> EngineQp for SoftQp<C> {
         let mut responder = self.target.responder();
         let qp = self.common();
         let from = qp.state();
-        let (to, new) = attributes::modify(qp.transport, from, &held, mask, attr)?;
+        let (to, new) = attributes::modify(qp.transport, from, &held.attr, mask, attr)?;
+        let port = match mask & QP_AV {
+            _ if to == State::Reset => None,
+            0 => held.port,
+            _ => Some(qp.resolve(Destination::of(&new)).ok_or(Errno::EACCES)?),
+        };
         if (from, to) == (State::SendError, State::ReadyToSend) {
             requester.go_on();
         }
-        *held = new;
-        let peer = attributes::peer(qp.transport, to, &new).map(|peer| QpName {
-            destination: qp.names.resolve(peer.destination),
-            ..peer
-        });
+        *held = Held { attr: new, port };
+        let peer = held.peer(qp.transport, to);
         if to == State::Reset {
             requester.reset();
             responder.reset();
@@ -198,7 +219,7 @@ impl<C: Carrier> EngineQp for SoftQp<C> {
             qp_state: state as u8,
             cur_qp_state: state as u8,
             sq_draining: u8::from(state == State::Draining && self.requester().is_active()),
-            ..*attr
+            ..attr.attr
         }
     }
 
@@ -259,7 +280,7 @@ impl<C: Carrier> EngineQp for SoftQp<C> {
         responder.pause(paused);
         drop((requester, responder));
         let qp = self.common();
-        self.changed(attributes::peer(qp.transport, qp.state(), &attr));
+        self.changed(attr.peer(qp.transport, qp.state()));
     }
 
     fn destroy(&self) {

@@ -72,6 +72,33 @@ fn a_connection_stays_with_the_port_that_had_the_gid() {
     assert_eq!(send((&c, &pc), (&a, &pa)), ARRIVES);
 }
 
+/// Changes something of a connection that is ready to send: not its peer.
+fn change(of: &Guest, pair: &Pair) {
+    let attr = QpAttr {
+        qp_state: QPS_RTS,
+        min_rnr_timer: 13,
+        ..Default::default()
+    };
+    of.modify(pair, QP_STATE | QP_MIN_RNR_TIMER, attr).unwrap();
+}
+
+#[test]
+fn a_connection_that_is_changed_stays_with_its_port() {
+    let server = Server::without_workers();
+    let ports = [1, 2, 3].map(|gid| port(&server, gid));
+    ports[1].add_gid(0, B).unwrap();
+    let [a, b, c] = ports.each_ref().map(Guest::start);
+    let (pa, pb) = (a.pair(QPT_RC), b.pair(QPT_RC));
+    a.connect_to(&pa, (B, pb.number), 7, 0).unwrap();
+    b.connect_to(&pb, ([1; 16], pa.number), 7, 0).unwrap();
+    ports[1].remove_gid(0).unwrap();
+    ports[2].add_gid(0, B).unwrap();
+    change(&a, &pa);
+    assert_eq!(send((&a, &pa), (&b, &pb)), ARRIVES);
+    assert_eq!(send((&b, &pb), (&a, &pa)), ARRIVES);
+    assert_eq!(c.next(), None);
+}
+
 #[test]
 fn gids_that_a_guest_has_set_go_with_a_reset() {
     let server = Server::without_workers();
@@ -170,6 +197,14 @@ fn a_peer_is_one_that_its_operator_has_named_whatever_it_calls_itself() {
     v.connect_to(&pv, (B, ps.number), 7, 0).unwrap();
     stranger.add_gid(0, B).unwrap();
     s.connect_to(&ps, ([1; 16], pv.number), 7, 0).unwrap();
+    assert_eq!(send((&s, &ps), (&v, &pv)), lost);
+    // Nor is it one where something else of the connection is changed.
+    let (pv, ps) = (v.pair(QPT_RC), s.pair(QPT_RC));
+    stranger.remove_gid(0).unwrap();
+    v.connect_to(&pv, (B, ps.number), 7, 0).unwrap();
+    stranger.add_gid(0, B).unwrap();
+    s.connect_to(&ps, ([1; 16], pv.number), 7, 0).unwrap();
+    change(&v, &pv);
     assert_eq!(send((&s, &ps), (&v, &pv)), lost);
     let connect = |gid| v.connect_to(&v.pair(QPT_RC), (gid, n.pair(QPT_RC).number), 7, 0);
     assert_eq!(connect(B), Err(Errno::EACCES));
