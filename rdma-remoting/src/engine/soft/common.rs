@@ -114,6 +114,12 @@ impl QpCommon {
         }
     }
 
+    /// Whether its port has this GID now.
+    pub fn is_called(&self, gid: RawGid) -> bool {
+        let own = self.address.gid;
+        gid == own || self.names.resolve(Destination::Gid(gid)) == Destination::Gid(own)
+    }
+
     pub fn state(&self) -> State {
         self.state.get()
     }

@@ -44,6 +44,14 @@ impl<C: Carrier> Requester<C> {
         else {
             return self.dropped(qp);
         };
+        // The handle may be from before: another port may have the GID that it was made for.
+        if datagram
+            .address
+            .source
+            .is_some_and(|gid| !qp.is_called(gid))
+        {
+            return self.dropped(qp);
+        }
         let packet = Packet {
             from: qp,
             own_qkey: self.attr.qkey.get(),

@@ -170,6 +170,44 @@ fn a_datagram_says_which_of_its_ports_gids_it_is_from() {
 }
 
 #[test]
+fn a_datagram_is_from_no_gid_that_its_port_has_no_more() {
+    let server = Server::without_workers();
+    let ports = [1, 2, 3].map(|gid| port(&server, gid));
+    ports[0].add_gid(0, A).unwrap();
+    let [a, b] = [&ports[0], &ports[1]].map(Guest::start);
+    let pairs = [a.datagrams(), b.datagrams()];
+    let ah = a.host().create_ah(CreateAh {
+        pd: a.pd,
+        dgid: [2; 16],
+        is_global: 1,
+        port_num: 1,
+        ..Default::default()
+    });
+    let datagram = RxeDatagram {
+        remote_qpn: pairs[1].number,
+        remote_qkey: 0x1111.into(),
+        ah_num: ah.unwrap(),
+        ..Default::default()
+    };
+    let sent = || {
+        let (entry, payload) = request(4, WR_SEND, &datagram, &[]);
+        pairs[0].post(&entry, &payload);
+        a.ring_for(&pairs[0]);
+        run(&[&a, &b], Instant::now());
+        [a.next(), b.next()]
+    };
+    pairs[1].post_recv(5, &[b.sge(0, 100)]);
+    // It is nobody's, then another port's.
+    ports[0].remove_gid(0).unwrap();
+    assert_eq!(sent(), [Some((4, 0)), None]);
+    ports[2].add_gid(0, A).unwrap();
+    assert_eq!(sent(), [Some((4, 0)), None]);
+    ports[2].remove_gid(0).unwrap();
+    ports[0].add_gid(3, A).unwrap();
+    assert_eq!(sent(), [Some((4, 0)), Some((5, 0))]);
+}
+
+#[test]
 fn a_peer_is_one_that_its_operator_has_named_whatever_it_calls_itself() {
     let server = Server::without_workers();
     let only = |gid| Peers::Only(BTreeSet::from([gid]));
