@@ -152,7 +152,8 @@ impl SharedCompletionQueue {
     }
 
     /// Has the completions of such a one lie in another ring, with those that wait, which the
-    /// process does not take meanwhile. `None` where more wait than there is room for.
+    /// process does not take meanwhile. `None` where more wait than there is room for, or than are
+    /// moved in a turn.
     ///
     /// # Errors
     /// [`OutOfBounds`] where the ring is shorter than the layout needs.

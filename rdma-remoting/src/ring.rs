@@ -11,6 +11,11 @@ use farlane_zero_copy::{OutOfBounds, SharedMemory};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
+/// Bytes of entries that are moved to another ring at most: about as long as a turn, for which
+/// others wait. A tenant's debt for a longer one ends after a few turns
+/// ([`Arrears`](crate::drr::Arrears)).
+const MOST_MOVED: usize = 1 << 20;
+
 /// What the words of a ring say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Words {
@@ -159,7 +164,7 @@ impl Producer {
 
     /// Moves the ring, its words too, to where `place` says in `memory`, with the entries that
     /// wait, of which `bytes` are meant. The consumer takes none meanwhile. `None` where more wait
-    /// than there is room for, or it does not lie there.
+    /// than there is room for, or than are moved in a turn, or it does not lie there.
     pub fn move_all_to(&self, memory: SharedMemory, place: Place, bytes: usize) -> Option<()> {
         let mut ring = lock(&self.0);
         let waiting = ring.waiting().filter(|waiting| *waiting <= place.room())?;
@@ -177,7 +182,8 @@ impl Producer {
 }
 
 /// Copies `count` entries, the first of which has the number `first`, to the beginning of another
-/// ring, in which nothing waits besides: `bytes` of each.
+/// ring, in which nothing waits besides: `bytes` of each. `None` where that takes too long for a
+/// turn.
 pub(crate) fn copy_entries(
     (from, place): (&SharedMemory, &Place),
     first: u32,
@@ -186,6 +192,9 @@ pub(crate) fn copy_entries(
     bytes: usize,
 ) -> Option<()> {
     let bytes = bytes.min(place.stride).min(place_there.stride);
+    if to_usize(count.into()) > MOST_MOVED / bytes.max(1) {
+        return None;
+    }
     let mut entry = vec![0; bytes];
     for number in 0..count {
         let at = place.entry(first.wrapping_add(number));

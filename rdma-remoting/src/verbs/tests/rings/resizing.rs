@@ -84,6 +84,41 @@ fn a_move_that_makes_no_sense_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn no_more_is_moved_than_there_is_time_for_in_a_turn() {
+    let server = Server::without_workers();
+    let g = Guest::start(&port(&server, 1));
+    let size = bytes::<RxeCompletion>();
+    let rings = [g.ring(1 << 14, size), g.ring(1 << 14, size)];
+    let cq = g.create_cq(&rings[0]).unwrap();
+    let requests = [g.ring(1 << 14, 128), g.ring(1 << 14, 128)];
+    let srq = g.srq(&requests[0]);
+    let mask = rings[0].layout.slots - 1;
+    // Whoever has the ring says how many wait in it.
+    for (waiting, is_moved) in [
+        (mask, false),
+        ((1 << 20) / size + 1, false),
+        ((1 << 20) / size, true),
+    ] {
+        rings[0].set(RING_OFF_CONSUMED, waiting.wrapping_neg() & mask);
+        let moved = g.host().resize_cq_ring(move_to(cq, &rings[1]));
+        assert_eq!(
+            moved,
+            is_moved.then_some(()).ok_or(Errno::EINVAL),
+            "{waiting}"
+        );
+    }
+    for (waiting, is_moved) in [(mask, false), (8193, false), (8192, true)] {
+        requests[0].set(RING_OFF_PRODUCED, waiting);
+        let moved = g.host().resize_srq_ring(move_to(srq, &requests[1]));
+        assert_eq!(
+            moved,
+            is_moved.then_some(()).ok_or(Errno::EINVAL),
+            "{waiting}"
+        );
+    }
+}
+
+#[test]
 fn a_queue_that_is_no_ring_does_not_become_one() {
     let server = Server::without_workers();
     let g = Guest::start(&port(&server, 1));
