@@ -51,6 +51,18 @@ fn guest(space: &AddressSpace, extents: &[(u64, u64)]) -> Region {
 }
 
 #[test]
+fn no_bytes_may_be_copied_where_there_is_no_memory_and_none_are() {
+    let (_file, space) = vm();
+    let all = Region::all_of_guest(&space, true).unwrap();
+    for gap in [32 * PAGE, 33 * PAGE, (1 << 32) - 1] {
+        copy_to_slice(&all, gap, &mut []).unwrap();
+        copy_from_slice(&all, gap, &[]).unwrap();
+        let one = copy_to_slice(&all, gap, &mut [0]);
+        assert!(matches!(one, Err(RegionError::Gap { .. })), "{one:?}");
+    }
+}
+
+#[test]
 fn addresses_without_memory_are_refused() {
     let (_file, space) = vm();
     for extent in [

@@ -35,9 +35,15 @@ impl<'a> Access<'a> {
                 } else {
                     pieces.partition_point(|p| p.start + p.length <= self.offset)
                 };
+                // One that begins in a gap is of no byte.
+                let begins = pieces.get(index..).and_then(|pieces| {
+                    let skip = self.offset.checked_sub(pieces.first()?.start)?;
+                    Some((pieces, skip))
+                });
+                let (pieces, skip) = begins.unwrap_or_default();
                 Runs::Mapped(MappedRuns {
-                    pieces: pieces.get(index..).unwrap_or_default(),
-                    skip: self.offset - pieces.get(index).map_or(0, |p| p.start),
+                    pieces,
+                    skip,
                     left: self.length,
                 })
             }
