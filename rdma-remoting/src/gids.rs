@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, RwLock};
 
 /// Which GIDs the guest of a port may set, that no other port has. That of its operator it always
-/// may.
+/// may, and never one that the operator has named whole for other ports alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum GidPolicy {
     /// Any.
@@ -28,6 +28,18 @@ pub enum GidPolicy {
 pub struct GidPrefix {
     gid: RawGid,
     bits: u8,
+}
+
+impl GidPolicy {
+    /// The GIDs that it names whole.
+    fn whole(&self) -> impl Iterator<Item = RawGid> + '_ {
+        let prefixes = match self {
+            Self::All => &[][..],
+            Self::Only(prefixes) => prefixes,
+        };
+        let whole = prefixes.iter().filter(|prefix| prefix.bits == 128);
+        whole.map(|prefix| prefix.gid)
+    }
 }
 
 impl GidPrefix {
@@ -64,13 +76,18 @@ struct Owned {
 
 /// The GIDs of all ports.
 #[derive(Debug, Default)]
-pub(crate) struct Gids(RwLock<HashMap<RawGid, Owned>>);
+pub(crate) struct Gids {
+    owned: RwLock<HashMap<RawGid, Owned>>,
+    /// GIDs that the operator has named whole, and for how many ports: no port for which he has not
+    /// named it may have one, also while nobody has it. This lock comes before the other.
+    reserved: Mutex<HashMap<RawGid, u32>>,
+}
 
 impl Gids {
     /// A port of its own has this GID, until it is [released](Self::release). False where one has
     /// it already.
     pub fn add_port(&self, home: RawGid) -> bool {
-        let mut owned = write(&self.0);
+        let mut owned = write(&self.owned);
         if owned.contains_key(&home) {
             return false;
         }
@@ -85,7 +102,10 @@ impl Gids {
 
     /// An entry of a port's table has it.
     fn claim(&self, home: RawGid, gid: RawGid, is_named: bool) -> Result<(), Errno> {
-        let mut owned = write(&self.0);
+        if !is_named && lock(&self.reserved).contains_key(&gid) {
+            return Err(Errno::EACCES);
+        }
+        let mut owned = write(&self.owned);
         let new = Owned {
             home,
             entries: 0,
@@ -99,9 +119,30 @@ impl Gids {
         Ok(())
     }
 
+    /// The operator has named these whole, for one port.
+    fn reserve(&self, gids: impl Iterator<Item = RawGid>) {
+        let mut reserved = lock(&self.reserved);
+        for gid in gids {
+            *reserved.entry(gid).or_default() += 1;
+        }
+    }
+
+    /// That port is gone.
+    fn unreserve(&self, gids: impl Iterator<Item = RawGid>) {
+        let mut reserved = lock(&self.reserved);
+        for gid in gids {
+            if let Some(ports) = reserved.get_mut(&gid) {
+                *ports -= 1;
+                if *ports == 0 {
+                    reserved.remove(&gid);
+                }
+            }
+        }
+    }
+
     /// An entry of a port's table has it no more, or the port is gone.
     pub fn release(&self, gid: &RawGid) {
-        let mut owned = write(&self.0);
+        let mut owned = write(&self.owned);
         if let Some(its) = owned.get_mut(gid) {
             its.entries = its.entries.saturating_sub(1);
             if its.entries == 0 {
@@ -112,7 +153,7 @@ impl Gids {
 
     /// Whether its operator has named this GID of the port whose own is `home`.
     pub fn is_named(&self, home: &RawGid, gid: &RawGid) -> bool {
-        let owned = read(&self.0);
+        let owned = read(&self.owned);
         let its = owned.get(gid);
         its.is_some_and(|its| its.home == *home && its.is_named)
     }
@@ -120,7 +161,7 @@ impl Gids {
 
 impl PortNames for Gids {
     fn home(&self, gid: &RawGid) -> Option<RawGid> {
-        read(&self.0).get(gid).map(|its| its.home)
+        read(&self.owned).get(gid).map(|its| its.home)
     }
 }
 
@@ -137,6 +178,7 @@ pub(crate) struct PortGids {
 impl PortGids {
     /// Those of a port, in a table of so many entries.
     pub fn new(all: Arc<Gids>, home: RawGid, policy: GidPolicy, entries: u32) -> Self {
+        all.reserve(policy.whole());
         Self {
             all,
             home,
@@ -208,6 +250,12 @@ impl PortGids {
         entries
             .filter_map(|(at, gid)| Some((at, (*gid)?)))
             .collect()
+    }
+}
+
+impl Drop for PortGids {
+    fn drop(&mut self) {
+        self.all.unreserve(self.policy.whole());
     }
 }
 
@@ -288,6 +336,21 @@ mod tests {
         let (all, [port, _]) = ports(GidPolicy::All);
         port.set(0, net).unwrap();
         assert!(!all.is_named(&[1; 16], &net), "nobody has named it");
+    }
+
+    #[test]
+    fn what_is_named_whole_for_one_port_another_one_does_not_get() {
+        let named = |gid| GidPolicy::Only(vec![GidPrefix::whole(gid)]);
+        let (all, [port, _]) = ports(GidPolicy::All);
+        assert!(all.add_port([3; 16]));
+        let its = PortGids::new(Arc::clone(&all), [3; 16], named([7; 16]), 4);
+        assert_eq!(port.set(0, [7; 16]), Err(Errno::EACCES));
+        its.set(0, [7; 16]).unwrap();
+        its.clear_all();
+        // Nobody has it, and it is still not to be had.
+        assert_eq!(port.set(0, [7; 16]), Err(Errno::EACCES));
+        drop(its);
+        port.set(0, [7; 16]).unwrap();
     }
 
     #[test]

@@ -216,8 +216,9 @@ fn a_peer_is_one_that_its_operator_has_named_whatever_it_calls_itself() {
         ..Default::default()
     };
     let victim = server.port_with([1; 16], "victim".into(), victim).unwrap();
+    // Not named whole, so that others may have it.
     let named = PortConfig {
-        gids: GidPolicy::Only(vec![GidPrefix::whole(B)]),
+        gids: GidPolicy::Only(vec![GidPrefix::new(B, 127).unwrap()]),
         ..Default::default()
     };
     let named = server.port_with([2; 16], "named".into(), named).unwrap();
