@@ -146,6 +146,19 @@ impl CallHost<'_> {
         self.context.all_memory(region)
     }
 
+    /// What a registration uses that is of no memory of its process's choice.
+    fn fixed(&self, pd: &Arc<Pd>) -> Result<InUse, Errno> {
+        Ok(InUse {
+            pd: Arc::clone(pd),
+            _buffer: None,
+            is_fixed: true,
+            shares: Arc::new(Shares {
+                _region: self.take(Resource::MemoryRegions, 1)?,
+                bytes: Mutex::new(self.take(Resource::MemoryRegionBytes, 0)?),
+            }),
+        })
+    }
+
     /// A registration of all memory of the VM, at guest-physical addresses.
     fn register_all(&self, args: &RegMr, region: Region) -> Result<Mr, Errno> {
         let access = Access::from_wire(args.access.get()).ok_or(Errno::EOPNOTSUPP)?;
@@ -154,15 +167,7 @@ impl CallHost<'_> {
         }
         let objects = self.context.objects();
         let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
-        let uses = InUse {
-            pd: Arc::clone(&pd),
-            _buffer: None,
-            is_fixed: true,
-            shares: Arc::new(Shares {
-                _region: self.take(Resource::MemoryRegions, 1)?,
-                bytes: Mutex::new(self.take(Resource::MemoryRegionBytes, 0)?),
-            }),
-        };
+        let uses = self.fixed(&pd)?;
         let memory = MemoryRegion {
             pd: pd.engine,
             iova: 0,
@@ -185,25 +190,13 @@ impl CallHost<'_> {
     pub(super) fn insert_fast(&self, pd: Handle, pages: Box<dyn PageList>) -> Result<Mr, Errno> {
         let objects = self.context.objects();
         let pd = Arc::clone(objects.pds.get(pd.get()).ok_or(Errno::EBADF)?);
-        let uses = InUse {
-            pd: Arc::clone(&pd),
-            _buffer: None,
-            is_fixed: true,
-            shares: Arc::new(Shares {
-                _region: self.take(Resource::MemoryRegions, 1)?,
-                bytes: Mutex::new(self.take(Resource::MemoryRegionBytes, 0)?),
-            }),
-        };
+        let uses = self.fixed(&pd)?;
         let region = FastRegion {
             pd: pd.engine,
             pages,
             owner: MemoryRegionUses::owner(uses),
         };
-        let key = pd.keys.add(|engine| engine.alloc_fast_mr(region))?;
-        if let Some(imported) = &pd.imported {
-            imported.add(key);
-        }
-        counters::count(&self.context.counters.memory_regions, 1);
+        let key = self.add_key(&pd, |engine| engine.alloc_fast_mr(region))?;
         Ok(Mr {
             handle: key.into(),
             lkey: key.into(),
@@ -213,7 +206,16 @@ impl CallHost<'_> {
 
     /// Gives a registration a key, among those of the context that its domain is of.
     fn add_registration(&self, pd: &Pd, memory: MemoryRegion) -> Result<MemoryKey, Errno> {
-        let key = pd.keys.add(|engine| engine.reg_mr(memory))?;
+        self.add_key(pd, |engine| engine.reg_mr(memory))
+    }
+
+    /// The same of one that the engine makes in this way.
+    fn add_key(
+        &self,
+        pd: &Pd,
+        make: impl FnOnce(&dyn EngineContext) -> Result<MemoryKey, Errno>,
+    ) -> Result<MemoryKey, Errno> {
+        let key = pd.keys.add(make)?;
         if let Some(imported) = &pd.imported {
             imported.add(key);
         }
@@ -225,15 +227,7 @@ impl CallHost<'_> {
     pub(super) fn register_nothing(&self, pd: Handle) -> Result<Mr, Errno> {
         let objects = self.context.objects();
         let pd = Arc::clone(objects.pds.get(pd.get()).ok_or(Errno::EBADF)?);
-        let uses = InUse {
-            pd: Arc::clone(&pd),
-            _buffer: None,
-            is_fixed: true,
-            shares: Arc::new(Shares {
-                _region: self.take(Resource::MemoryRegions, 1)?,
-                bytes: Mutex::new(self.take(Resource::MemoryRegionBytes, 0)?),
-            }),
-        };
+        let uses = self.fixed(&pd)?;
         let memory = MemoryRegion {
             pd: pd.engine,
             iova: 0,
