@@ -107,6 +107,15 @@ pub struct Region {
     inner: Arc<Registration>,
 }
 
+/// Whether there is memory for all of these bytes of a region with gaps.
+#[cold]
+fn has_memory(gates: &Gates<'_>, offset: u64, length: u64) -> Result<(), RegionError> {
+    match gates.memory().covers(offset, length) {
+        true => Ok(()),
+        false => Err(RegionError::Gap { offset, length }),
+    }
+}
+
 impl Region {
     fn new(memory: Memory, length: u64, writable: bool) -> Self {
         Self {
@@ -417,6 +426,7 @@ impl Region {
     }
 
     /// Checks and opens `[offset, offset + length)` for a transfer.
+    #[inline]
     pub(crate) fn access(
         &self,
         offset: u64,
@@ -428,8 +438,8 @@ impl Region {
             return Err(RegionError::ReadOnly);
         }
         let gates = self.inner.enter().ok_or(RegionError::Revoked)?;
-        if self.inner.has_gaps && !gates.memory().covers(offset, length) {
-            return Err(RegionError::Gap { offset, length });
+        if self.inner.has_gaps {
+            has_memory(&gates, offset, length)?;
         }
         Ok(Access::new(gates, offset, length))
     }
