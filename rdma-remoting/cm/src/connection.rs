@@ -87,7 +87,7 @@ pub(crate) struct Connection {
     pub(crate) last: Option<Box<Datagram>>,
     /// At which it waits for somebody to claim it.
     pub(crate) unclaimed_at: Option<ListenerId>,
-    /// Since it has no user: which one in their order.
+    /// Its number, since it has no user.
     pub(crate) orphan: Option<u64>,
 }
 

@@ -28,6 +28,7 @@ mod event;
 mod fields;
 mod manager;
 mod message;
+mod orphans;
 mod policy;
 mod service;
 mod shares;

@@ -21,6 +21,7 @@ use crate::connection::{Connection, State, Timer};
 use crate::event::{CallError, Event, ListenerId, Ports, Transmit};
 use crate::fields::{CommId, Gid, Guid, Psn, Qpn};
 use crate::message::{Mad, Message, TransactionId};
+use crate::orphans::Orphans;
 use crate::policy::Limits;
 use crate::service::ServiceId;
 use crate::shares::Shares;
@@ -53,9 +54,7 @@ pub struct Manager {
     /// Requests for queue pairs of datagrams, by what their peers call them.
     by_request: BTreeMap<(Ports, CommId), CommId>,
     timers: BTreeSet<(Instant, CommId)>,
-    /// Those without a user, the oldest first.
-    orphans: BTreeMap<u64, CommId>,
-    orphaned: u64,
+    orphans: Orphans,
     listeners: BTreeMap<ListenerId, Listener>,
     by_service: BTreeMap<(ServiceId, Option<Gid>), ListenerId>,
     listened: u64,
@@ -101,8 +100,7 @@ impl Manager {
             by_remote_qpn: BTreeMap::new(),
             by_request: BTreeMap::new(),
             timers: BTreeSet::new(),
-            orphans: BTreeMap::new(),
-            orphaned: 0,
+            orphans: Orphans::new(limits.orphans),
             listeners: BTreeMap::new(),
             by_service: BTreeMap::new(),
             listened: 0,
@@ -133,7 +131,7 @@ impl Manager {
         Counts {
             connections: self.of_users(),
             requests: self.waiting.taken(),
-            orphans: self.orphans.len(),
+            orphans: self.orphans.count(),
             listeners: self.listeners.len(),
             timers: self.timers.len(),
         }
@@ -217,7 +215,7 @@ impl Manager {
     }
 
     fn of_users(&self) -> usize {
-        self.connections.len() - self.orphans.len()
+        self.connections.len() - self.orphans.count()
     }
 
     /// A connection that has a user, or waits for one.

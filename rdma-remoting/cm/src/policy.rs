@@ -37,7 +37,7 @@ pub struct Limits {
     /// are left for all others.
     pub requests: usize,
     /// Connections without a user that end, or wait until nothing of them is under way any more.
-    /// Beyond that the oldest is forgotten.
+    /// Beyond that the oldest of the peer that has most is forgotten.
     pub orphans: usize,
     /// Listeners.
     pub listeners: usize,

@@ -104,26 +104,23 @@ impl Manager {
         };
         match connection.state {
             State::DreqSent | State::Timewait | State::Answered => {
-                self.orphaned += 1;
-                connection.orphan = Some(self.orphaned);
-                self.orphans.insert(self.orphaned, id);
+                let peer = connection.ports.remote;
+                connection.orphan = Some(self.orphans.insert(peer, id));
             }
             _ => return self.remove(id),
         }
-        while self.orphans.len() > self.limits.orphans {
-            let Some((_, oldest)) = self.orphans.pop_first() else {
-                return;
-            };
-            self.remove(oldest);
+        while let Some(surplus) = self.orphans.surplus() {
+            self.remove(surplus);
         }
     }
 
     fn remove(&mut self, id: CommId) {
         self.set_timer(id, None);
         self.unname(id);
-        let connection = self.connections.remove(&id);
-        if let Some(number) = connection.and_then(|connection| connection.orphan) {
-            self.orphans.remove(&number);
+        if let Some(connection) = self.connections.remove(&id)
+            && let Some(number) = connection.orphan
+        {
+            self.orphans.remove(connection.ports.remote, number);
         }
     }
 

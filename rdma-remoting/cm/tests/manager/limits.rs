@@ -1,7 +1,9 @@
 //! What peers and programs can have a manager hold.
 
-use crate::wire::{Wire, accept, connect, gid, ports};
-use farlane_rdma_cm::{CallError, CommId, Counts, Event, Limits, Mad, Message, PrivateData, Qpn};
+use crate::wire::{Wire, accept, connect, gid, ports, sent_attributes};
+use farlane_rdma_cm::{
+    CallError, CommId, Counts, Event, Limits, Mad, Message, PrivateData, Qpn, attribute,
+};
 use std::time::Duration;
 
 const FEW: Limits = Limits {
@@ -12,8 +14,8 @@ const FEW: Limits = Limits {
     backlog: 16,
 };
 
-/// Requests of many queue pairs of a node, as a flood of them comes.
-fn flood(wire: &mut Wire, from: usize, count: u32) {
+/// Requests of many queue pairs of a node, as a flood of them comes. After each something happens.
+fn flood_and(wire: &mut Wire, from: usize, count: u32, mut then: impl FnMut(&mut Wire)) {
     let mut other = Wire::new(4, u64::from(count));
     for qpn in 1..=count {
         let now = wire.now;
@@ -28,7 +30,12 @@ fn flood(wire: &mut Wire, from: usize, count: u32) {
         }
         other.managers[from].destroy(now, client).unwrap();
         while other.managers[from].poll_transmit().is_some() {}
+        then(wire);
     }
+}
+
+fn flood(wire: &mut Wire, from: usize, count: u32) {
+    flood_and(wire, from, count, |_| ());
 }
 
 #[test]
@@ -104,6 +111,24 @@ fn what_has_ended_is_forgotten_before_it_is_too_much() {
         };
         assert_eq!(manager.counts(), nothing);
     }
+}
+
+#[test]
+fn an_end_that_its_peer_was_not_told_of_is_told_beside_a_flood() {
+    let mut wire = Wire::limited(3, 6, FEW);
+    let (client, server) = wire.connected(0, 1);
+    let now = wire.now;
+    wire.managers[1].destroy(now, server).unwrap();
+    assert_eq!(sent_attributes(&mut wire, 1), [attribute::DREQ]);
+    // Another peer has more ends than are kept.
+    flood_and(&mut wire, 2, 200, |wire| {
+        let request = wire.take(1)[0].id();
+        let now = wire.now;
+        wire.managers[1].destroy(now, request).unwrap();
+    });
+    assert_eq!(wire.managers[1].counts().orphans, FEW.orphans);
+    wire.run(Duration::from_secs(10));
+    assert_eq!(wire.take(0), [Event::Disconnected { id: client }]);
 }
 
 #[test]
