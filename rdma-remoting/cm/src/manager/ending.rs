@@ -269,7 +269,7 @@ impl Manager {
             return;
         }
         match connection.state {
-            State::RepSent { .. } | State::Established => {
+            State::RepSent { .. } | State::RepReceived | State::Established => {
                 connection.state = State::DreqReceived;
                 connection.transaction = transaction;
                 connection.last = None;

@@ -427,7 +427,7 @@ impl Model {
                 assert_eq!(receive.dest_qpn, Qpn::of(qpn));
                 assert_eq!(receive.rq_psn, send.sq_psn);
                 let takes = receive.max_dest_rd_atomic.unwrap();
-                assert!(send.reliable.unwrap().max_rd_atomic <= takes.max(5));
+                assert!(send.reliable.unwrap().max_rd_atomic <= takes);
             }
         }
     }

@@ -311,6 +311,36 @@ fn two_programs_of_one_port_are_each_others_peers() {
 }
 
 #[test]
+fn a_connection_may_end_before_its_requester_has_established_it() {
+    let mut wire = Wire::new(2, 20);
+    let now = wire.now;
+    let client = wire.managers[0]
+        .connect(now, connect(0, 1, 100, 7))
+        .unwrap();
+    wire.run(SOON);
+    let server = wire.take(1)[0].id();
+    let now = wire.now;
+    wire.managers[1]
+        .accept(now, server, &accept(200, 8))
+        .unwrap();
+    wire.run(SOON);
+    assert!(matches!(&wire.take(0)[..], [Event::Reply { .. }]));
+    wire.managers[1].communication_established(server).unwrap();
+    let now = wire.now;
+    wire.managers[1].disconnect(now, server).unwrap();
+    wire.run(SOON);
+    assert_eq!(wire.take(0), [Event::Disconnected { id: client }]);
+    assert_eq!(
+        wire.managers[0].establish(client, PrivateData::default()),
+        Err(CallError::WrongState)
+    );
+    let now = wire.now;
+    wire.managers[0].disconnect(now, client).unwrap();
+    wire.rest();
+    assert_eq!(wire.take(0), [Event::TimewaitExit { id: client }]);
+}
+
+#[test]
 fn what_nobody_uses_any_more_ends_at_both_ends() {
     let mut wire = Wire::new(2, 6);
     let (client, server) = wire.connected(0, 1);
