@@ -168,7 +168,7 @@ impl Manager {
         let listener = Listener {
             service_id,
             address,
-            waiting: Shares::new(backlog.clamp(1, self.limits.backlog)),
+            waiting: Shares::new(backlog.min(self.limits.backlog).max(1)),
         };
         self.listeners.insert(id, listener);
         self.by_service.insert((service_id, address), id);

@@ -132,6 +132,14 @@ fn an_end_that_its_peer_was_not_told_of_is_told_beside_a_flood() {
 }
 
 #[test]
+fn a_backlog_where_none_may_wait_has_room_for_one() {
+    let limits = Limits { backlog: 0, ..FEW };
+    let mut wire = Wire::limited(2, 8, limits);
+    flood(&mut wire, 0, 2);
+    assert_eq!(wire.managers[1].counts().requests, 1);
+}
+
+#[test]
 fn nobody_can_tell_the_next_name_of_a_connection() {
     let mut wire = Wire::new(2, 4);
     let now = wire.now;
