@@ -85,6 +85,8 @@ pub(crate) struct Connection {
     pub(crate) timer: Option<Timer>,
     /// What is sent again where an answer is missing, or where it was lost.
     pub(crate) last: Option<Box<Datagram>>,
+    /// Whether the peer has begun it, and it is one of the peer's share.
+    pub(crate) is_peers: bool,
     /// At which it waits for somebody to claim it.
     pub(crate) unclaimed_at: Option<ListenerId>,
     /// Its number, since it has no user.

@@ -60,6 +60,8 @@ pub struct Manager {
     listened: u64,
     /// Requests of peers that nobody has claimed.
     waiting: Shares,
+    /// Connections and requests with a user that peers have begun.
+    of_peers: Shares,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
 }
@@ -89,6 +91,12 @@ pub struct Counts {
 
 impl Manager {
     /// One of ports of this adapter.
+    ///
+    /// Peers know an adapter by its GUID, and tell its queue pairs and connections apart by their
+    /// numbers: Linux takes a queue pair that is there again under the GUID for one whose
+    /// connection is stale. So two ports may be in one manager, or have one GUID, only where no
+    /// queue pair of theirs has the same number. Where each port has numbers of its own, each needs
+    /// a manager, and a GUID, of its own.
     #[must_use]
     pub fn new(guid: Guid, limits: Limits, draw: Draw) -> Self {
         Self {
@@ -105,6 +113,7 @@ impl Manager {
             by_service: BTreeMap::new(),
             listened: 0,
             waiting: Shares::new(limits.requests),
+            of_peers: Shares::new(limits.connections),
             transmits: VecDeque::new(),
             events: VecDeque::new(),
         }

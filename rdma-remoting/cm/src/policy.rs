@@ -31,10 +31,12 @@ pub(crate) fn bounded(time: TimeExponent) -> Duration {
 /// How much a manager has at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections and requests that have a user, or wait for one.
+    /// Connections and requests that have a user, or wait for one. Of those that peers have begun
+    /// a peer, which is a GID, has at most half of what is left by all others, rounded up: beyond
+    /// that its requests are dropped. A peer with several GIDs has several shares.
     pub connections: usize,
-    /// Of these, requests of peers that nobody has claimed. A peer has at most as many of them as
-    /// are left for all others.
+    /// Of these, requests of peers that nobody has claimed, which they share in the same way, as
+    /// they do the backlog of a listener.
     pub requests: usize,
     /// Connections without a user that end, or wait until nothing of them is under way any more.
     /// Beyond that the oldest of the peer that has most is forgotten.

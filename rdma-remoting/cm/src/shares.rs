@@ -3,7 +3,7 @@
 use crate::fields::Gid;
 use std::collections::BTreeMap;
 
-/// Places of which a peer has at most as many as are left for all others.
+/// Places of which a peer has at most half of what others have left, rounded up. A peer is a GID.
 #[derive(Clone, Debug)]
 pub(crate) struct Shares {
     limit: usize,
@@ -22,8 +22,13 @@ impl Shares {
 
     /// Whether a peer gets one more.
     pub(crate) fn has_one_for(&self, peer: Gid) -> bool {
+        self.has_one_beside(0, peer)
+    }
+
+    /// Whether a peer gets one more, where so many are taken that are no peer's.
+    pub(crate) fn has_one_beside(&self, others: usize, peer: Gid) -> bool {
         let had = self.by_peer.get(&peer).copied().unwrap_or_default();
-        had < self.limit.saturating_sub(self.taken)
+        had < self.limit.saturating_sub(self.taken + others)
     }
 
     /// Takes one that there is.
@@ -72,6 +77,7 @@ mod tests {
         }
         assert_eq!((shares.taken(), shares.by_peer.len()), (2, 1));
         assert_eq!(take_all(&mut shares, one), 3);
+        assert!(shares.has_one_for(other) && !shares.has_one_beside(1, other));
         assert!(Shares::new(1).has_one_for(one));
         assert!(!Shares::new(0).has_one_for(one));
     }

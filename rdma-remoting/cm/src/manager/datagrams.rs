@@ -63,6 +63,7 @@ impl Manager {
         let connection = Connection {
             remote_id: Some(req.request_id),
             state: State::SidrReqReceived,
+            is_peers: true,
             unclaimed_at: Some(listener),
             ..datagrams(ports, req.service_id, transaction)
         };
@@ -146,6 +147,7 @@ fn datagrams(ports: Ports, service_id: ServiceId, transaction: TransactionId) ->
         max_retries: RETRIES.get(),
         timer: None,
         last: None,
+        is_peers: false,
         unclaimed_at: None,
         orphan: None,
     }

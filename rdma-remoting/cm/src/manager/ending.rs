@@ -102,9 +102,12 @@ impl Manager {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
+        let peer = connection.ports.remote;
+        if connection.is_peers {
+            self.of_peers.give_back(peer);
+        }
         match connection.state {
             State::DreqSent | State::Timewait | State::Answered => {
-                let peer = connection.ports.remote;
                 connection.orphan = Some(self.orphans.insert(peer, id));
             }
             _ => return self.remove(id),

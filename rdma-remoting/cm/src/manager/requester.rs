@@ -47,6 +47,7 @@ impl Manager {
             max_retries: RETRIES.get(),
             timer: None,
             last: None,
+            is_peers: false,
             unclaimed_at: None,
             orphan: None,
         };

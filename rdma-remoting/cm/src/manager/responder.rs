@@ -112,6 +112,7 @@ impl Manager {
             max_retries: req.max_cm_retries.get(),
             timer: None,
             last: None,
+            is_peers: true,
             unclaimed_at: Some(listener),
             orphan: None,
         };
@@ -145,15 +146,19 @@ impl Manager {
         Ok((listener, Some(header)))
     }
 
-    /// A place of a request in the backlog.
+    /// A place of a request in the backlog, and among connections.
     pub(super) fn take_place(&mut self, listener: ListenerId, peer: Gid) -> Option<()> {
-        self.make_room().ok()?;
+        let of_programs = self.of_users() - self.of_peers.taken();
         let backlog = &mut self.listeners.get_mut(&listener)?.waiting;
-        if !backlog.has_one_for(peer) || !self.waiting.has_one_for(peer) {
+        let has_place = self.of_peers.has_one_beside(of_programs, peer)
+            && self.waiting.has_one_for(peer)
+            && backlog.has_one_for(peer);
+        if !has_place {
             return None;
         }
-        backlog.take(peer);
-        self.waiting.take(peer);
+        for shares in [&mut self.of_peers, &mut self.waiting, backlog] {
+            shares.take(peer);
+        }
         Some(())
     }
 

@@ -38,6 +38,17 @@ fn flood(wire: &mut Wire, from: usize, count: u32) {
     flood_and(wire, from, count, |_| ());
 }
 
+/// A program accepts whatever it is asked for.
+fn accept_all(wire: &mut Wire) -> Vec<CommId> {
+    let (events, now) = (wire.take(1), wire.now);
+    let accept = |event: &Event| {
+        let id = event.id();
+        wire.managers[1].accept(now, id, &accept(100, 0)).unwrap();
+        id
+    };
+    events.iter().map(accept).collect()
+}
+
 #[test]
 fn a_flood_of_requests_leaves_room_for_those_of_others() {
     let mut wire = Wire::limited(4, 1, FEW);
@@ -85,6 +96,30 @@ fn a_program_has_as_many_connections_as_it_may() {
     }
     let more = wire.managers[0].listen(farlane_rdma_cm::ServiceId(5), None, 1);
     assert_eq!(more, Err(CallError::Limit(3)));
+}
+
+#[test]
+fn a_peer_whose_requests_are_all_accepted_leaves_room_for_others() {
+    let mut wire = Wire::limited(4, 7, FEW);
+    let now = wire.now;
+    for qpn in 1..=20 {
+        wire.managers[1]
+            .connect(now, connect(1, 0, qpn, 0))
+            .unwrap();
+    }
+    let mut accepted = Vec::new();
+    // The program's own have 20 of 100 places.
+    flood_and(&mut wire, 2, 200, |wire| accepted.extend(accept_all(wire)));
+    assert_eq!(wire.managers[1].counts().connections, 20 + 40);
+    flood_and(&mut wire, 3, 200, |wire| drop(accept_all(wire)));
+    assert_eq!(wire.managers[1].counts().connections, 20 + 40 + 20);
+    // What has gone makes room, once.
+    for id in accepted.drain(..20) {
+        let now = wire.now;
+        wire.managers[1].destroy(now, id).unwrap();
+    }
+    flood_and(&mut wire, 2, 300, |wire| drop(accept_all(wire)));
+    assert_eq!(wire.managers[1].counts().connections, 20 + 30 + 20);
 }
 
 #[test]
