@@ -6,7 +6,7 @@ use crate::event::{Answer, CallError, Event, Ports, Resolve, ServiceReply, Servi
 use crate::fields::{AdditionalInfo, CommId, PrivateData, Qpn, RejectReason, SidrStatus};
 use crate::message::{Message, SidrRep, SidrReq, TransactionId};
 use crate::policy::{RESPONSE_TIMEOUT, RETRIES};
-use crate::service::ServiceId;
+use crate::service::{IpService, ServiceId};
 use std::time::Instant;
 
 impl Manager {
@@ -43,7 +43,7 @@ impl Manager {
             // Where the program has answered, the answer was lost.
             return self.answer_again(now, id);
         }
-        let served = self.served(ports, req.service_id, &req.private_data.0);
+        let served = self.served(ports, req.service_id, IpService::UDP, &req.private_data.0);
         let (listener, ip) = match served {
             Ok(served) => served,
             Err(reason) => {

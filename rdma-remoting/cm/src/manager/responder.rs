@@ -36,7 +36,8 @@ impl Manager {
             self.refuse_req(ports, transaction, req.local_comm_id, reason);
             return self.disconnect_stale(now, stale);
         }
-        let (listener, ip) = match self.served(ports, req.service_id, &req.private_data.0) {
+        let served = self.served(ports, req.service_id, IpService::TCP, &req.private_data.0);
+        let (listener, ip) = match served {
             Ok(served) => served,
             Err(reason) => return self.refuse_req(ports, transaction, req.local_comm_id, reason),
         };
@@ -121,18 +122,25 @@ impl Manager {
         id
     }
 
-    /// Who listens for a service, and who asks for it where it is a port.
+    /// Who listens for a service, and who asks for it where it is a port, of this protocol.
     pub(super) fn served(
         &self,
         ports: Ports,
         service_id: ServiceId,
+        protocol: u8,
         private_data: &[u8],
     ) -> Result<(ListenerId, Option<IpHeader>), RejectReason> {
         let listener = self
             .listener(service_id, ports.local)
             .ok_or(RejectReason::INVALID_SERVICE_ID)?;
-        if IpService::of(service_id).is_none() {
+        let Some(service) = IpService::of(service_id) else {
             return Ok((listener, None));
+        };
+        // Others have both, such as `RDMA_PS_IB`.
+        let is_others = [IpService::TCP, IpService::UDP].contains(&service.protocol)
+            && service.protocol != protocol;
+        if is_others {
+            return Err(RejectReason::INVALID_SERVICE_ID);
         }
         let header = IpHeader::parse(private_data);
         let (header, _) = header.map_err(|_| RejectReason::CONSUMER_DEFINED)?;

@@ -89,11 +89,9 @@ fn a_program_has_as_many_connections_as_it_may() {
     assert_eq!(connect_one(&mut wire), Err(CallError::Limit(100)));
     wire.managers[0].destroy(now, ids[5]).unwrap();
     connect_one(&mut wire).unwrap();
-    for number in 0..2 {
-        wire.managers[0]
-            .listen(farlane_rdma_cm::ServiceId(number), None, 1)
-            .unwrap();
-    }
+    wire.managers[0]
+        .listen(farlane_rdma_cm::ServiceId(0), None, 1)
+        .unwrap();
     let more = wire.managers[0].listen(farlane_rdma_cm::ServiceId(5), None, 1);
     assert_eq!(more, Err(CallError::Limit(3)));
 }
@@ -141,7 +139,7 @@ fn what_has_ended_is_forgotten_before_it_is_too_much() {
     wire.rest();
     for manager in &wire.managers {
         let nothing = Counts {
-            listeners: 1,
+            listeners: 2,
             ..Counts::default()
         };
         assert_eq!(manager.counts(), nothing);

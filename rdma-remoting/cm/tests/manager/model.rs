@@ -445,7 +445,7 @@ impl Model {
         }
         self.wire.rest();
         let nothing = Counts {
-            listeners: 1,
+            listeners: 2,
             ..Counts::default()
         };
         for node in [0, 1] {

@@ -1,7 +1,8 @@
 //! Listeners, and queue pairs of datagrams.
 
 use crate::wire::{
-    SOON, Wire, answer, connect, gid, number, resolve, sent, sent_attributes, service,
+    SOON, Wire, answer, connect, datagram_service, gid, number, resolve, sent, sent_attributes,
+    service,
 };
 use farlane_rdma_cm::{CallError, Event, Qpn, RejectReason, SidrStatus, attribute};
 
@@ -48,18 +49,43 @@ fn a_queue_pair_of_datagrams_is_found_and_told_again() {
 #[test]
 fn nobody_listens_for_what_nobody_has_said() {
     let mut wire = Wire::new(2, 12);
-    let listener = wire.listeners[1];
-    wire.managers[1].unlisten(wire.now, listener).unwrap();
-    assert_eq!(
-        wire.managers[1].unlisten(wire.now, listener),
-        Err(CallError::NoSuchId)
-    );
+    for listener in [wire.listeners[1], wire.datagram_listeners[1]] {
+        wire.managers[1].unlisten(wire.now, listener).unwrap();
+        assert_eq!(
+            wire.managers[1].unlisten(wire.now, listener),
+            Err(CallError::NoSuchId)
+        );
+    }
     let now = wire.now;
     wire.managers[0]
         .connect(now, connect(0, 1, 100, 7))
         .unwrap();
     wire.managers[0].resolve(now, &resolve(0, 1, 8)).unwrap();
     wire.run(SOON);
+    let events = wire.take(0);
+    let [
+        Event::Rejected { reason, .. },
+        Event::ServiceReply { reply, .. },
+    ] = &events[..]
+    else {
+        panic!("{events:?}");
+    };
+    assert_eq!(*reason, RejectReason::INVALID_SERVICE_ID);
+    assert_eq!(reply.status, SidrStatus::UNSUPPORTED);
+}
+
+#[test]
+fn a_service_of_connections_has_no_datagrams_and_one_of_datagrams_no_connections() {
+    let mut wire = Wire::new(2, 21);
+    let now = wire.now;
+    let mut asking = connect(0, 1, 100, 7);
+    asking.service_id = datagram_service();
+    wire.managers[0].connect(now, asking).unwrap();
+    let mut resolving = resolve(0, 1, 8);
+    resolving.service_id = service();
+    wire.managers[0].resolve(now, &resolving).unwrap();
+    wire.run(SOON);
+    assert_eq!(wire.take(1), []);
     let events = wire.take(0);
     let [
         Event::Rejected { reason, .. },

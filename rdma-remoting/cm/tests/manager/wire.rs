@@ -36,13 +36,22 @@ pub const ACK_TIMEOUT: TimeExponent = TimeExponent::of(19);
 
 pub const PORT: u16 = 7174;
 
-pub fn service() -> ServiceId {
-    let protocol = IpService::TCP;
+fn service_of(protocol: u8) -> ServiceId {
     IpService {
         protocol,
         port: PORT,
     }
     .id()
+}
+
+/// Of connections.
+pub fn service() -> ServiceId {
+    service_of(IpService::TCP)
+}
+
+/// Of datagrams.
+pub fn datagram_service() -> ServiceId {
+    service_of(IpService::UDP)
 }
 
 pub fn address(node: usize) -> Ipv4Addr {
@@ -116,7 +125,7 @@ pub fn accept(qpn: u32, number: u64) -> Accept {
 pub fn resolve(from: usize, to: usize, number: u64) -> Resolve {
     Resolve {
         ports: ports(from, to),
-        service_id: service(),
+        service_id: datagram_service(),
         partition_key: 0xffff,
         private_data: header(from, to)
             .private_data(&number.to_le_bytes())
@@ -158,7 +167,9 @@ pub struct Wire {
     pub managers: Vec<Manager>,
     /// Events that nobody has looked at.
     pub events: Vec<Vec<Event>>,
+    /// Of connections.
     pub listeners: Vec<ListenerId>,
+    pub datagram_listeners: Vec<ListenerId>,
     pub now: Instant,
     pub faults: Faults,
     pub sent: usize,
@@ -170,7 +181,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Managers of nodes, each of which listens.
+    /// Managers of nodes, each of which listens for both.
     pub fn new(nodes: usize, seed: u64) -> Self {
         Self::limited(nodes, seed, Limits::default())
     }
@@ -182,14 +193,18 @@ impl Wire {
             Manager::new(Guid(1), limits, Box::new(move || numbers.next()))
         };
         let mut managers: Vec<Manager> = (0..nodes).map(|_| manager()).collect();
-        let listeners = managers
-            .iter_mut()
-            .map(|manager| manager.listen(service(), None, usize::MAX).unwrap())
-            .collect();
+        let mut listen = |service| -> Vec<ListenerId> {
+            let managers = managers.iter_mut();
+            let listeners = managers.map(|one| one.listen(service, None, usize::MAX).unwrap());
+            listeners.collect()
+        };
+        let listeners = listen(service());
+        let datagram_listeners = listen(datagram_service());
         Self {
             managers,
             events: (0..nodes).map(|_| Vec::new()).collect(),
             listeners,
+            datagram_listeners,
             now: Instant::now(),
             faults: Faults::NONE,
             sent: 0,
