@@ -1,8 +1,8 @@
 //! Listeners, and queue pairs of datagrams.
 
 use crate::wire::{
-    SOON, Wire, answer, connect, datagram_service, gid, number, resolve, sent, sent_attributes,
-    service,
+    SOON, Wire, accept, answer, connect, datagram_service, gid, number, resolve, sent,
+    sent_attributes, service,
 };
 use farlane_rdma_cm::{CallError, Event, Qpn, RejectReason, SidrStatus, attribute};
 
@@ -133,4 +133,57 @@ fn requests_that_nobody_has_claimed_end_with_who_listens() {
     let events = wire.take(0);
     assert!(matches!(&events[..], [Event::Rejected { id, .. }] if *id == client));
     assert_eq!(wire.managers[1].counts().requests, 0);
+}
+
+#[test]
+fn what_was_claimed_and_what_waits_at_others_outlives_who_listens() {
+    let mut wire = Wire::new(2, 15);
+    let now = wire.now;
+    for (qpn, number) in [(100, 7), (101, 8)] {
+        let request = connect(0, 1, qpn, number);
+        wire.managers[0].connect(now, request).unwrap();
+    }
+    let resolving = wire.managers[0].resolve(now, &resolve(0, 1, 9)).unwrap();
+    wire.run(SOON);
+    let events = wire.take(1);
+    let ids: Vec<_> = events.iter().map(Event::id).collect();
+    let [claimed, waiting, at_other] = ids[..] else {
+        panic!("{events:?}");
+    };
+    wire.managers[1].claim(claimed).unwrap();
+    let listener = wire.listeners[1];
+    wire.managers[1].unlisten(wire.now, listener).unwrap();
+    let counts = wire.managers[1].counts();
+    assert_eq!((counts.connections, counts.requests), (2, 1));
+    let now = wire.now;
+    assert_eq!(
+        wire.managers[1].accept(now, waiting, &accept(200, 1)),
+        Err(CallError::NoSuchId)
+    );
+    wire.managers[1]
+        .accept(now, claimed, &accept(200, 1))
+        .unwrap();
+    wire.managers[1]
+        .answer(now, at_other, &answer(300, 2))
+        .unwrap();
+    wire.run(SOON);
+    let events = wire.take(0);
+    let [
+        Event::Rejected { .. },
+        Event::Reply { .. },
+        Event::ServiceReply { id, reply },
+    ] = &events[..]
+    else {
+        panic!("{events:?}");
+    };
+    assert_eq!((*id, reply.qpn), (resolving, Qpn::of(300)));
+    // Its service is free for another one, who is asked.
+    let listener = wire.managers[1].listen(service(), None, 1).unwrap();
+    let now = wire.now;
+    wire.managers[0]
+        .connect(now, connect(0, 1, 102, 10))
+        .unwrap();
+    wire.run(SOON);
+    let events = wire.take(1);
+    assert!(matches!(&events[..], [Event::ConnectRequest { listener: at, .. }] if *at == listener));
 }
