@@ -46,7 +46,8 @@ pub struct Route {
     pub path_mtu: PathMtu,
     /// Partition.
     pub partition_key: u16,
-    /// How long a packet and its acknowledgement take at most.
+    /// How long a packet and its acknowledgement take at most: on the way, of a connection to be
+    /// made, and with the peer's time to acknowledge of one that was asked for.
     pub ack_timeout: TimeExponent,
 }
 

@@ -12,6 +12,9 @@ pub(crate) const RETRIES: CmRetries = CmRetries::MAX;
 /// How long a program may take to answer, as it is told a peer that asks again: 69 s, as with
 /// Linux's `rdma_cm`.
 pub(crate) const SERVICE_TIMEOUT: TimeExponent = TimeExponent::of(24);
+/// How long this adapter takes to acknowledge a packet at most, as its devices say it
+/// (`local_ca_ack_delay`): 134 ms, as Linux's software RDMA.
+pub(crate) const ACK_DELAY: TimeExponent = TimeExponent::of(15);
 /// How long the answer to a request is kept for who asks again: 137 s. A peer that was told that
 /// the answer takes long asks after about half of that.
 pub(crate) const ANSWER_KEPT: Duration = TimeExponent::of(SERVICE_TIMEOUT.get() + 1).duration();

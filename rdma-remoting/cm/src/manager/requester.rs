@@ -7,7 +7,7 @@ use crate::fields::{
     About, AdditionalInfo, CommId, PrivateData, Psn, Qpn, RejectReason, TimeExponent, Transport,
 };
 use crate::message::{Message, Mra, Path, Rej, Rep, Req, Rtu, TransactionId};
-use crate::policy::{RESPONSE_TIMEOUT, RETRIES, SERVICE_TIMEOUT, bounded};
+use crate::policy::{ACK_DELAY, RESPONSE_TIMEOUT, RETRIES, SERVICE_TIMEOUT, bounded};
 use std::time::Instant;
 
 /// Permissive LID: that of a port beyond a router.
@@ -82,7 +82,8 @@ impl Manager {
                 hop_limit: route.hop_limit,
                 service_level: route.service_level,
                 subnet_local: false,
-                ack_timeout: route.ack_timeout,
+                // The peer waits for this adapter to acknowledge, too.
+                ack_timeout: covering(route.ack_timeout, ACK_DELAY),
             },
             alternate: None,
             private_data: connect.private_data,

@@ -4,11 +4,10 @@ use super::Manager;
 use crate::connection::{Connection, State, Terms};
 use crate::event::{Accept, CallError, ConnectRequest, Event, ListenerId, Ports, Route};
 use crate::fields::{
-    About, AdditionalInfo, CommId, Failover, Gid, PrivateData, Qpn, RejectReason, TimeExponent,
-    Transport,
+    About, AdditionalInfo, CommId, Failover, Gid, PrivateData, Qpn, RejectReason, Transport,
 };
 use crate::message::{Message, Mra, Rej, Rep, Req, Rtu, TransactionId};
-use crate::policy::{SERVICE_TIMEOUT, bounded};
+use crate::policy::{ACK_DELAY, SERVICE_TIMEOUT, bounded};
 use crate::service::{IpHeader, IpService, ServiceId};
 use std::time::Instant;
 
@@ -276,7 +275,7 @@ impl Manager {
             starting_psn: terms.local_psn,
             responder_resources: accept.responder_resources,
             initiator_depth: terms.initiator_depth,
-            target_ack_delay: TimeExponent::default(),
+            target_ack_delay: ACK_DELAY,
             failover: Failover::default(),
             end_to_end_flow_control: true,
             rnr_retry_count: accept.rnr_retry_count,

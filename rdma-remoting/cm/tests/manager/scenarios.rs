@@ -267,6 +267,36 @@ fn a_program_may_take_its_time() {
 }
 
 #[test]
+fn each_end_waits_for_the_others_adapter_to_acknowledge() {
+    let mut wire = Wire::new(2, 22);
+    let now = wire.now;
+    let mut near = connect(0, 1, 100, 7);
+    near.route.ack_timeout = TimeExponent::of(12);
+    let client = wire.managers[0].connect(now, near).unwrap();
+    wire.run(SOON);
+    let events = wire.take(1);
+    let [Event::ConnectRequest { id, request, .. }] = &events[..] else {
+        panic!("{events:?}");
+    };
+    assert_eq!(request.route.ack_timeout, TimeExponent::of(15));
+    let (now, server) = (wire.now, *id);
+    wire.managers[1]
+        .accept(now, server, &accept(200, 8))
+        .unwrap();
+    let reply = sent(&mut wire, 1).remove(0);
+    let Message::Rep(rep) = Mad::parse(&reply.datagram[..]).unwrap().message else {
+        panic!("no reply");
+    };
+    assert_eq!(rep.target_ack_delay, TimeExponent::of(15));
+    wire.put(reply);
+    wire.run(SOON);
+    for (node, id) in [(0, client), (1, server)] {
+        let send = wire.managers[node].qp_ready_to_send(id).unwrap();
+        assert_eq!(send.reliable.unwrap().timeout, TimeExponent::of(15));
+    }
+}
+
+#[test]
 fn who_ends_at_the_same_time_has_ended_once() {
     let mut wire = Wire::new(2, 5);
     let (client, server) = wire.connected(0, 1);
