@@ -20,6 +20,9 @@ pub(crate) const ACK_DELAY: TimeExponent = TimeExponent::of(15);
 pub(crate) const ANSWER_KEPT: Duration = TimeExponent::of(SERVICE_TIMEOUT.get() + 1).duration();
 /// How often a rejection of what was accepted is sent again: for 30 s with Linux's timeout.
 pub(crate) const REJECTIONS: u8 = 7;
+/// How long a peer may take at most to answer that a connection ends, whatever it has asked for:
+/// 8.6 s, so that what is sent again as often as it may be is over after 137 s.
+pub(crate) const END_TIMEOUT: Duration = TimeExponent::of(RESPONSE_TIMEOUT.get() + 1).duration();
 /// The shortest time of a peer's choice that is kept: 17 ms. With a shorter one a peer would have
 /// messages sent as fast as it likes.
 const SHORTEST: TimeExponent = TimeExponent::of(12);

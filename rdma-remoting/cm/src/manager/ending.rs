@@ -5,7 +5,7 @@ use crate::connection::{State, Timer};
 use crate::event::{CallError, Event, Ports};
 use crate::fields::{About, AdditionalInfo, CommId, PrivateData, RejectReason};
 use crate::message::{Drep, Dreq, Message, Rej, TransactionId};
-use crate::policy::{ANSWER_KEPT, REJECTIONS, bounded};
+use crate::policy::{ANSWER_KEPT, END_TIMEOUT, REJECTIONS, bounded};
 use std::time::Instant;
 
 impl Manager {
@@ -161,6 +161,7 @@ impl Manager {
             return;
         };
         connection.state = State::Timewait;
+        connection.timeout = connection.timeout.min(END_TIMEOUT);
         let timer = Timer {
             at: now + connection.timeout,
             retries: REJECTIONS,
@@ -192,6 +193,7 @@ impl Manager {
             return;
         };
         connection.transaction = transaction;
+        connection.timeout = connection.timeout.min(END_TIMEOUT);
         let remote_qpn = connection.terms.as_ref().map(|terms| terms.remote_qpn);
         let dreq = Dreq {
             local_comm_id: id,

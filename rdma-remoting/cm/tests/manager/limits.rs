@@ -2,7 +2,8 @@
 
 use crate::wire::{Wire, accept, connect, gid, ports, sent_attributes};
 use farlane_rdma_cm::{
-    CallError, CommId, Counts, Event, Limits, Mad, Message, PrivateData, Qpn, attribute,
+    CallError, CommId, Counts, Event, Limits, Mad, Message, PrivateData, Qpn, TimeExponent,
+    attribute,
 };
 use std::time::Duration;
 
@@ -188,9 +189,8 @@ fn nobody_can_tell_the_next_name_of_a_connection() {
     assert!(near < 10, "{near} names are near the one before");
 }
 
-#[test]
-fn a_peer_that_takes_no_time_has_nothing_sent_without_end() {
-    let mut wire = Wire::new(2, 5);
+/// A connection that was accepted, of a request that says how long its peer takes to answer.
+fn accepted_of(wire: &mut Wire, timeout: TimeExponent) -> CommId {
     let now = wire.now;
     wire.managers[0]
         .connect(now, connect(0, 1, 100, 7))
@@ -200,7 +200,7 @@ fn a_peer_that_takes_no_time_has_nothing_sent_without_end() {
     let Message::Req(req) = &mut mad.message else {
         panic!("{mad:?}");
     };
-    req.local_cm_response_timeout = farlane_rdma_cm::TimeExponent::of(0);
+    req.local_cm_response_timeout = timeout;
     req.local_qpn = Qpn::of(7);
     wire.managers[1]
         .receive(now, ports(1, 0), &mad.write())
@@ -209,6 +209,35 @@ fn a_peer_that_takes_no_time_has_nothing_sent_without_end() {
     wire.managers[1]
         .accept(now, server, &accept(200, 8))
         .unwrap();
+    server
+}
+
+#[test]
+fn a_peer_that_takes_long_does_not_hold_what_has_ended() {
+    for is_established in [false, true] {
+        let mut wire = Wire::new(2, 9);
+        let server = accepted_of(&mut wire, TimeExponent::MAX);
+        if is_established {
+            wire.managers[1].communication_established(server).unwrap();
+        }
+        let now = wire.now;
+        wire.managers[1].destroy(now, server).unwrap();
+        assert_eq!(wire.managers[1].counts().orphans, 1);
+        // Nobody answers.
+        let end = now + Duration::from_secs(150);
+        while let Some(at) = wire.managers[1].next_timer()
+            && at < end
+        {
+            wire.managers[1].advance(at);
+        }
+        assert_eq!(wire.managers[1].counts().orphans, 0, "{is_established}");
+    }
+}
+
+#[test]
+fn a_peer_that_takes_no_time_has_nothing_sent_without_end() {
+    let mut wire = Wire::new(2, 5);
+    let server = accepted_of(&mut wire, TimeExponent::of(0));
     let mut sent = 0;
     for _ in 0..1000 {
         while wire.managers[1].poll_transmit().is_some() {
