@@ -25,7 +25,7 @@
 //! [`LocalCopy`](super::local_copy::LocalCopy) has both ends in one address space: a session is the
 //! responder's lock, and a payload the memory that the request names. Where the ends are on two
 //! hosts, the session is what goes out and the answers that have come, and whoever takes messages
-//! in finds the [`Target`](super::target::Target) in the fabric of that host and makes an
+//! in finds the [`Target`] in the fabric of that host and makes an
 //! [`Incoming`](super::transfer::Incoming) with a payload of what has come in.
 
 use super::attributes::State;
