@@ -310,6 +310,30 @@ _Static_assert(offsetof(struct farlane_alloc_fast_mr, region) == 4, "offset");
 _Static_assert(offsetof(struct farlane_alloc_fast_mr, pages) == 8, "offset");
 _Static_assert(offsetof(struct farlane_alloc_fast_mr, page_bytes) == 12, "offset");
 
+struct farlane_rxe_addressed {
+	__le32 remote_qpn;
+	__le32 remote_qkey;
+	__le32 reserved;
+	__le32 ah_num;
+	__u8 dgid[16];
+	__le32 flow_label;
+	__u8 sgid_index;
+	__u8 hop_limit;
+	__u8 traffic_class;
+	__u8 sl;
+};
+_Static_assert(sizeof(struct farlane_rxe_addressed) == 40, "size");
+_Static_assert(offsetof(struct farlane_rxe_addressed, remote_qpn) == 0, "offset");
+_Static_assert(offsetof(struct farlane_rxe_addressed, remote_qkey) == 4, "offset");
+_Static_assert(offsetof(struct farlane_rxe_addressed, reserved) == 8, "offset");
+_Static_assert(offsetof(struct farlane_rxe_addressed, ah_num) == 12, "offset");
+_Static_assert(offsetof(struct farlane_rxe_addressed, dgid) == 16, "offset");
+_Static_assert(offsetof(struct farlane_rxe_addressed, flow_label) == 32, "offset");
+_Static_assert(offsetof(struct farlane_rxe_addressed, sgid_index) == 36, "offset");
+_Static_assert(offsetof(struct farlane_rxe_addressed, hop_limit) == 37, "offset");
+_Static_assert(offsetof(struct farlane_rxe_addressed, traffic_class) == 38, "offset");
+_Static_assert(offsetof(struct farlane_rxe_addressed, sl) == 39, "offset");
+
 struct farlane_rxe_register {
 	__le32 mr;
 	__le32 pages;

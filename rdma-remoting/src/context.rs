@@ -225,6 +225,11 @@ impl Context {
         self.address
     }
 
+    /// The ports that the operator lets it have to do with.
+    pub(crate) fn reach(&self) -> &Arc<Reach> {
+        &self.reach
+    }
+
     /// Whether the operator lets it have to do with the port that this names.
     pub(crate) fn may_reach(&self, destination: Destination) -> bool {
         self.reach.includes(destination)

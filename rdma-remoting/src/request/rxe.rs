@@ -4,17 +4,18 @@ use super::{
     Addressing, Binding, Elements, EntryFormat, Flush, MemoryKey, Opcode, RecvWqe, Registration,
     SendWqe, Target, WqeError,
 };
-use crate::address::{Datagram, QpNumber};
+use crate::address::{AddressVector, AhHandle, Datagram, QpNumber};
 use farlane_abi::queue::{FLUSH_GLOBAL, FLUSH_OF_RANGE, FLUSH_OF_REGION, FLUSH_PERSISTENT};
 use farlane_abi::rxe::{
-    RxeAtomic, RxeBind, RxeDatagram, RxeFlush, RxeRdma, RxeRecvEntry, RxeRegister, RxeSendEntry,
-    RxeSendRequest, WR_ATOMIC_WRITE, WR_BIND_WINDOW, WR_COMPARE_SWAP, WR_FETCH_ADD, WR_FLAG_FENCE,
-    WR_FLAG_INLINE, WR_FLAG_SIGNALED, WR_FLAG_SOLICITED, WR_FLUSH, WR_LOCAL_INVALIDATE,
-    WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_IMM, WR_REG_MR, WR_SEND, WR_SEND_IMM,
-    WR_SEND_INVALIDATE,
+    RxeAddressed, RxeAtomic, RxeBind, RxeDatagram, RxeFlush, RxeRdma, RxeRecvEntry, RxeRegister,
+    RxeSendEntry, RxeSendRequest, WR_ATOMIC_WRITE, WR_BIND_WINDOW, WR_COMPARE_SWAP, WR_FETCH_ADD,
+    WR_FLAG_FENCE, WR_FLAG_INLINE, WR_FLAG_SIGNALED, WR_FLAG_SOLICITED, WR_FLUSH,
+    WR_LOCAL_INVALIDATE, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_IMM, WR_REG_MR, WR_SEND,
+    WR_SEND_IMM, WR_SEND_INVALIDATE,
 };
 use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::{FromBytes, IntoBytes as _};
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Bytes of the word of an atomic write.
@@ -39,6 +40,12 @@ pub enum RxeError {
     },
 }
 
+/// What the addresses of a kernel's requests are.
+pub trait CheckAddress: Send + Sync {
+    /// Where a datagram goes; `None` where it makes no sense, or the port may not send there.
+    fn check(&self, address: &RxeAddressed) -> Option<AddressVector>;
+}
+
 /// How the entries of a send queue are read.
 #[derive(Clone)]
 pub struct RxeSendFormat {
@@ -48,8 +55,8 @@ pub struct RxeSendFormat {
     pub inline_bytes: u32,
     /// How requests say whom they are for.
     pub addressing: Addressing,
-    /// It is a kernel's, whose requests may register memory.
-    pub of_kernel: bool,
+    /// Of a kernel, whose requests may register memory, and say where datagrams go.
+    pub kernel: Option<Arc<dyn CheckAddress>>,
 }
 
 /// How the entries of a receive queue are read.
@@ -213,7 +220,14 @@ impl RxeSendFormat {
         };
         let datagram: RxeDatagram = operands(wr)?;
         let handle = datagram.ah_num.get();
-        let (engine, address) = handles.resolve(handle).ok_or(WqeError::Address(handle))?;
+        let named = match &self.kernel {
+            Some(kernel) if handle == 0 => {
+                let address = kernel.check(&operands(wr)?);
+                address.map(|address| (AhHandle::default(), address))
+            }
+            _ => handles.resolve(handle),
+        };
+        let (engine, address) = named.ok_or(WqeError::Address(handle))?;
         Ok(Target::Datagram(Datagram {
             handle: engine,
             address,
@@ -263,7 +277,7 @@ impl EntryFormat<SendWqe> for RxeSendFormat {
         if flags & !known != 0 {
             return Err(RxeError::Flags(flags).into());
         }
-        let asked = Asked::parse(wr, self.of_kernel)?;
+        let asked = Asked::parse(wr, self.kernel.is_some())?;
         into.opcode = asked.opcode;
         into.remote_address = asked.remote_address;
         into.rkey = asked.rkey;

@@ -5,8 +5,11 @@ use crate::address::{AddressVector, AhHandle, Destination, GroupGid, Recipients}
 use crate::gids::PortGids;
 use crate::ledger::{Resource, Share};
 use crate::objects::Pd;
+use crate::peers::Reach;
+use crate::request::rxe::CheckAddress;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{CreateAh, Handle};
+use farlane_abi::rxe::RxeAddressed;
 use std::sync::Arc;
 
 /// Unicast LIDs are 1 to this one (IBTA 4.1.3).
@@ -41,6 +44,34 @@ fn address(args: &CreateAh, gids: &PortGids) -> Result<AddressVector, Errno> {
         hop_limit: args.hop_limit,
         source,
     })
+}
+
+/// The addresses that a kernel's requests may say: those that it could make handles of.
+pub(super) struct KernelAddresses {
+    pub gids: Arc<PortGids>,
+    pub reach: Arc<Reach>,
+}
+
+impl CheckAddress for KernelAddresses {
+    fn check(&self, said: &RxeAddressed) -> Option<AddressVector> {
+        let asked = CreateAh {
+            flow_label: said.flow_label,
+            dgid: said.dgid,
+            is_global: 1,
+            sgid_index: said.sgid_index,
+            hop_limit: said.hop_limit,
+            traffic_class: said.traffic_class,
+            sl: said.sl,
+            port_num: 1,
+            ..CreateAh::default()
+        };
+        let address = address(&asked, &self.gids).ok()?;
+        let may_reach = match address.to {
+            Recipients::Port(destination) => self.reach.includes(destination),
+            Recipients::Group(_) => true,
+        };
+        may_reach.then_some(address)
+    }
 }
 
 /// An address handle of the engine, which ends when this is dropped.

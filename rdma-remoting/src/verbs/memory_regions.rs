@@ -159,10 +159,12 @@ impl CallHost<'_> {
         })
     }
 
-    /// A registration of all memory of the VM, at guest-physical addresses.
+    /// A registration of all memory of the VM, at guest-physical addresses that the first one is
+    /// added to: a kernel has all of it mapped in a row.
     fn register_all(&self, args: &RegMr, region: Region) -> Result<Mr, Errno> {
         let access = Access::from_wire(args.access.get()).ok_or(Errno::EOPNOTSUPP)?;
-        if access.lacks_local_write() {
+        let iova = args.iova.get();
+        if access.lacks_local_write() || iova.checked_add(region.len()).is_none() {
             return Err(Errno::EINVAL);
         }
         let objects = self.context.objects();
@@ -170,7 +172,7 @@ impl CallHost<'_> {
         let uses = self.fixed(&pd)?;
         let memory = MemoryRegion {
             pd: pd.engine,
-            iova: 0,
+            iova,
             offset: 0,
             length: region.len(),
             access,

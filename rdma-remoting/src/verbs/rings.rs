@@ -1,13 +1,14 @@
 //! Queues as the user ABI of rxe has them ([`farlane_abi::rxe`]).
 
 use super::CallHost;
+use super::address_handles::KernelAddresses;
 use super::queue_pairs::{NewQp, Queues};
 use super::shared_receive_queues::NewSrq;
 use crate::completion_queue::SharedCompletionQueue;
 use crate::engine::QpDepths;
 use crate::objects::QpMemory;
 use crate::request::RecvWqe;
-use crate::request::rxe::{RxeRecvFormat, RxeSendFormat};
+use crate::request::rxe::{CheckAddress, RxeRecvFormat, RxeSendFormat};
 use crate::segment::Part;
 use crate::work_queue::{
     Entries, NoRequests, WorkSource, rxe_recv_queue, rxe_send_queue, rxe_shared_receive_queue,
@@ -24,6 +25,7 @@ use farlane_abi::rxe::{
 };
 use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::little_endian::U32;
+use std::sync::Arc;
 
 /// The layout that a ring is said to have, with room for entries of so many bytes. As many as
 /// `most` can wait in it, which its length is rounded up from.
@@ -54,6 +56,16 @@ impl CallHost<'_> {
 
     fn control(&self, control: &ControlBlock) -> Result<Part, Errno> {
         self.part(control.region, control.offset, CONTROL_BYTES)
+    }
+
+    /// What requests of a kernel may say of addresses.
+    fn kernel_addresses(&self) -> Option<Arc<dyn CheckAddress>> {
+        self.context.is_kernel.then(|| {
+            Arc::new(KernelAddresses {
+                gids: Arc::clone(&self.context.gids),
+                reach: Arc::clone(self.context.reach()),
+            }) as _
+        })
     }
 
     pub(super) fn add_cq_ring(&self, args: &CreateCqRing) -> Result<Handle, Errno> {
@@ -125,7 +137,7 @@ impl CallHost<'_> {
                 elements,
                 inline_bytes,
                 addressing,
-                of_kernel: self.context.is_kernel,
+                kernel: self.kernel_addresses(),
             };
             let words = &control.memory;
             let sends = rxe_send_queue(&send.memory, &send_layout, words, format);

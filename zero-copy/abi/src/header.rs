@@ -63,6 +63,7 @@ pub fn generate_verbs() -> String {
         rdma::AllocMw::c_declaration(),
         rdma::Mw::c_declaration(),
         rdma::AllocFastMr::c_declaration(),
+        rxe::RxeAddressed::c_declaration(),
         rxe::RxeRegister::c_declaration(),
         rdma::QpAttr::c_declaration(),
         rdma::ModifyQp::c_declaration(),

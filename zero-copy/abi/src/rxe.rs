@@ -16,7 +16,8 @@
 //!
 //! Nothing of an entry is taken on trust. Its length is the sum of its elements' lengths, never
 //! [`length`](RxeDmaInfo::length) of a request with elements, nor the fields in which rxe's own
-//! driver keeps its progress; its address vector is not looked at, only the address handle.
+//! driver keeps its progress; its address vector is not looked at, only the address handle. What a
+//! kernel alone may say has fields of its own ([`RxeRegister`], [`RxeAddressed`]).
 
 use crate::wire::{pod, wire};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -100,7 +101,8 @@ pod! {
         pub pkey_index: U16,
         /// Not looked at.
         pub reserved: U16,
-        /// Address handle, as the kernel has told the process: the backend's.
+        /// Address handle, as the kernel has told the process: the backend's. Zero of a context
+        /// of the kernel: it is a [`RxeAddressed`].
         pub ah_num: U32,
     }
 
@@ -208,6 +210,32 @@ pod! {
 }
 
 wire! {
+    /// `rxe_send_wr::wr.ud` of a context of the kernel, which says where the datagram goes instead
+    /// of naming an address handle: the kernel makes its handles where nothing may wait for an
+    /// answer. It begins as a [`RxeDatagram`].
+    pub struct RxeAddressed as "farlane_rxe_addressed" {
+        /// Queue pair there.
+        pub remote_qpn: U32,
+        /// Q_Key.
+        pub remote_qkey: U32,
+        /// Not looked at.
+        pub reserved: U32,
+        /// Zero: no address handle.
+        pub ah_num: U32,
+        /// GID of the port or multicast group.
+        pub dgid: [u8; 16],
+        /// For the global route header: 20 bits.
+        pub flow_label: U32,
+        /// Of the sender's own GIDs.
+        pub sgid_index: u8,
+        /// For the global route header.
+        pub hop_limit: u8,
+        /// For the global route header.
+        pub traffic_class: u8,
+        /// Service level, 4 bits.
+        pub sl: u8,
+    }
+
     /// Fast registration, in the place of `rxe_send_wr::wr.reg`, which is not part of the user ABI:
     /// pages of the VM's memory become what a registration of
     /// [`alloc_fast_mr`](crate::rdma::Verbs::alloc_fast_mr) is of.

@@ -4,7 +4,7 @@ use super::*;
 use crate::address::{AddressVector, AhHandle, Destination, Recipients};
 use crate::request::{Element, ResolveAddress};
 use farlane_abi::queue::{MAX_INLINE_BYTES, MAX_SGE, Sge};
-use farlane_abi::rxe::RxeDmaInfo;
+use farlane_abi::rxe::{RxeAddressed, RxeDmaInfo};
 use farlane_abi::zerocopy::Immutable;
 use farlane_abi::zerocopy::little_endian::U64;
 use proptest::prelude::*;
@@ -15,7 +15,7 @@ fn format() -> RxeSendFormat {
         elements: 2,
         inline_bytes: 32,
         addressing: Addressing::Connected,
-        of_kernel: false,
+        kernel: None,
     }
 }
 
@@ -153,6 +153,15 @@ fn a_flush_says_what_it_is_of() {
     }
 }
 
+const ADDRESS: AddressVector = AddressVector {
+    to: Recipients::Port(Destination::Lid(9)),
+    sl: 0,
+    flow_label: 0,
+    traffic_class: 0,
+    hop_limit: 0,
+    source: None,
+};
+
 /// Knows the handle 5.
 struct Five(AddressVector);
 
@@ -164,16 +173,8 @@ impl ResolveAddress for Five {
 
 #[test]
 fn a_datagram_is_for_its_address_handle_whatever_its_address_vector_says() {
-    let address = AddressVector {
-        to: Recipients::Port(Destination::Lid(9)),
-        sl: 0,
-        flow_label: 0,
-        traffic_class: 0,
-        hop_limit: 0,
-        source: None,
-    };
     let format = RxeSendFormat {
-        addressing: Addressing::Handles(Arc::new(Five(address))),
+        addressing: Addressing::Handles(Arc::new(Five(ADDRESS))),
         ..format()
     };
     let parse = |handle: u32| {
@@ -191,7 +192,7 @@ fn a_datagram_is_for_its_address_handle_whatever_its_address_vector_says() {
     };
     let datagram = Datagram {
         handle: AhHandle(50),
-        address,
+        address: ADDRESS,
         number: QpNumber::of(0x12_3456),
         qkey: 0x8000_0001,
     };
@@ -199,6 +200,62 @@ fn a_datagram_is_for_its_address_handle_whatever_its_address_vector_says() {
     for unknown in [0, 4, u32::MAX] {
         assert_eq!(parse(unknown), Err(WqeError::Address(unknown)));
     }
+}
+
+/// Takes addresses whose hop limit is 9.
+struct Nine;
+
+impl CheckAddress for Nine {
+    fn check(&self, address: &RxeAddressed) -> Option<AddressVector> {
+        let hop_limit = address.hop_limit;
+        (hop_limit == 9).then_some(AddressVector {
+            to: Recipients::Port(Destination::Gid(address.dgid)),
+            hop_limit,
+            ..ADDRESS
+        })
+    }
+}
+
+#[test]
+fn a_datagram_of_a_kernel_says_itself_where_it_goes_or_names_a_handle() {
+    let parse = |kernel: Option<Arc<dyn CheckAddress>>, handle: u32, hop_limit| {
+        let format = RxeSendFormat {
+            addressing: Addressing::Handles(Arc::new(Five(ADDRESS))),
+            kernel,
+            ..format()
+        };
+        let datagram = RxeAddressed {
+            remote_qpn: 1.into(),
+            remote_qkey: 2.into(),
+            ah_num: handle.into(),
+            dgid: [7; 16],
+            hop_limit,
+            ..Default::default()
+        };
+        let entry = request(WR_SEND, 0, &datagram);
+        let mut request = SendWqe::default();
+        let parsed = format.parse(&mut request, &bytes(&entry, &[]));
+        parsed.map(|()| request.target)
+    };
+    let datagram = |handle, address| {
+        Ok(Target::Datagram(Datagram {
+            handle: AhHandle(handle),
+            address,
+            number: QpNumber::of(1),
+            qkey: 2,
+        }))
+    };
+    let said = AddressVector {
+        to: Recipients::Port(Destination::Gid([7; 16])),
+        hop_limit: 9,
+        ..ADDRESS
+    };
+    let kernel = || Some(Arc::new(Nine) as _);
+    assert_eq!(parse(kernel(), 0, 9), datagram(0, said));
+    assert_eq!(parse(kernel(), 5, 9), datagram(50, ADDRESS));
+    let refused = Err(WqeError::Address(0));
+    assert_eq!(parse(kernel(), 0, 8), refused);
+    assert_eq!(parse(None, 0, 9), refused);
 }
 
 #[test]
@@ -286,6 +343,7 @@ proptest! {
         flags in prop_oneof![0u32..16, any::<u32>()],
         elements in 0..=MAX_SGE,
         of_kernel: bool,
+        has_handles: bool,
         inline_bytes in 0..=MAX_INLINE_BYTES,
         count in prop_oneof![0u32..20, any::<u32>()],
         length in prop_oneof![0u32..1100, any::<u32>()],
@@ -295,8 +353,16 @@ proptest! {
                 to.copy_from_slice(&number.to_le_bytes());
             }
         }
-        let addressing = Addressing::Connected;
-        let format = RxeSendFormat { elements, inline_bytes, addressing, of_kernel };
+        let addressing = match has_handles {
+            true => Addressing::Handles(Arc::new(Five(ADDRESS))),
+            false => Addressing::Connected,
+        };
+        let format = RxeSendFormat {
+            elements,
+            inline_bytes,
+            addressing,
+            kernel: of_kernel.then(|| Arc::new(Nine) as _),
+        };
         let mut send = SendWqe::default();
         if format.parse(&mut send, &bytes).is_ok() {
             prop_assert!(send.elements.as_slice().len() <= to_usize(elements.into()));

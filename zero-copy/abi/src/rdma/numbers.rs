@@ -7,8 +7,8 @@ pub const MULTICAST_QPN: u32 = 0x00ff_ffff;
 pub const MAX_FAST_PAGES: u32 = 512;
 
 /// `RegMr::source`: a pin, or all memory of the VM
-/// ([`KIND_ALL_MEMORY`](crate::control::KIND_ALL_MEMORY)), of which all is registered at
-/// guest-physical addresses: offset, length and address are not looked at.
+/// ([`KIND_ALL_MEMORY`](crate::control::KIND_ALL_MEMORY)), of which all is registered:
+/// guest-physical address 0 is `iova`; offset and length are not looked at.
 pub const MR_SOURCE_PIN: u32 = 1;
 /// `RegMr::source`: a host-allocated buffer.
 pub const MR_SOURCE_BUFFER: u32 = 2;

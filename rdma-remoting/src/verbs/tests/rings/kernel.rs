@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::testing::guest_memory;
+use crate::{Peers, PortConfig};
 use farlane_zero_copy::Region;
+use std::collections::BTreeSet;
 
 /// Where the second range of a VM's memory begins.
 const SECOND: u64 = 1 << 32;
@@ -47,6 +49,53 @@ fn general_services_of_two_ports_exchange_datagrams() {
         assert_eq!((numbers, received.byte_len.get()), ((1, 1), 50));
         assert_eq!(b.read(40), *b"management");
     }
+}
+
+#[test]
+fn a_datagram_of_the_kernel_needs_no_address_handle() {
+    let server = Server::without_workers();
+    let config = PortConfig {
+        peers: Peers::Only(BTreeSet::from([[2; 16]])),
+        ..Default::default()
+    };
+    let limited = server.port_with([1; 16], "limited".into(), config).unwrap();
+    let (other, _stranger) = (port(&server, 2), port(&server, 3));
+    let [a, b] = [&limited, &other].map(Guest::start_kernel);
+    let pairs = [&a, &b].map(|guest| guest.datagrams_of(QPT_GSI, QKEY));
+    a.fill(0, b"management");
+    let send = |dgid, sgid_index| {
+        let addressed = RxeAddressed {
+            remote_qpn: 1.into(),
+            remote_qkey: QKEY.into(),
+            dgid,
+            sgid_index,
+            hop_limit: 64,
+            ..Default::default()
+        };
+        let (entry, payload) = request(4, WR_SEND, &addressed, &[a.sge(0, 10)]);
+        pairs[0].post(&entry, &payload);
+        a.ring_for(&pairs[0]);
+        run(&[&a, &b], Instant::now());
+        let status = a.next().unwrap().1;
+        // An error of the send queue alone, of which general services bring it back.
+        if status != 0 {
+            let on = QpAttr {
+                qp_state: QPS_RTS,
+                cur_qp_state: QPS_SQE,
+                ..Default::default()
+            };
+            a.modify(&pairs[0], QP_STATE | QP_CUR_STATE, on).unwrap();
+        }
+        status
+    };
+    let refused = u32::from(WC_STATUS_LOC_QP_OP_ERR);
+    // Whom the operator excludes, and a GID of its own that it has not.
+    assert_eq!(send([3; 16], 0), refused);
+    assert_eq!(send([2; 16], 5), refused);
+    pairs[1].post_recv(5, &[b.sge(0, 296)]);
+    assert_eq!(send([2; 16], 0), 0);
+    assert_eq!(b.poll().unwrap().byte_len.get(), 50);
+    assert_eq!(b.read(40), *b"management");
 }
 
 #[test]
@@ -153,6 +202,54 @@ fn all_memory_is_reached_at_its_addresses_and_nothing_between() {
     assert_eq!(read(0, 8), 0);
     a.context.detach(region(3)).unwrap();
     assert_eq!(read(0, 8), refused);
+}
+
+#[test]
+fn all_memory_lies_where_the_kernel_has_it_mapped() {
+    const MAPPED: u64 = 0xffff_8880_0000_0000;
+    let server = Server::without_workers();
+    let [a, b] = [1, 2].map(|gid| Guest::start_kernel(&port(&server, gid)));
+    let memory = all_memory(&a.context, 3).unwrap();
+    let at = |iova: u64| {
+        a.host().reg_mr(RegMr {
+            pd: a.pd,
+            access: ACCESS_LOCAL_WRITE.into(),
+            source: MR_SOURCE_PIN.into(),
+            object: 3.into(),
+            iova: iova.into(),
+            ..Default::default()
+        })
+    };
+    assert_eq!(at(u64::MAX - SECOND), Err(Errno::EINVAL));
+    let lkey = at(MAPPED).unwrap().lkey;
+    b.fill(0, b"remotely");
+    let (pa, pb) = (a.pair(QPT_RC), b.pair(QPT_RC));
+    a.connect(&pa, &b, &pb, 7);
+    b.connect(&pb, &a, &pa, 7);
+    let from = RxeRdma {
+        rkey: b.mr.rkey,
+        ..Default::default()
+    };
+    for (addr, status) in [
+        (MAPPED + SECOND + 8, 0),
+        (SECOND + 8, u32::from(WC_STATUS_LOC_PROT_ERR)),
+    ] {
+        let sge = Sge {
+            addr: addr.into(),
+            length: 8.into(),
+            lkey,
+        };
+        let (entry, payload) = request(1, WR_RDMA_READ, &from, &[sge]);
+        pa.post(&entry, &payload);
+        a.ring_for(&pa);
+        run(&[&a, &b], Instant::now());
+        assert_eq!(a.next(), Some((1, status)), "{addr:#x}");
+    }
+    let mut bytes = [0; 8];
+    memory
+        .read_bytes(usize::try_from(PAGE_BYTES).unwrap() + 8, &mut bytes)
+        .unwrap();
+    assert_eq!(bytes, *b"remotely");
 }
 
 #[test]
