@@ -6,6 +6,7 @@
 #include <linux/uaccess.h>
 
 #include "farlane.h"
+#include "farlane_verbs_abi.h"
 
 /* Takes the lowest free id and starts the watchdog with the first context. */
 static int farlane_context_add(struct farlane_context *ctx)
@@ -100,8 +101,14 @@ int farlane_context_open(struct farlane_context *ctx)
 	err = farlane_context_add(ctx);
 	if (err)
 		goto free;
-	err = farlane_simple_call(ctx, &ctx->close_call, FARLANE_OP_OPEN, 0, 0,
-				  0);
+	ctx->close_call.request = (struct farlane_request) {
+		.op = cpu_to_le32(FARLANE_OP_OPEN),
+		.context = cpu_to_le32(ctx->id),
+	};
+	/* Only the kernel vouches for addresses of memory. */
+	if (ctx->client && !ctx->charged)
+		ctx->close_call.request.flags = cpu_to_le32(FARLANE_FLAG_KERNEL);
+	err = farlane_call(ctx->fl, &ctx->close_call, NULL, 0);
 	if (err)
 		goto del;
 	return 0;

@@ -51,10 +51,12 @@ int farlane_client_segment(struct farlane_context *ctx, u64 length,
 			   struct farlane_shared *shared);
 int farlane_client_pin(struct farlane_context *ctx, u64 address, u64 length, bool writable,
 		       u32 *region);
+int farlane_client_all_memory(struct farlane_context *ctx, u32 *region);
 int farlane_client_detach(struct farlane_context *ctx, u32 region);
 int farlane_client_doorbell(struct farlane *fl);
 int farlane_client_gid(struct farlane *fl, u32 op, u32 index, const u8 gid[16]);
 void farlane_client_condemn(struct farlane *fl, const char *why);
 bool farlane_client_is_dead(struct farlane *fl);
+void farlane_client_wait_reset(struct farlane *fl);
 
 #endif

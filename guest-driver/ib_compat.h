@@ -24,13 +24,14 @@
 #define FV_CQ_UDATA(argument) (argument)
 #endif
 
-/* Completion queues of processes have methods of their own. */
+/* Completion queues of processes have methods of their own, beside those of the kernel. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(7, 1, 0)
 #define FV_CQE unsigned int
-#define FV_USER_CQ_OPS .create_user_cq = fv_create_cq, .resize_user_cq = fv_resize_cq
+#define FV_CQ_OPS .create_cq = fv_create_cq, .create_user_cq = fv_create_cq, \
+	.resize_user_cq = fv_resize_cq
 #else
 #define FV_CQE int
-#define FV_USER_CQ_OPS .create_cq = fv_create_cq, .resize_cq = fv_resize_cq
+#define FV_CQ_OPS .create_cq = fv_create_cq, .resize_cq = fv_resize_cq
 #endif
 
 /* Since 6.10: udev leaves a name alone that somebody has chosen. */

@@ -167,18 +167,28 @@ int fv_handle_call(struct fv_context *ctx, u32 number, u32 handle)
 	return fv_call(ctx, number, &arg, sizeof(arg), NULL, 0);
 }
 
-/*
- * Ends an object; a dead device has none any more. Returns whether it is gone: where a backend
- * refuses, its memory goes with the context.
+/**
+ * fv_destroy_call - end an object
+ * @ctx: its context
+ * @number: FARLANE_CALL_*
+ * @handle: object
+ *
+ * Return: 0, and it is gone, as all are of a dead device; -EBUSY where something of the same
+ * process still uses it. A backend that refuses for another reason is dead: nobody knows what it
+ * does with whose memory.
  */
-bool fv_destroy_call(struct fv_context *ctx, u32 number, u32 handle)
+int fv_destroy_call(struct fv_context *ctx, u32 number, u32 handle)
 {
 	int err = fv_handle_call(ctx, number, handle);
 
 	if (!err || err == -ENODEV)
-		return true;
-	ibdev_err_ratelimited(&ctx->dev->ib, "call %u of object %u: %d\n", number, handle, err);
-	return false;
+		return 0;
+	/* The kernel takes no refusal. */
+	if (err == -EBUSY && !fv_is_kernel(ctx))
+		return err;
+	ibdev_err(&ctx->dev->ib, "call %u of object %u: %d\n", number, handle, err);
+	farlane_client_condemn(ctx->dev->fl, "an object cannot be destroyed");
+	return 0;
 }
 
 /*
@@ -210,66 +220,6 @@ void fv_object_del(struct fv_context *ctx, struct xarray *objects, u32 handle)
 	mutex_unlock(&ctx->objects_lock);
 }
 
-/* An event index for a completion queue; several may have the same. */
-u32 fv_cq_event_index(struct fv_context *ctx)
-{
-	u32 channels = ctx->dev->max_events - FARLANE_EVENT_FIRST_CHANNEL;
-	u32 index;
-
-	spin_lock_irq(&ctx->cqs_lock);
-	index = FARLANE_EVENT_FIRST_CHANNEL + ctx->last_event++ % channels;
-	spin_unlock_irq(&ctx->cqs_lock);
-	return index;
-}
-
-/* Under cqs_lock. */
-static void fv_cq_tell(struct fv_cq *cq)
-{
-	if (cq->ib.comp_handler)
-		cq->ib.comp_handler(&cq->ib, cq->ib.cq_context);
-}
-
-/* Its completions, and the death of the device, are told of from now on. As fv_object_add(). */
-void fv_cq_add(struct fv_cq *cq)
-{
-	struct fv_context *ctx = cq->ctx;
-
-	spin_lock_irq(&ctx->cqs_lock);
-	hash_add(ctx->cqs_by_event, &cq->link, cq->event);
-	/* It was not there when the others were told. */
-	if (READ_ONCE(ctx->dead))
-		fv_cq_tell(cq);
-	spin_unlock_irq(&ctx->cqs_lock);
-}
-
-void fv_cq_del(struct fv_cq *cq)
-{
-	spin_lock_irq(&cq->ctx->cqs_lock);
-	hash_del(&cq->link);
-	spin_unlock_irq(&cq->ctx->cqs_lock);
-}
-
-/* Which of the completion queues of an index have had an event. */
-static void fv_completions(struct fv_context *ctx, u32 index)
-{
-	unsigned long flags;
-	struct fv_cq *cq;
-	u32 events;
-
-	spin_lock_irqsave(&ctx->cqs_lock, flags);
-	hash_for_each_possible(ctx->cqs_by_event, cq, link, index) {
-		if (cq->event != index)
-			continue;
-		events = le32_to_cpu(READ_ONCE(*(__le32 *)(cq->control.base +
-							   FARLANE_CONTROL_OFF_EVENTS)));
-		if (events == cq->events)
-			continue;
-		cq->events = events;
-		fv_cq_tell(cq);
-	}
-	spin_unlock_irqrestore(&ctx->cqs_lock, flags);
-}
-
 static void fv_event(void *data, u32 index)
 {
 	struct fv_context *ctx = data;
@@ -279,25 +229,46 @@ static void fv_event(void *data, u32 index)
 	else if (index == FARLANE_EVENT_ASYNC)
 		schedule_work(&ctx->async);
 	else
-		fv_completions(ctx, index);
+		fv_tell_event(ctx, index);
 }
 
 /* Whoever waits for a completion looks, and finds the device dead. */
 static void fv_dead(void *data)
 {
 	struct fv_context *ctx = data;
-	struct fv_cq *cq;
-	unsigned long flags;
-	int bucket;
 
 	WRITE_ONCE(ctx->dead, true);
 	wake_up_all(&ctx->wait);
-	spin_lock_irqsave(&ctx->cqs_lock, flags);
-	hash_for_each(ctx->cqs_by_event, bucket, cq, link)
-		fv_cq_tell(cq);
-	spin_unlock_irqrestore(&ctx->cqs_lock, flags);
-	if (ctx == &ctx->dev->kernel)
+	fv_tell_soon(ctx);
+	if (fv_is_kernel(ctx))
 		schedule_work(&ctx->dev->death);
+}
+
+/*
+ * The device touches no memory any more: what the kernel has posted is over. A queue pair without a
+ * receive queue of its own says so by an event.
+ */
+void fv_context_over(struct fv_context *ctx)
+{
+	struct ib_event event = {
+		.device = &ctx->dev->ib,
+		.event = IB_EVENT_QP_LAST_WQE_REACHED,
+	};
+	unsigned long handle;
+	struct fv_qp *qp;
+
+	smp_store_release(&ctx->is_over, true);
+	/* Pairs with that of fv_posted(). */
+	smp_mb();
+	fv_tell_soon(ctx);
+	mutex_lock(&ctx->objects_lock);
+	xa_for_each(&ctx->qps, handle, qp) {
+		if (qp->ib.srq && qp->ib.event_handler) {
+			event.element.qp = &qp->ib;
+			qp->ib.event_handler(&event, qp->ib.qp_context);
+		}
+	}
+	mutex_unlock(&ctx->objects_lock);
 }
 
 static const struct farlane_client fv_client = {
@@ -319,7 +290,12 @@ static void fv_qp_event(struct fv_context *ctx, u32 handle, struct ib_event *eve
 {
 	struct fv_qp *qp = xa_load(&ctx->qps, handle);
 
-	if (!qp || !qp->ib.event_handler)
+	if (!qp)
+		return;
+	if (event->event == IB_EVENT_QP_FATAL || event->event == IB_EVENT_QP_REQ_ERR ||
+	    event->event == IB_EVENT_QP_ACCESS_ERR)
+		WRITE_ONCE(qp->in_error, true);
+	if (!qp->ib.event_handler)
 		return;
 	event->element.qp = &qp->ib;
 	qp->ib.event_handler(event, qp->ib.qp_context);
@@ -425,6 +401,15 @@ static int fv_context_header(struct fv_context *ctx)
 	return ctx->base ? 0 : -ENOMEM;
 }
 
+/* No event comes any more. */
+static void fv_events_exit(struct fv_context *ctx)
+{
+	cancel_work_sync(&ctx->async);
+	if (fv_is_kernel(ctx))
+		cancel_work_sync(&ctx->dev->death);
+	fv_tell_exit(ctx);
+}
+
 /**
  * fv_context_open - open a context
  * @ctx: zeroed
@@ -445,15 +430,17 @@ int fv_context_open(struct fv_context *ctx, struct fv_device *dev, bool is_proce
 	xa_init(&ctx->qps);
 	xa_init(&ctx->srqs);
 	xa_init(&ctx->cqs);
-	spin_lock_init(&ctx->cqs_lock);
-	hash_init(ctx->cqs_by_event);
+	xa_init(&ctx->qps_by_number);
 	mutex_init(&ctx->resize_lock);
 	mutex_init(&ctx->controls_lock);
 	INIT_LIST_HEAD(&ctx->controls);
+	err = fv_tell_init(ctx);
+	if (err)
+		return err;
 	ctx->core = farlane_client_open(dev->fl, is_process, &fv_client, ctx);
 	if (IS_ERR(ctx->core)) {
 		/* An event of who had the same id before. */
-		cancel_work_sync(&ctx->async);
+		fv_events_exit(ctx);
 		return PTR_ERR(ctx->core);
 	}
 	err = fv_context_header(ctx);
@@ -469,8 +456,7 @@ void fv_context_close(struct fv_context *ctx)
 	unsigned int i;
 
 	farlane_client_close(ctx->core);
-	/* No event comes any more. */
-	cancel_work_sync(&ctx->async);
+	fv_events_exit(ctx);
 	fv_controls_release(ctx);
 	vunmap(ctx->base);
 	for (i = 0; i < ARRAY_SIZE(ctx->header) && ctx->header[i]; i++)
@@ -478,4 +464,5 @@ void fv_context_close(struct fv_context *ctx)
 	xa_destroy(&ctx->qps);
 	xa_destroy(&ctx->srqs);
 	xa_destroy(&ctx->cqs);
+	xa_destroy(&ctx->qps_by_number);
 }

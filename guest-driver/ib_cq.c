@@ -4,18 +4,6 @@
 
 #include "ib.h"
 
-/* As zero-copy/abi/src/queue.rs has them: what completion raises an event. */
-enum {
-	FV_ARM_NONE,
-	FV_ARM_NEXT,
-	FV_ARM_SOLICITED,
-};
-
-static struct fv_cq *to_fv_cq(struct ib_cq *ibcq)
-{
-	return container_of(ibcq, struct fv_cq, ib);
-}
-
 static int fv_cq_make(struct fv_cq *cq, u32 comp_vector)
 {
 	struct farlane_create_cq_ring arg = {
@@ -35,12 +23,9 @@ static int fv_cq_make(struct fv_cq *cq, u32 comp_vector)
 	return 0;
 }
 
-static void fv_cq_unmake(struct fv_cq *cq)
+static int fv_cq_unmake(struct fv_cq *cq)
 {
-	if (fv_destroy_call(cq->ctx, FARLANE_CALL_DESTROY_CQ, cq->handle))
-		fv_control_del(cq->ctx, &cq->control);
-	/* Else the backend keeps it. */
-	cq->control.page = NULL;
+	return fv_destroy_call(cq->ctx, FARLANE_CALL_DESTROY_CQ, cq->handle);
 }
 
 /* Entries that can be asked for: the ring and a free element fit into a segment. */
@@ -58,11 +43,14 @@ int fv_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
 	struct rxe_create_cq_resp resp = {};
 	int err;
 
-	if (attr->flags || !udata)
+	if (attr->flags)
 		return -EOPNOTSUPP;
-	if (udata->outlen < sizeof(resp) || !fv_cq_fits(dev, attr->cqe))
+	if ((udata && udata->outlen < sizeof(resp)) || !fv_cq_fits(dev, attr->cqe))
 		return -EINVAL;
 	cq->ctx = fv_context_of(ibcq->device, udata);
+	spin_lock_init(&cq->lock);
+	INIT_LIST_HEAD(&cq->senders);
+	INIT_LIST_HEAD(&cq->receivers);
 	err = fv_control_new(cq->ctx, &cq->control);
 	if (err)
 		return err;
@@ -76,7 +64,8 @@ int fv_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
 	err = fv_cq_make(cq, attr->comp_vector);
 	if (err)
 		goto queue;
-	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
+	if (udata)
+		err = ib_copy_to_udata(udata, &resp, sizeof(resp));
 	if (err)
 		goto destroy;
 	err = fv_object_add(cq->ctx, &cq->ctx->cqs, cq->handle, cq);
@@ -138,25 +127,13 @@ int fv_resize_cq(struct ib_cq *ibcq, FV_CQE cqe, struct ib_udata *udata)
 int fv_destroy_cq(struct ib_cq *ibcq, struct ib_udata *udata)
 {
 	struct fv_cq *cq = to_fv_cq(ibcq);
+	int err = fv_cq_unmake(cq);
 
+	if (err)
+		return err;
 	fv_object_del(cq->ctx, &cq->ctx->cqs, cq->handle);
 	fv_cq_del(cq);
-	fv_cq_unmake(cq);
+	fv_control_del(cq->ctx, &cq->control);
 	fv_queue_del(cq->queue);
-	return 0;
-}
-
-/* One that wants each completion is not made to want fewer. */
-int fv_req_notify_cq(struct ib_cq *ibcq, enum ib_cq_notify_flags flags)
-{
-	struct fv_cq *cq = to_fv_cq(ibcq);
-	__le32 *armed = cq->control.base + FARLANE_CONTROL_OFF_ARMED;
-
-	if (READ_ONCE(cq->ctx->dead))
-		return -EIO;
-	if ((flags & IB_CQ_SOLICITED_MASK) == IB_CQ_SOLICITED)
-		cmpxchg(armed, cpu_to_le32(FV_ARM_NONE), cpu_to_le32(FV_ARM_SOLICITED));
-	else
-		xchg(armed, cpu_to_le32(FV_ARM_NEXT));
 	return 0;
 }

@@ -26,6 +26,7 @@ static LIST_HEAD(fv_devices);
  * provider finds a device by its name, which begins with "rxe".
  */
 static bool fv_rxe_is_loaded;
+static bool fv_rxe_was_told;	/* by the module loader, which knows better than sysfs */
 
 static int fv_alloc_ucontext(struct ib_ucontext *ibuc, struct ib_udata *udata)
 {
@@ -57,6 +58,7 @@ static const struct ib_device_ops fv_ops = {
 	.uverbs_abi_ver = FV_USER_ABI_VERSION,
 
 	.add_gid = fv_add_gid,
+	.alloc_mr = fv_alloc_mr,
 	.alloc_mw = fv_alloc_mw,
 	.alloc_pd = fv_alloc_pd,
 	.alloc_ucontext = fv_alloc_ucontext,
@@ -64,7 +66,7 @@ static const struct ib_device_ops fv_ops = {
 	.create_ah = fv_create_ah,
 	.create_qp = fv_create_qp,
 	.create_srq = fv_create_srq,
-	.create_user_ah = fv_create_ah,
+	.create_user_ah = fv_create_user_ah,
 	.dealloc_mw = fv_dealloc_mw,
 	.dealloc_pd = fv_dealloc_pd,
 	.dealloc_ucontext = fv_dealloc_ucontext,
@@ -78,15 +80,20 @@ static const struct ib_device_ops fv_ops = {
 	.disassociate_ucontext = fv_disassociate_ucontext,
 	.enable_driver = fv_enable,
 	.get_dev_fw_str = fv_fw_str,
+	.get_dma_mr = fv_get_dma_mr,
 	.get_link_layer = fv_link_layer,
 	/* Not ib_device_set_netdev(): rdma_rxe looks for its devices among those. */
 	.get_netdev = fv_get_netdev,
 	.get_port_immutable = fv_port_immutable,
+	.map_mr_sg = fv_map_mr_sg,
 	.mmap = fv_mmap,
 	.mmap_free = fv_mmap_free,
 	.modify_qp = fv_modify_qp,
 	.modify_srq = fv_modify_srq,
+	.poll_cq = fv_poll_cq,
+	.post_recv = fv_post_recv,
 	.post_send = fv_post_send,
+	.post_srq_recv = fv_post_srq_recv,
 	.query_device = fv_query_device,
 	.query_pkey = fv_query_pkey,
 	.query_port = fv_query_port,
@@ -95,7 +102,7 @@ static const struct ib_device_ops fv_ops = {
 	.reg_user_mr = fv_reg_user_mr,
 	.req_notify_cq = fv_req_notify_cq,
 	.rereg_user_mr = fv_rereg_user_mr,
-	FV_USER_CQ_OPS,
+	FV_CQ_OPS,
 
 	INIT_RDMA_OBJ_SIZE(ib_ah, fv_ah, ib),
 	INIT_RDMA_OBJ_SIZE(ib_cq, fv_cq, ib),
@@ -106,7 +113,10 @@ static const struct ib_device_ops fv_ops = {
 	INIT_RDMA_OBJ_SIZE(ib_ucontext, fv_ucontext, ib),
 };
 
-/* The device is dead: whoever listens is told, once. */
+/*
+ * The device is dead: the kernel's requests end when it touches no memory any more, and whoever
+ * listens is told, once.
+ */
 static void fv_death(struct work_struct *work)
 {
 	struct fv_device *dev = container_of(work, struct fv_device, death);
@@ -116,6 +126,9 @@ static void fv_death(struct work_struct *work)
 		.event = IB_EVENT_DEVICE_FATAL,
 	};
 
+	farlane_client_wait_reset(dev->fl);
+	fv_context_over(&dev->kernel);
+	/* Not before: nobody waits under this lock for what is ended above. */
 	mutex_lock(&fv_lock);
 	if (dev->registered)
 		ib_dispatch_event(&event);
@@ -153,6 +166,8 @@ static int fv_register(struct fv_device *dev, const char *name, struct net_devic
 	err = ib_register_device(ib, name, NULL);
 	if (err) {
 		fv_port_stop(dev);
+		/* A name that is taken is found out before anything else is done. */
+		dev->is_spent = err != -ENFILE;
 		return err;
 	}
 	dev->registered = true;
@@ -168,7 +183,9 @@ static int fv_init_device(struct fv_device *dev)
 	err = fv_context_open(&dev->kernel, dev, false);
 	if (err)
 		return err;
-	err = fv_query(dev);
+	err = farlane_client_all_memory(dev->kernel.core, &dev->all_memory);
+	if (!err)
+		err = fv_query(dev);
 	if (err) {
 		fv_context_close(&dev->kernel);
 		return err;
@@ -224,8 +241,6 @@ static int fv_probe(struct auxiliary_device *adev, const struct auxiliary_device
 close:
 	fv_context_close(&dev->kernel);
 dealloc:
-	/* Also of a context that was opened and closed again. */
-	cancel_work_sync(&dev->death);
 	ib_dealloc_device(&dev->ib);
 	dev_err(&adev->dev, "no RDMA device: %d\n", err);
 	return err;
@@ -247,7 +262,6 @@ static void fv_remove(struct auxiliary_device *adev)
 		ib_unregister_device(&dev->ib);
 	}
 	fv_context_close(&dev->kernel);
-	cancel_work_sync(&dev->death);
 	ib_dealloc_device(&dev->ib);
 }
 
@@ -264,7 +278,10 @@ static struct auxiliary_driver fv_driver = {
 	.id_table = fv_ids,
 };
 
-/* `rdma link add NAME type farlane netdev IF`: for a device that has no MAC. */
+/*
+ * `rdma link add NAME type farlane netdev IF`: for a device that has no MAC. One whose registration
+ * has failed half way cannot be registered again.
+ */
 static int fv_newlink(const char *name, struct net_device *netdev)
 {
 	struct fv_device *dev;
@@ -272,7 +289,7 @@ static int fv_newlink(const char *name, struct net_device *netdev)
 
 	mutex_lock(&fv_lock);
 	list_for_each_entry(dev, &fv_devices, link) {
-		if (dev->registered)
+		if (dev->registered || dev->is_spent)
 			continue;
 		err = fv_register(dev, name, netdev);
 		break;
@@ -311,16 +328,20 @@ static struct ib_client fv_client = {
 	.no_kverbs_req = true,
 };
 
-/* rdma_rxe comes before its init and goes after its exit: it never meets the number. */
+/*
+ * rdma_rxe comes before its init and goes after its exit: it never meets the number. That it is
+ * there now is told, too, of one that came before anybody listened.
+ */
 static int fv_module_event(struct notifier_block *nb, unsigned long event, void *data)
 {
 	struct module *module = data;
 	struct fv_device *dev;
-	bool comes = event == MODULE_STATE_COMING;
+	bool comes = event != MODULE_STATE_GOING;
 
-	if (strcmp(module->name, "rdma_rxe") || (!comes && event != MODULE_STATE_GOING))
+	if (strcmp(module->name, "rdma_rxe"))
 		return NOTIFY_DONE;
 	mutex_lock(&fv_lock);
+	fv_rxe_was_told = true;
 	WRITE_ONCE(fv_rxe_is_loaded, comes);
 	list_for_each_entry(dev, &fv_devices, link)
 		if (dev->registered)
@@ -340,11 +361,16 @@ static int __init fv_init(void)
 	err = register_module_notifier(&fv_module_events);
 	if (err)
 		return err;
-	/* find_module() is for the kernel itself. */
-	if (!kern_path("/sys/module/rdma_rxe", 0, &path)) {
+	/*
+	 * find_module() is for the kernel itself. A module has its folder before it is said to be
+	 * there, and until it is said to go.
+	 */
+	mutex_lock(&fv_lock);
+	if (!fv_rxe_was_told && !kern_path("/sys/module/rdma_rxe", 0, &path)) {
 		path_put(&path);
 		WRITE_ONCE(fv_rxe_is_loaded, true);
 	}
+	mutex_unlock(&fv_lock);
 	err = ib_register_client(&fv_client);
 	if (err)
 		goto notifier;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Protection domains, registrations of memory, memory windows. */
+/* Protection domains, registrations of memory of processes, memory windows. */
 #include <linux/slab.h>
 
 #include "ib.h"
@@ -7,16 +7,6 @@
 /* Rights that the backend knows; those of the optional range it may ignore. */
 #define FV_ACCESS (IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ | \
 		   IB_ACCESS_REMOTE_ATOMIC | IB_ACCESS_MW_BIND | FV_ACCESS_FLUSH_GLOBAL)
-
-static struct fv_pd *to_fv_pd(struct ib_pd *ibpd)
-{
-	return container_of(ibpd, struct fv_pd, ib);
-}
-
-static struct fv_mr *to_fv_mr(struct ib_mr *ibmr)
-{
-	return container_of(ibmr, struct fv_mr, ib);
-}
 
 int fv_alloc_pd(struct ib_pd *ibpd, struct ib_udata *udata)
 {
@@ -37,8 +27,7 @@ int fv_dealloc_pd(struct ib_pd *ibpd, struct ib_udata *udata)
 {
 	struct fv_pd *pd = to_fv_pd(ibpd);
 
-	fv_destroy_call(pd->ctx, FARLANE_CALL_DEALLOC_PD, pd->handle);
-	return 0;
+	return fv_destroy_call(pd->ctx, FARLANE_CALL_DEALLOC_PD, pd->handle);
 }
 
 /* What a registration is to become. */
@@ -62,7 +51,7 @@ static void fv_registration_wire(const struct fv_registration *reg, struct farla
 	};
 }
 
-static int fv_check_access(int *access)
+int fv_check_access(int *access)
 {
 	*access &= ~IB_ACCESS_OPTIONAL;
 	return *access & ~FV_ACCESS ? -EOPNOTSUPP : 0;
@@ -91,6 +80,7 @@ struct ib_mr *fv_reg_user_mr(struct ib_pd *ibpd, u64 start, u64 length, u64 iova
 	mr->length = length;
 	mr->iova = iova;
 	mr->access = access;
+	mr->has_region = true;
 	mr->writable = ib_access_writable(access);
 	err = farlane_client_pin(pd->ctx->core, start, length, mr->writable, &mr->region);
 	if (err)
@@ -171,12 +161,13 @@ struct ib_mr *fv_rereg_user_mr(struct ib_mr *ibmr, int flags, u64 start, u64 len
 int fv_dereg_mr(struct ib_mr *ibmr, struct ib_udata *udata)
 {
 	struct fv_mr *mr = to_fv_mr(ibmr);
-	int err = fv_handle_call(mr->ctx, FARLANE_CALL_DEREG_MR, mr->handle);
+	int err = fv_destroy_call(mr->ctx, FARLANE_CALL_DEREG_MR, mr->handle);
 
 	/* A memory window that is bound to it. */
-	if (err == -EBUSY)
+	if (err)
 		return err;
-	farlane_client_detach(mr->ctx->core, mr->region);
+	if (mr->has_region)
+		farlane_client_detach(mr->ctx->core, mr->region);
 	kfree(mr);
 	return 0;
 }
@@ -204,6 +195,5 @@ int fv_dealloc_mw(struct ib_mw *ibmw)
 {
 	struct fv_mw *mw = container_of(ibmw, struct fv_mw, ib);
 
-	fv_destroy_call(to_fv_pd(ibmw->pd)->ctx, FARLANE_CALL_DEALLOC_MW, mw->handle);
-	return 0;
+	return fv_destroy_call(to_fv_pd(ibmw->pd)->ctx, FARLANE_CALL_DEALLOC_MW, mw->handle);
 }

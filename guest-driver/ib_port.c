@@ -39,6 +39,7 @@ int fv_query_device(struct ib_device *ib, struct ib_device_attr *attr, struct ib
 	attr->hw_ver = le32_to_cpu(from->hw_ver);
 	attr->device_cap_flags = FV_DEVICE_CAPS & (le64_to_cpu(from->device_cap_flags) |
 						   le64_to_cpu(limits->device_cap_flags));
+	attr->device_cap_flags |= IB_DEVICE_MEM_MGT_EXTENSIONS;
 	attr->max_qp = le32_to_cpu(from->max_qp);
 	attr->max_qp_wr = min_t(u32, le32_to_cpu(from->max_qp_wr), FV_MAX_WR);
 	attr->max_send_sge = le32_to_cpu(from->max_sge);
@@ -61,6 +62,7 @@ int fv_query_device(struct ib_device *ib, struct ib_device_attr *attr, struct ib
 	attr->max_mcast_qp_attach = le32_to_cpu(limits->max_mcast_qp_attach);
 	attr->max_total_mcast_qp_attach = le32_to_cpu(limits->max_total_mcast_qp_attach);
 	attr->max_pkeys = 1;
+	attr->max_fast_reg_page_list_len = FARLANE_MAX_FAST_PAGES;
 	return 0;
 }
 
@@ -107,6 +109,7 @@ int fv_query_port(struct ib_device *ib, u32 port, struct ib_port_attr *attr)
 	attr->pkey_tbl_len = 1;
 	attr->max_msg_sz = le32_to_cpu(from->max_msg_sz);
 	attr->max_vl_num = 1;
+	attr->port_cap_flags = IB_PORT_CM_SUP;
 	attr->active_speed = from->active_speed;
 	attr->active_width = from->active_width;
 	attr->ip_gids = true;
@@ -124,8 +127,8 @@ int fv_port_immutable(struct ib_device *ib, u32 port, struct ib_port_immutable *
 		return err;
 	immutable->gid_tbl_len = attr.gid_tbl_len;
 	immutable->pkey_tbl_len = attr.pkey_tbl_len;
-	/* Management datagrams need the verbs of the kernel. */
-	immutable->core_cap_flags = RDMA_CORE_CAP_PROT_ROCE_UDP_ENCAP | RDMA_CORE_CAP_ETH_AH;
+	immutable->core_cap_flags = RDMA_CORE_PORT_IBA_ROCE_UDP_ENCAP;
+	immutable->max_mad_size = IB_MGMT_MAD_SIZE;
 	return 0;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Queue pairs, address handles, multicast groups. */
+/* Queue pairs. */
 #include <linux/slab.h>
 
 #include "ib.h"
@@ -10,16 +10,6 @@
  */
 #define FV_IDLE_ACCESS (IB_ACCESS_OPTIONAL | IB_ACCESS_MW_BIND | IB_ZERO_BASED | \
 			IB_ACCESS_ON_DEMAND | IB_ACCESS_HUGETLB | FV_ACCESS_FLUSH_PERSISTENT)
-
-static struct fv_qp *to_fv_qp(struct ib_qp *ibqp)
-{
-	return container_of(ibqp, struct fv_qp, ib);
-}
-
-static u32 fv_slot(u32 handle)
-{
-	return (handle & ((1U << FARLANE_HANDLE_SLOT_BITS) - 1)) - 1;
-}
 
 static int fv_check_init(const struct ib_qp *ibqp, const struct ib_qp_init_attr *init)
 {
@@ -32,6 +22,11 @@ static int fv_check_init(const struct ib_qp *ibqp, const struct ib_qp_init_attr 
 	case IB_QPT_UC:
 	case IB_QPT_UD:
 		break;
+	case IB_QPT_GSI:
+		/* The backend has it for the kernel alone. */
+		if (!init->srq)
+			break;
+		fallthrough;
 	default:
 		return -EOPNOTSUPP;
 	}
@@ -47,6 +42,22 @@ static int fv_check_init(const struct ib_qp *ibqp, const struct ib_qp_init_attr 
 	return 0;
 }
 
+/* A work queue; one of the kernel's remembers what was posted. */
+static struct fv_queue *fv_work_queue(struct fv_qp *qp, struct ib_udata *udata, u32 requests,
+				      u32 bytes, struct mminfo *mi)
+{
+	struct fv_queue *queue = fv_queue_new(qp->ctx, udata, requests, bytes, mi);
+
+	if (IS_ERR(queue) || udata)
+		return queue;
+	queue->requests = kvcalloc(queue->slots, sizeof(*queue->requests), GFP_KERNEL);
+	if (!queue->requests) {
+		fv_queue_del(queue);
+		return ERR_PTR(-ENOMEM);
+	}
+	return queue;
+}
+
 /* Allocates the queues, and says in the capabilities how large they have become. */
 static int fv_qp_queues(struct fv_qp *qp, struct ib_qp_init_attr *init, struct ib_udata *udata,
 			struct rxe_create_qp_resp *resp)
@@ -58,7 +69,7 @@ static int fv_qp_queues(struct fv_qp *qp, struct ib_qp_init_attr *init, struct i
 	payload = max_t(u32, cap->max_send_sge * sizeof(struct rxe_sge), cap->max_inline_data);
 	cap->max_inline_data = min(payload, le32_to_cpu(to_fv(qp->ib.device)->attr.max_inline_data));
 	bytes = sizeof(struct rxe_send_wqe) + payload;
-	qp->send = fv_queue_new(qp->ctx, udata, cap->max_send_wr, bytes, &resp->sq_mi);
+	qp->send = fv_work_queue(qp, udata, cap->max_send_wr, bytes, &resp->sq_mi);
 	if (IS_ERR(qp->send))
 		return PTR_ERR(qp->send);
 	cap->max_send_wr = qp->send->slots - 1;
@@ -69,7 +80,7 @@ static int fv_qp_queues(struct fv_qp *qp, struct ib_qp_init_attr *init, struct i
 	}
 	cap->max_recv_sge = max(cap->max_recv_sge, 1U);
 	bytes = sizeof(struct rxe_recv_wqe) + cap->max_recv_sge * sizeof(struct rxe_sge);
-	qp->recv = fv_queue_new(qp->ctx, udata, cap->max_recv_wr, bytes, &resp->rq_mi);
+	qp->recv = fv_work_queue(qp, udata, cap->max_recv_wr, bytes, &resp->rq_mi);
 	if (IS_ERR(qp->recv)) {
 		fv_queue_del(qp->send);
 		return PTR_ERR(qp->recv);
@@ -80,13 +91,10 @@ static int fv_qp_queues(struct fv_qp *qp, struct ib_qp_init_attr *init, struct i
 
 static int fv_qp_make(struct fv_qp *qp, const struct ib_qp_init_attr *init)
 {
-	const struct fv_pd *pd = container_of(qp->ib.pd, struct fv_pd, ib);
-	const struct fv_cq *send_cq = container_of(init->send_cq, struct fv_cq, ib);
-	const struct fv_cq *recv_cq = container_of(init->recv_cq, struct fv_cq, ib);
 	struct farlane_create_qp_rings arg = {
-		.pd = cpu_to_le32(pd->handle),
-		.send_cq = cpu_to_le32(send_cq->handle),
-		.recv_cq = cpu_to_le32(recv_cq->handle),
+		.pd = cpu_to_le32(to_fv_pd(qp->ib.pd)->handle),
+		.send_cq = cpu_to_le32(qp->send_cq->handle),
+		.recv_cq = cpu_to_le32(qp->recv_cq->handle),
 		.qp_type = cpu_to_le32(init->qp_type),
 		.send_sge = cpu_to_le32(init->cap.max_send_sge),
 		.inline_bytes = cpu_to_le32(init->cap.max_inline_data),
@@ -97,7 +105,7 @@ static int fv_qp_make(struct fv_qp *qp, const struct ib_qp_init_attr *init)
 	int err;
 
 	if (init->srq)
-		arg.srq = cpu_to_le32(container_of(init->srq, struct fv_srq, ib)->handle);
+		arg.srq = cpu_to_le32(to_fv_srq(init->srq)->handle);
 	fv_queue_ring(qp->send, &arg.send);
 	fv_queue_ring(qp->recv, &arg.recv);
 	fv_control_block(&qp->control, &arg.control);
@@ -108,19 +116,44 @@ static int fv_qp_make(struct fv_qp *qp, const struct ib_qp_init_attr *init)
 	qp->handle = le32_to_cpu(result.handle);
 	qp->ib.qp_num = le32_to_cpu(result.qp_num);
 	/* There is no bit to ring it by. */
-	if (fv_slot(qp->handle) >= FARLANE_MAX_QPS) {
+	if (fv_handle_slot(qp->handle) >= FARLANE_MAX_QPS) {
 		farlane_client_condemn(qp->ctx->dev->fl, "a queue pair has no slot");
 		return -EIO;
 	}
 	return 0;
 }
 
-static void fv_qp_unmake(struct fv_qp *qp)
+static int fv_qp_unmake(struct fv_qp *qp)
 {
-	if (fv_destroy_call(qp->ctx, FARLANE_CALL_DESTROY_QP, qp->handle))
-		fv_control_del(qp->ctx, &qp->control);
-	/* Else the backend keeps it. */
-	qp->control.page = NULL;
+	return fv_destroy_call(qp->ctx, FARLANE_CALL_DESTROY_QP, qp->handle);
+}
+
+/* Of the kernel: its completions are known as such from now on. */
+static int fv_qp_link(struct fv_qp *qp)
+{
+	int err = xa_insert(&qp->ctx->qps_by_number, qp->ib.qp_num, qp, GFP_KERNEL);
+
+	if (err)
+		return err == -EBUSY ? -EPROTO : err;
+	spin_lock_irq(&qp->send_cq->lock);
+	list_add_tail(&qp->send_link, &qp->send_cq->senders);
+	spin_unlock_irq(&qp->send_cq->lock);
+	spin_lock_irq(&qp->recv_cq->lock);
+	list_add_tail(&qp->recv_link, &qp->recv_cq->receivers);
+	spin_unlock_irq(&qp->recv_cq->lock);
+	return 0;
+}
+
+/* Whoever polls has none any more when this returns. */
+static void fv_qp_unlink(struct fv_qp *qp)
+{
+	xa_erase(&qp->ctx->qps_by_number, qp->ib.qp_num);
+	spin_lock_irq(&qp->send_cq->lock);
+	list_del(&qp->send_link);
+	spin_unlock_irq(&qp->send_cq->lock);
+	spin_lock_irq(&qp->recv_cq->lock);
+	list_del(&qp->recv_link);
+	spin_unlock_irq(&qp->recv_cq->lock);
 }
 
 int fv_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_udata *udata)
@@ -129,14 +162,18 @@ int fv_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_uda
 	struct rxe_create_qp_resp resp = {};
 	int err;
 
-	if (!udata)
-		return -EOPNOTSUPP;
 	err = fv_check_init(ibqp, init);
 	if (err)
 		return err;
-	if (udata->outlen < sizeof(resp))
+	if (udata && udata->outlen < sizeof(resp))
 		return -EINVAL;
-	qp->ctx = container_of(ibqp->pd, struct fv_pd, ib)->ctx;
+	qp->ctx = to_fv_pd(ibqp->pd)->ctx;
+	qp->send_cq = to_fv_cq(init->send_cq);
+	qp->recv_cq = to_fv_cq(init->recv_cq);
+	if (qp->send_cq->ctx != qp->ctx || qp->recv_cq->ctx != qp->ctx)
+		return -EINVAL;
+	spin_lock_init(&qp->send_lock);
+	spin_lock_init(&qp->recv_lock);
 	err = fv_control_new(qp->ctx, &qp->control);
 	if (err)
 		return err;
@@ -148,13 +185,18 @@ int fv_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_uda
 	err = fv_qp_make(qp, init);
 	if (err)
 		goto queues;
-	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
+	if (udata)
+		err = ib_copy_to_udata(udata, &resp, sizeof(resp));
+	else
+		err = fv_qp_link(qp);
 	if (err)
 		goto destroy;
 	err = fv_object_add(qp->ctx, &qp->ctx->qps, qp->handle, qp);
 	if (!err)
 		return 0;
 
+	if (!udata)
+		fv_qp_unlink(qp);
 destroy:
 	fv_qp_unmake(qp);
 queues:
@@ -168,9 +210,19 @@ control:
 int fv_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
 {
 	struct fv_qp *qp = to_fv_qp(ibqp);
+	int err;
 
+	if (fv_is_kernel(qp->ctx))
+		fv_qp_unlink(qp);
+	err = fv_qp_unmake(qp);
+	if (err)
+		return err;
+	if (fv_is_kernel(qp->ctx)) {
+		fv_cq_forget(qp->send_cq, qp->ib.qp_num);
+		fv_cq_forget(qp->recv_cq, qp->ib.qp_num);
+	}
 	fv_object_del(qp->ctx, &qp->ctx->qps, qp->handle);
-	fv_qp_unmake(qp);
+	fv_control_del(qp->ctx, &qp->control);
 	fv_queue_del(qp->recv);
 	fv_queue_del(qp->send);
 	return 0;
@@ -189,6 +241,21 @@ static void fv_qp_address(struct farlane_qp_attr *wire, const struct rdma_ah_att
 	wire->sl = rdma_ah_get_sl(ah);
 	wire->static_rate = rdma_ah_get_static_rate(ah);
 	wire->ah_port = rdma_ah_get_port_num(ah);
+}
+
+/* A queue pair was brought to a state. */
+static void fv_qp_changed(struct fv_qp *qp, enum ib_qp_state state)
+{
+	WRITE_ONCE(qp->in_error, state == IB_QPS_ERR);
+	WRITE_ONCE(qp->state, state);
+	if (state != IB_QPS_RESET || !fv_is_kernel(qp->ctx))
+		return;
+	/* What was posted is forgotten, and what is completed is of nobody. */
+	fv_cq_forget(qp->send_cq, qp->ib.qp_num);
+	fv_cq_forget(qp->recv_cq, qp->ib.qp_num);
+	fv_queue_discard(qp->send, qp->send_cq);
+	if (qp->recv)
+		fv_queue_discard(qp->recv, qp->recv_cq);
 }
 
 int fv_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct ib_udata *udata)
@@ -228,9 +295,18 @@ int fv_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct i
 			return -EINVAL;
 		fv_qp_address(&arg.attr, &attr->ah_attr);
 	}
+	/* It is of the port that it was made for; the verbs do not say so. */
+	if (qp->ib.qp_type == IB_QPT_GSI && mask & IB_QP_STATE && attr->qp_state == IB_QPS_INIT) {
+		arg.mask |= cpu_to_le32(IB_QP_PORT);
+		arg.attr.port_num = 1;
+	}
 	err = fv_call(qp->ctx, FARLANE_CALL_MODIFY_QP, &arg, sizeof(arg), NULL, 0);
+	/* What the kernel has posted to a dead device is flushed: it may wait for that. */
+	if (err == -ENODEV && fv_is_kernel(qp->ctx) && mask & IB_QP_STATE &&
+	    attr->qp_state == IB_QPS_ERR)
+		err = 0;
 	if (!err && mask & IB_QP_STATE)
-		WRITE_ONCE(qp->state, attr->qp_state);
+		fv_qp_changed(qp, attr->qp_state);
 	return err;
 }
 
@@ -291,90 +367,4 @@ int fv_query_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask,
 	init->sq_sig_type = qp->sig_type;
 	init->cap = qp->cap;
 	return 0;
-}
-
-/* The doorbell of a process: it has published requests in its queue. */
-int fv_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struct ib_send_wr **bad)
-{
-	struct fv_qp *qp = to_fv_qp(ibqp);
-
-	if (!ibqp->uobject || wr) {
-		*bad = wr;
-		return -EOPNOTSUPP;
-	}
-	if (READ_ONCE(qp->ctx->dead))
-		return -EIO;
-	/* As with rxe: what was published waits. */
-	if (READ_ONCE(qp->state) < IB_QPS_RTS)
-		return -EINVAL;
-	fv_ring_queue(qp->ctx, &qp->control, fv_slot(qp->handle));
-	return 0;
-}
-
-int fv_create_ah(struct ib_ah *ibah, struct rdma_ah_init_attr *init, struct ib_udata *udata)
-{
-	const struct ib_global_route *grh = rdma_ah_read_grh(init->ah_attr);
-	const struct fv_pd *pd = container_of(ibah->pd, struct fv_pd, ib);
-	struct fv_ah *ah = container_of(ibah, struct fv_ah, ib);
-	struct farlane_create_ah arg = {
-		.pd = cpu_to_le32(pd->handle),
-		.flow_label = cpu_to_le32(grh->flow_label),
-		.is_global = 1,
-		.sgid_index = grh->sgid_index,
-		.hop_limit = grh->hop_limit,
-		.traffic_class = grh->traffic_class,
-		.sl = rdma_ah_get_sl(init->ah_attr),
-		.static_rate = rdma_ah_get_static_rate(init->ah_attr),
-		.port_num = rdma_ah_get_port_num(init->ah_attr),
-	};
-	struct rxe_create_ah_resp resp = {};
-	__le32 handle;
-	int err;
-
-	/* Requests name it by a number that the provider is told. */
-	if (udata && udata->outlen < sizeof(resp))
-		return -EINVAL;
-	if (!(rdma_ah_get_ah_flags(init->ah_attr) & IB_AH_GRH))
-		return -EINVAL;
-	if (!(init->flags & RDMA_CREATE_AH_SLEEPABLE))
-		return -EOPNOTSUPP;
-	memcpy(arg.dgid, grh->dgid.raw, sizeof(arg.dgid));
-	err = fv_call(pd->ctx, FARLANE_CALL_CREATE_AH, &arg, sizeof(arg), &handle, sizeof(handle));
-	if (err)
-		return err;
-	ah->handle = le32_to_cpu(handle);
-	resp.ah_num = ah->handle;
-	if (udata)
-		err = ib_copy_to_udata(udata, &resp, sizeof(resp));
-	if (err)
-		fv_destroy_call(pd->ctx, FARLANE_CALL_DESTROY_AH, ah->handle);
-	return err;
-}
-
-int fv_destroy_ah(struct ib_ah *ibah, u32 flags)
-{
-	const struct fv_pd *pd = container_of(ibah->pd, struct fv_pd, ib);
-	struct fv_ah *ah = container_of(ibah, struct fv_ah, ib);
-
-	fv_destroy_call(pd->ctx, FARLANE_CALL_DESTROY_AH, ah->handle);
-	return 0;
-}
-
-static int fv_mcast(struct ib_qp *ibqp, const union ib_gid *gid, u32 number)
-{
-	struct fv_qp *qp = to_fv_qp(ibqp);
-	struct farlane_mcast_group arg = { .qp = cpu_to_le32(qp->handle) };
-
-	memcpy(arg.gid, gid->raw, sizeof(arg.gid));
-	return fv_call(qp->ctx, number, &arg, sizeof(arg), NULL, 0);
-}
-
-int fv_attach_mcast(struct ib_qp *ibqp, union ib_gid *gid, u16 lid)
-{
-	return fv_mcast(ibqp, gid, FARLANE_CALL_ATTACH_MCAST);
-}
-
-int fv_detach_mcast(struct ib_qp *ibqp, union ib_gid *gid, u16 lid)
-{
-	return fv_mcast(ibqp, gid, FARLANE_CALL_DETACH_MCAST);
 }

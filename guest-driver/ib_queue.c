@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Memory of queues: rings, which a process has mapped, and control blocks, which it has not.
+ * Memory of queues: rings, which a process or this module has mapped, and control blocks, which no
+ * process has.
  * zero-copy/abi/src/rxe.rs describes both.
  */
 #include <linux/log2.h>
 #include <linux/mm.h>
 #include <linux/slab.h>
+#include <linux/vmalloc.h>
 
 #include "compat.h"
 #include "ib.h"
@@ -19,21 +21,44 @@ struct fv_controls {
 	DECLARE_BITMAP(used, CONTROLS);
 };
 
+static int fv_queue_for_process(struct fv_queue *queue, struct ib_udata *udata, u64 length,
+				struct mminfo *mi)
+{
+	struct fv_ucontext *uc = rdma_udata_to_drv_context(udata, struct fv_ucontext, ib);
+	struct rxe_queue_buf *buf = page_address(queue->memory.pages[0]);
+	int err;
+
+	/* For the process: neither the backend nor this module looks at them. */
+	buf->log2_elem_size = ilog2(queue->stride);
+	buf->index_mask = queue->slots - 1;
+	err = rdma_user_mmap_entry_insert(&uc->ib, &queue->entry, length);
+	if (err)
+		return err;
+	mi->offset = rdma_user_mmap_get_offset(&queue->entry);
+	mi->size = length;
+	mi->pad = 0;
+	return 0;
+}
+
+static int fv_queue_for_kernel(struct fv_queue *queue)
+{
+	queue->base = vmap(queue->memory.pages, queue->memory.npages, VM_MAP, PAGE_KERNEL);
+	return queue->base ? 0 : -ENOMEM;
+}
+
 /**
- * fv_queue_new - allocate a ring of a process
- * @ctx: its context
- * @udata: of the process
+ * fv_queue_new - allocate a ring
+ * @ctx: context
+ * @udata: of its process; NULL for the kernel
  * @entries: that can wait in it at least: one element stays free
  * @bytes: length of one
- * @mi: gets the token by which the process maps it
+ * @mi: gets the token by which a process maps it
  *
  * Return: the ring, or an error number.
  */
 struct fv_queue *fv_queue_new(struct fv_context *ctx, struct ib_udata *udata, u32 entries,
 			      u32 bytes, struct mminfo *mi)
 {
-	struct fv_ucontext *uc = rdma_udata_to_drv_context(udata, struct fv_ucontext, ib);
-	struct rxe_queue_buf *buf;
 	struct fv_queue *queue;
 	u64 length;
 	int err;
@@ -46,20 +71,16 @@ struct fv_queue *fv_queue_new(struct fv_context *ctx, struct ib_udata *udata, u3
 	queue->ctx = ctx;
 	queue->slots = max(roundup_pow_of_two(entries + 1), 2UL);
 	queue->stride = max(roundup_pow_of_two(bytes), (unsigned long)FARLANE_RING_MIN_STRIDE);
-	length = PAGE_ALIGN(sizeof(*buf) + (u64)queue->slots * queue->stride);
+	length = PAGE_ALIGN(sizeof(struct rxe_queue_buf) + (u64)queue->slots * queue->stride);
 	err = farlane_client_segment(ctx->core, length, &queue->memory);
 	if (err)
 		goto free;
-	/* For the process: neither the backend nor this module looks at them. */
-	buf = page_address(queue->memory.pages[0]);
-	buf->log2_elem_size = ilog2(queue->stride);
-	buf->index_mask = queue->slots - 1;
-	err = rdma_user_mmap_entry_insert(&uc->ib, &queue->entry, length);
+	if (udata)
+		err = fv_queue_for_process(queue, udata, length, mi);
+	else
+		err = fv_queue_for_kernel(queue);
 	if (err)
 		goto detach;
-	mi->offset = rdma_user_mmap_get_offset(&queue->entry);
-	mi->size = length;
-	mi->pad = 0;
 	return queue;
 
 detach:
@@ -69,20 +90,30 @@ free:
 	return ERR_PTR(err);
 }
 
+static void fv_queue_free(struct fv_queue *queue)
+{
+	farlane_client_detach(queue->ctx->core, queue->memory.region);
+	kfree(queue);
+}
+
 /* The backend knows the queue no more. */
 void fv_queue_del(struct fv_queue *queue)
 {
-	if (queue)
+	if (!queue)
+		return;
+	if (!queue->base) {
 		rdma_user_mmap_entry_remove(&queue->entry);
+		return;
+	}
+	kvfree(queue->requests);
+	vunmap(queue->base);
+	fv_queue_free(queue);
 }
 
 /* Nobody can map it any more; who has, keeps its pages. */
 void fv_mmap_free(struct rdma_user_mmap_entry *entry)
 {
-	struct fv_queue *queue = container_of(entry, struct fv_queue, entry);
-
-	farlane_client_detach(queue->ctx->core, queue->memory.region);
-	kfree(queue);
+	fv_queue_free(container_of(entry, struct fv_queue, entry));
 }
 
 int fv_mmap(struct ib_ucontext *uc, struct vm_area_struct *vma)

@@ -5,11 +5,6 @@
 
 #include "ib.h"
 
-static struct fv_srq *to_fv_srq(struct ib_srq *ibsrq)
-{
-	return container_of(ibsrq, struct fv_srq, ib);
-}
-
 static u32 fv_recv_bytes(u32 sge)
 {
 	return sizeof(struct rxe_recv_wqe) + sge * sizeof(struct rxe_sge);
@@ -34,12 +29,9 @@ static int fv_srq_make(struct fv_srq *srq, struct fv_pd *pd)
 	return 0;
 }
 
-static void fv_srq_unmake(struct fv_srq *srq)
+static int fv_srq_unmake(struct fv_srq *srq)
 {
-	if (fv_destroy_call(srq->ctx, FARLANE_CALL_DESTROY_SRQ, srq->handle))
-		fv_control_del(srq->ctx, &srq->control);
-	/* Else the backend keeps it. */
-	srq->control.page = NULL;
+	return fv_destroy_call(srq->ctx, FARLANE_CALL_DESTROY_SRQ, srq->handle);
 }
 
 static int fv_srq_set_limit(struct fv_srq *srq, u32 limit)
@@ -75,13 +67,14 @@ int fv_create_srq(struct ib_srq *ibsrq, struct ib_srq_init_attr *init, struct ib
 	struct rxe_create_srq_resp resp = {};
 	int err;
 
-	if (init->srq_type != IB_SRQT_BASIC || !udata)
+	if (init->srq_type != IB_SRQT_BASIC)
 		return -EOPNOTSUPP;
-	if (udata->outlen < sizeof(resp) || !init->attr.max_wr ||
+	if ((udata && udata->outlen < sizeof(resp)) || !init->attr.max_wr ||
 	    init->attr.max_wr > limits->max_srq_wr || init->attr.max_sge > limits->max_srq_sge)
 		return -EINVAL;
 	srq->ctx = pd->ctx;
 	srq->max_sge = max(init->attr.max_sge, 1U);
+	spin_lock_init(&srq->lock);
 	err = fv_control_new(srq->ctx, &srq->control);
 	if (err)
 		return err;
@@ -94,7 +87,8 @@ int fv_create_srq(struct ib_srq *ibsrq, struct ib_srq_init_attr *init, struct ib
 	err = fv_srq_make(srq, pd);
 	if (err)
 		goto queue;
-	err = ib_copy_to_udata(udata, &resp, sizeof(resp));
+	if (udata)
+		err = ib_copy_to_udata(udata, &resp, sizeof(resp));
 	if (err)
 		goto destroy;
 	err = fv_srq_add(srq, init->attr.srq_limit);
@@ -184,9 +178,12 @@ int fv_query_srq(struct ib_srq *ibsrq, struct ib_srq_attr *attr)
 int fv_destroy_srq(struct ib_srq *ibsrq, struct ib_udata *udata)
 {
 	struct fv_srq *srq = to_fv_srq(ibsrq);
+	int err = fv_srq_unmake(srq);
 
+	if (err)
+		return err;
 	fv_object_del(srq->ctx, &srq->ctx->srqs, srq->handle);
-	fv_srq_unmake(srq);
+	fv_control_del(srq->ctx, &srq->control);
 	fv_queue_del(srq->queue);
 	return 0;
 }

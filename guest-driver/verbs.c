@@ -90,7 +90,7 @@ void farlane_verbs_del(struct farlane *fl)
 /**
  * farlane_client_open - open a context of the backend
  * @fl: device
- * @charged: its memory is charged to the process that calls for it
+ * @charged: its memory is charged to the process that calls for it; else it is the kernel's own
  * @client: who is told of its events
  * @data: passed to those functions
  *
@@ -174,6 +174,30 @@ int farlane_client_pin(struct farlane_context *ctx, u64 address, u64 length, boo
 EXPORT_SYMBOL_GPL(farlane_client_pin);
 
 /**
+ * farlane_client_all_memory - let the backend have all memory, for requests of the kernel
+ * @ctx: context of the kernel's own
+ * @region: gets its id
+ *
+ * Return: 0 or an error number.
+ */
+int farlane_client_all_memory(struct farlane_context *ctx, u32 *region)
+{
+	struct farlane_region *all = farlane_region_new(FARLANE_KIND_ALL_MEMORY,
+							FARLANE_FLAG_WRITABLE, 0, 0);
+	int err;
+
+	if (!all)
+		return -ENOMEM;
+	err = farlane_attach(ctx, all);
+	if (err)
+		return err;
+	*region = all->id;
+	farlane_region_live(ctx, all);
+	return 0;
+}
+EXPORT_SYMBOL_GPL(farlane_client_all_memory);
+
+/**
  * farlane_client_detach - take memory away from the backend, and let go of it
  * @ctx: context
  * @region: id of the segment or pin
@@ -249,3 +273,13 @@ bool farlane_client_is_dead(struct farlane *fl)
 	return READ_ONCE(fl->dead);
 }
 EXPORT_SYMBOL_GPL(farlane_client_is_dead);
+
+/**
+ * farlane_client_wait_reset - wait until a device touches no memory any more
+ * @fl: device, dead
+ */
+void farlane_client_wait_reset(struct farlane *fl)
+{
+	wait_for_completion(&fl->quiesced);
+}
+EXPORT_SYMBOL_GPL(farlane_client_wait_reset);
