@@ -36,11 +36,14 @@ const PROGRAMS: &[&str] = &[
     "usr/bin/ibv_xsrq_pingpong",
     "usr/bin/kmod",
     "usr/bin/lspci",
+    "usr/bin/mckey",
     "usr/bin/qperf",
     "usr/bin/rdma",
     "usr/bin/rping",
+    "usr/bin/rstream",
     "usr/bin/setpci",
     "usr/bin/ucmatose",
+    "usr/bin/udaddy",
     "usr/sbin/ip",
 ];
 

@@ -1,7 +1,6 @@
 //! Debian's programs of verbs over the RDMA device of the guests' kernel (`farlane_ib.ko`), without
-//! a library of ours and without a launcher: rdma-core's provider of rxe drives it.
-//!
-//! That provider has no extended reliable connections, and there is no connection manager.
+//! a library of ours and without a launcher: rdma-core's provider of rxe drives it, which has no
+//! extended reliable connections.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,6 +17,8 @@ use crate::farlane::RDMA_MODULE;
 use crate::place::Over;
 use crate::run::Run;
 use crate::tools::{Ends, TOOL_TIMEOUT, bandwidths, between, latencies, pingpong_us};
+
+mod connections;
 
 /// What the device is called, and where its IPv4 address is in its GID table.
 pub const DEVICE: &str = "rxe_farlane0";
@@ -89,6 +90,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     if !brief {
         perftests(stage.two(), report)?;
     }
+    connections::run(&stage.a, &stage.b, brief, report)?;
     resources(&stage.a)?;
     port(&stage.a)?;
     if !brief {
@@ -248,12 +250,9 @@ fn resources(guest: &Guest) -> Result<()> {
     );
     job.signal(9)?;
     job.wait(TOOL_TIMEOUT)?;
-    let none = || {
-        let all = guest.run(&format!("rdma res show {DEVICE}"))?;
-        Ok(["pd 0 ", "cq 0 ", "qp 0 ", "mr 0 "]
-            .iter()
-            .all(|none| all.contains(none)))
-    };
+    // The kernel has some of its own.
+    let look = "for kind in pd cq qp mr; do rdma res show $kind; done | grep -q ibv_rc_pingpong";
+    let none = || Ok(!guest.exec(look)?.success());
     wait_until("nothing is left of a program that was killed", none)
 }
 
@@ -330,9 +329,10 @@ fn unplugged(stage: &Stage, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Whoever waits for a backend that is killed is told.
+/// Whoever waits for a backend that is killed is told, and the kernel's own users let go of it.
 fn backend_killed(mut stage: Stage) -> Result<()> {
     let (held, watch) = (waiting(&stage.a)?, watching(&stage.a)?);
+    let busy = connections::Busy::start(&stage.a, &stage.b)?;
     stage.backend.kill()?;
     watch.wait_output(PATIENCE, |text| text.contains("IBV_EVENT_DEVICE_FATAL"))?;
     let opened = stage.a.exec(&format!("ibv_devinfo -d {DEVICE}"))?;
@@ -343,6 +343,10 @@ fn backend_killed(mut stage: Stage) -> Result<()> {
     );
     held.signal(15)?;
     held.wait(Duration::from_secs(10))?;
+    for guest in [&stage.a, &stage.b] {
+        guest.run("rmmod farlane_ib")?;
+    }
+    busy.has_ended()?;
     for guest in [&stage.a, &stage.b] {
         no_complaint(guest)?;
     }

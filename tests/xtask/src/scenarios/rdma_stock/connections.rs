@@ -1,0 +1,183 @@
+//! Programs that connect by the connection manager of the guests' kernel, which is a user of the
+//! device itself: librdmacm as Debian has it, and the examples that come with that.
+
+use anyhow::{Context as _, Result, ensure};
+use farlane_kit::guest::{Guest, Job};
+use farlane_kit::report::Report;
+
+use crate::conditions::wait_until;
+use crate::tools::TOOL_TIMEOUT;
+
+/// A program that is started twice, and what the client prints when it has done its work. `HERE` is
+/// the server's address, and `PORT` a port.
+struct Pair {
+    serve: &'static str,
+    ask: &'static str,
+    /// The port that it listens on, where it cannot be told.
+    port: Option<u16>,
+    says: &'static str,
+}
+
+/// The port of all others.
+const PORT: u16 = 18700;
+
+/// What they have received they look at, where they can. Servers are told their address: of those
+/// that listen at all the kernel does not say where.
+const PAIRS: &[Pair] = &[
+    Pair {
+        serve: "rping -s -C 20 -v -V -S 100 -p PORT -a HERE",
+        ask: "rping -c -C 20 -v -V -S 100 -p PORT -a HERE",
+        port: None,
+        says: "rdma-ping-19",
+    },
+    Pair {
+        serve: "ucmatose -c 4 -C 20 -S 4096 -p PORT -b HERE",
+        ask: "ucmatose -c 4 -C 20 -S 4096 -p PORT -s HERE",
+        port: None,
+        says: "return status 0",
+    },
+    Pair {
+        serve: "udaddy -c 4 -C 20 -S 1024 -b HERE",
+        ask: "udaddy -c 4 -C 20 -S 1024 -s HERE",
+        port: Some(7174),
+        says: "return status 0",
+    },
+    Pair {
+        serve: "rstream -T v -S 65536 -C 20 -I 10 -p PORT -b HERE",
+        ask: "rstream -T v -S 65536 -C 20 -I 10 -p PORT -s HERE",
+        port: None,
+        says: "64k",
+    },
+    Pair {
+        serve: "ib_write_bw -R -F -s 65536 -n 100 -p PORT --bind_source_ip HERE",
+        ask: "ib_write_bw -R -F -s 65536 -n 100 -p PORT HERE",
+        port: None,
+        says: "BW average",
+    },
+    Pair {
+        serve: "ib_send_lat -R -F -e -s 64 -n 100 -p PORT --bind_source_ip HERE",
+        ask: "ib_send_lat -R -F -e -s 64 -n 100 -p PORT HERE",
+        port: None,
+        says: "t_typical",
+    },
+];
+
+/// One that goes on until it is stopped.
+const ENDLESS: Pair = Pair {
+    serve: "rping -s -C 10000000 -S 100 -p PORT -a HERE",
+    ask: "rping -c -C 10000000 -S 100 -p PORT -a HERE",
+    port: None,
+    says: "",
+};
+
+/// How many of them a kernel of each kind runs.
+const FEW: usize = 2;
+
+/// Runs a server in one guest and a client in another one, or in the same.
+pub fn run(server: &Guest, client: &Guest, brief: bool, report: &mut Report) -> Result<()> {
+    for guest in [server, client] {
+        guest.run("modprobe rdma_ucm")?;
+        wait_until("programs can reach the connection manager", || {
+            Ok(guest.exec("test -c /dev/infiniband/rdma_cm")?.success())
+        })?;
+    }
+    for pair in &PAIRS[..if brief { FEW } else { PAIRS.len() }] {
+        pair.run(server, client)?;
+        report.tell("connection manager", pair.ask, "done".to_owned());
+    }
+    if !brief {
+        multicast(server, client)?;
+        report.tell("connection manager", "mckey", "done".to_owned());
+    }
+    Ok(())
+}
+
+impl Pair {
+    fn line(&self, line: &str, server: &Guest) -> Result<String> {
+        let port = self.port.unwrap_or(PORT).to_string();
+        Ok(line
+            .replace("PORT", &port)
+            .replace("HERE", server.address()?))
+    }
+
+    /// Starts the server, and waits until it listens.
+    fn serve<'g>(&self, server: &'g Guest) -> Result<Job<'g>> {
+        let serving = server.spawn(&self.line(self.serve, server)?)?;
+        let port = self.port.unwrap_or(PORT);
+        let look = format!("rdma resource show cm_id | grep LISTEN | grep -q ':{port} '");
+        wait_until("somebody listens", || {
+            ensure!(
+                !serving.has_ended(),
+                "`{}` has ended: {}",
+                self.serve,
+                serving.so_far()
+            );
+            Ok(server.exec(&look)?.success())
+        })?;
+        Ok(serving)
+    }
+
+    fn run(&self, server: &Guest, client: &Guest) -> Result<()> {
+        let serving = self.serve(server)?;
+        let asked = client.spawn(&self.line(self.ask, server)?)?;
+        let asked = asked.wait(TOOL_TIMEOUT);
+        let asked = asked.with_context(|| format!("`{}`: {}", self.serve, serving.so_far()))?;
+        ensure!(
+            asked.success() && asked.all().contains(self.says),
+            "`{}` failed: {}\n{}\nThe server said:\n{}",
+            self.ask,
+            asked.how(),
+            asked.all(),
+            serving.so_far()
+        );
+        let served = serving.wait(TOOL_TIMEOUT)?;
+        served.check(format_args!("`{}`", self.serve))
+    }
+}
+
+/// Datagrams to a group, which both ends have joined by the connection manager. The receiver does
+/// not say when it has: the sender sends until it has had enough.
+fn multicast(receiver: &Guest, sender: &Guest) -> Result<()> {
+    let line = |guest: &Guest| -> Result<String> {
+        Ok(format!(
+            "mckey -m 239.77.0.1 -C 20 -S 512 -b {}",
+            guest.address()?
+        ))
+    };
+    let receiving = receiver.spawn(&line(receiver)?)?;
+    let send = format!("{} -s", line(sender)?);
+    wait_until("the group's datagrams are received", || {
+        let sent = sender.spawn(&send)?.wait(TOOL_TIMEOUT)?;
+        sent.check(format_args!("`{send}`"))?;
+        Ok(receiving.has_ended())
+    })?;
+    receiving.wait(TOOL_TIMEOUT)?.check(format_args!("`mckey`"))
+}
+
+/// A connection over which something is always under way.
+pub struct Busy<'g> {
+    ends: [Job<'g>; 2],
+}
+
+impl<'g> Busy<'g> {
+    pub fn start(server: &'g Guest, client: &'g Guest) -> Result<Self> {
+        let serving = ENDLESS.serve(server)?;
+        let asking = client.spawn(&ENDLESS.line(ENDLESS.ask, server)?)?;
+        wait_until("they are connected", || {
+            let look = "rdma resource show cm_id | grep rping | grep -q CONNECT";
+            Ok(server.exec(look)?.success())
+        })?;
+        Ok(Self {
+            ends: [serving, asking],
+        })
+    }
+
+    /// Both have been told that their device is gone.
+    pub fn has_ended(self) -> Result<()> {
+        for end in self.ends {
+            let ended = end.wait(TOOL_TIMEOUT)?;
+            ensure!(!ended.success(), "rping has ended well: {}", ended.all());
+        }
+        Ok(())
+    }
+}
