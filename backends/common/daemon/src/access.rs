@@ -1,15 +1,11 @@
 //! Who may connect to a daemon's sockets.
 
+use crate::names;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::Gid;
-use std::ffi::CString;
-use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
-
-/// Most bytes of a group's entry that are looked at: its members are among them.
-const MAX_ENTRY_BYTES: usize = 1 << 20;
 
 /// Group and permissions of all sockets that a daemon makes; flattened into its arguments. By
 /// default only its own user connects.
@@ -56,40 +52,7 @@ impl Access {
 
 /// The number of a group.
 fn group(text: &str) -> Result<u32, String> {
-    let unknown = || format!("there is no group {text:?}");
-    if let Ok(number) = text.parse() {
-        // The greatest means none to the kernel.
-        return if number == u32::MAX {
-            Err(unknown())
-        } else {
-            Ok(number)
-        };
-    }
-    let name = CString::new(text).map_err(|_| unknown())?;
-    let mut buffer = vec![0; 1 << 10];
-    loop {
-        let mut entry = MaybeUninit::<libc::group>::uninit();
-        let mut found = std::ptr::null_mut();
-        // SAFETY: the name ends in a zero; entry and buffer are writable, the buffer as long as is
-        // said, and outlive the use of what is found, which lies in the entry.
-        let (error, number) = unsafe {
-            let error = libc::getgrnam_r(
-                name.as_ptr(),
-                entry.as_mut_ptr(),
-                buffer.as_mut_ptr(),
-                buffer.len(),
-                &raw mut found,
-            );
-            (error, found.as_ref().map(|group| group.gr_gid))
-        };
-        match (error, number) {
-            (_, Some(number)) => return Ok(number),
-            (libc::ERANGE, None) if buffer.len() < MAX_ENTRY_BYTES => {
-                buffer.resize(2 * buffer.len(), 0);
-            }
-            (_, None) => return Err(unknown()),
-        }
-    }
+    names::group(text).ok_or_else(|| format!("there is no group {text:?}"))
 }
 
 /// Permissions as `chmod` has them.

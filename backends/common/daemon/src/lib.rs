@@ -4,6 +4,7 @@
 //! * [`run`]: a daemon from its command line to its end; [`control`]: its control loop;
 //! * [`options`]: the arguments that all of them take; [`keys`]: those of several keys;
 //! * [`listener`]: UNIX sockets that belong to one daemon; [`access`]: who may connect to them;
+//!   [`names`]: users and groups of the system;
 //! * [`per_node`]: threads that belong to a NUMA node; [`locality`]: what was moved where;
 //!   [`placement`]: where a VM's memory lies; [`periodic`]: work that is done again and again;
 //! * [`privileges`] and [`seccomp`]: what a running backend can no longer do;
@@ -19,6 +20,7 @@ pub mod listener;
 pub mod locality;
 pub mod logging;
 pub mod metrics;
+pub mod names;
 pub mod options;
 pub mod panics;
 pub mod per_node;
