@@ -37,7 +37,7 @@ pub use atomic::{AtomicOp, WordLocks};
 pub use copy::{CopyError, CopyWay, copy, copy_from_slice, copy_to_slice};
 pub use mapping::{Mapping, MappingError, punch_hole};
 pub use pool::{Pool, PoolBuffer, PoolError};
-pub use process::{Process, peer_user};
+pub use process::{Process, peer_groups, peer_user};
 pub use region::{Region, RegionError};
 pub use shared::{OutOfBounds, SharedMemory};
 pub use snapshot::{AddressSpaceError, RangeKind};

@@ -8,6 +8,9 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
+/// Supplementary groups for which there is room at first.
+const FEW_GROUPS: usize = 32;
+
 /// The peer of a UNIX socket.
 ///
 /// Its memory is reached with `process_vm_readv` and `process_vm_writev`. The kernel checks each
@@ -43,13 +46,9 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     (rc == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The user as which the process at the other end of a UNIX socket ran when it connected, or began
-/// to listen (`SO_PEERCRED`). It may be one of another process namespace, where it has no number
-/// here.
-///
-/// # Errors
-/// No credentials.
-pub fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
+/// What the kernel says of the process at the other end of a UNIX socket, as it was when it
+/// connected, or began to listen (`SO_PEERCRED`).
+fn credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let mut cred = libc::ucred {
         pid: 0,
         uid: u32::MAX,
@@ -70,23 +69,75 @@ pub fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
     if rc != 0 || cred.uid == u32::MAX {
         return Err(io::Error::last_os_error());
     }
-    Ok(cred.uid)
+    Ok(cred)
+}
+
+/// The user as which the process at the other end of a UNIX socket ran when it connected, or began
+/// to listen (`SO_PEERCRED`). It may be one of another process namespace, where it has no number
+/// here.
+///
+/// # Errors
+/// No credentials.
+pub fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    credentials(socket).map(|cred| cred.uid)
+}
+
+/// The groups of that process then: its own, and the supplementary ones (`SO_PEERGROUPS`).
+///
+/// # Errors
+/// No credentials.
+pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let own = credentials(socket)?.gid;
+    let mut groups: Vec<libc::gid_t> = vec![0; FEW_GROUPS];
+    loop {
+        let room = size_of_val(&groups[..]);
+        let mut length = libc::socklen_t::try_from(room).map_err(io::Error::other)?;
+        // SAFETY: the kernel writes at most `length` bytes, the size of the vector's elements, any
+        // of which make some.
+        let rc = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        let failure = io::Error::last_os_error();
+        let bytes = usize::try_from(length).map_err(io::Error::other)?;
+        let count = bytes / size_of::<libc::gid_t>();
+        match rc {
+            0 => {
+                groups.truncate(count);
+                groups.push(own);
+                return Ok(groups);
+            }
+            // They do not change any more: so many there are.
+            _ if failure.raw_os_error() == Some(libc::ERANGE) && count > groups.len() => {
+                groups.resize(count, 0);
+            }
+            _ => return Err(failure),
+        }
+    }
 }
 
 impl Process {
     /// The process at the other end of a connected UNIX socket (`SO_PEERCRED`).
     ///
     /// # Errors
-    /// No credentials, or the process is gone.
+    /// No credentials, the process is gone, or it is one of another process namespace, where it
+    /// has no number here.
     pub fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
-        let cred = rustix::net::sockopt::socket_peercred(socket)?;
+        let cred = credentials(socket)?;
+        let pid = rustix::process::Pid::from_raw(cred.pid);
+        let pid = pid.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
         let pidfd = match peer_pidfd(socket) {
             Some(pidfd) => pidfd,
-            None => rustix::process::pidfd_open(cred.pid, rustix::process::PidfdFlags::empty())?,
+            None => rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?,
         };
         Ok(Arc::new(Self {
-            pid: cred.pid,
-            uid: cred.uid.as_raw(),
+            pid,
+            uid: cred.uid,
             pidfd,
             owner: OnceLock::new(),
         }))
@@ -229,6 +280,34 @@ mod tests {
         );
         process.pid = pid;
         assert!(read(&process).is_err());
+    }
+
+    #[test]
+    fn the_groups_of_a_peer_are_its_own_and_all_supplementary_ones() {
+        let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut groups = peer_groups(near.as_fd()).unwrap();
+        let mut right: Vec<_> = rustix::process::getgroups().unwrap();
+        right.push(rustix::process::getegid());
+        let mut right: Vec<_> = right.iter().map(|gid| gid.as_raw()).collect();
+        groups.sort_unstable();
+        right.sort_unstable();
+        assert_eq!(groups, right);
+    }
+
+    #[test]
+    fn more_groups_than_are_usual_are_all_said() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        // Of this thread alone, which ends with the test.
+        let said = std::thread::spawn(|| {
+            let all: Vec<_> = (1000..1500).map(rustix::process::Gid::from_raw).collect();
+            rustix::thread::set_thread_groups(&all).unwrap();
+            let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+            peer_groups(near.as_fd()).unwrap()
+        });
+        let said = said.join().unwrap();
+        assert!((1000..1500).all(|group| said.contains(&group)), "{said:?}");
     }
 
     #[test]
