@@ -10,6 +10,9 @@
 //! 1998). Nobody has to know how many tenants there will be, and what nobody else wants is not kept
 //! back for good.
 //!
+//! Users of one tenant that do not trust each other share it the same way
+//! ([`Account::of_user`]).
+//!
 //! Besides that an operator gives a tenant limits of its own, as the kernel's RDMA cgroup does
 //! (`Documentation/admin-guide/cgroup-v1/rdma.rst`). They are looked at first.
 
@@ -219,6 +222,8 @@ pub struct Account {
     own: [AtomicU64; RESOURCES],
     /// Of the words of its memory.
     words: Arc<WordLocks>,
+    /// Whose user it is, where it is a user's of a tenant.
+    tenant: Option<Arc<Self>>,
 }
 
 impl Account {
@@ -230,6 +235,21 @@ impl Account {
             limits,
             own: Default::default(),
             words: Arc::default(),
+            tenant: None,
+        })
+    }
+
+    /// One of a tenant's users that do not trust each other. What it takes the tenant has, and it
+    /// never has more than the tenant could still take: so alone it comes to one half of what the
+    /// tenant could have.
+    #[must_use]
+    pub fn of_user(tenant: &Arc<Self>) -> Arc<Self> {
+        Arc::new(Self {
+            ledger: Arc::clone(&tenant.ledger),
+            limits: tenant.limits,
+            own: Default::default(),
+            words: Arc::clone(&tenant.words),
+            tenant: Some(Arc::clone(tenant)),
         })
     }
 
@@ -266,13 +286,21 @@ impl Account {
         let budget = self.ledger.budget(of);
         let mut taken = budget.taken();
         // Changed under the lock only.
-        let own = self.own(of).load(Ordering::Relaxed);
-        let sum = own.checked_add(amount)?;
+        let has = |account: &Self| account.own(of).load(Ordering::Relaxed);
+        let tenant = self.tenant.as_ref().unwrap_or(self);
+        let sum = has(tenant).checked_add(amount)?;
         self.limits.allow(of, sum).then_some(())?;
         let left = budget.total.checked_sub(taken.checked_add(amount)?)?;
         (sum <= left).then_some(())?;
+        let more = left.saturating_sub(sum) / 2;
+        let own = has(self).checked_add(amount)?;
+        if self.tenant.is_some() {
+            let limit = self.limits.most(of).unwrap_or(u64::MAX);
+            (own <= more.min(limit.saturating_sub(sum))).then_some(())?;
+        }
         *taken += amount;
-        self.own(of).store(sum, Ordering::Relaxed);
+        tenant.own(of).store(sum, Ordering::Relaxed);
+        self.own(of).store(own, Ordering::Relaxed);
         Some(Share {
             account: Arc::clone(self),
             of,
@@ -332,9 +360,12 @@ impl Drop for Share {
     fn drop(&mut self) {
         let mut taken = self.account.ledger.budget(self.of).taken();
         *taken = taken.saturating_sub(self.amount);
-        self.account
-            .own(self.of)
-            .fetch_sub(self.amount, Ordering::Relaxed);
+        let tenant = self.account.tenant.iter();
+        for account in tenant.chain([&self.account]) {
+            account
+                .own(self.of)
+                .fetch_sub(self.amount, Ordering::Relaxed);
+        }
     }
 }
 
@@ -409,6 +440,44 @@ mod tests {
         assert!(other.take(Resource::QueuePairs, 45).is_some());
         drop(all);
         assert!(other.take(Resource::QueuePairs, 50).is_some());
+    }
+
+    #[test]
+    fn a_user_of_a_tenant_leaves_the_others_as_much_as_it_has() {
+        let ledger = Ledger::new(|_| 128);
+        let tenant = Account::new(&ledger, Limits::default());
+        let users = [(); 2].map(|()| Account::of_user(&tenant));
+        let take_all = |account: &Arc<Account>| -> Vec<_> {
+            std::iter::from_fn(|| account.take(Resource::Descriptors, 1)).collect()
+        };
+        let has = || tenant.own(Resource::Descriptors).load(Ordering::Relaxed);
+        let first = take_all(&users[0]);
+        let second = take_all(&users[1]);
+        assert_eq!([first.len(), second.len()], [32, 16]);
+        assert_eq!(has(), 48);
+        // The tenant's own have what is left, and another tenant its half.
+        let own = take_all(&tenant);
+        assert_eq!((own.len(), has()), (16, 64));
+        assert!(users[0].take(Resource::Descriptors, 1).is_none());
+        let other = Account::new(&ledger, Limits::default());
+        assert_eq!(take_all(&other).len(), 32);
+        drop((first, second, own));
+        assert_eq!(has(), 0);
+        assert_eq!(take_all(&users[1]).len(), 32);
+    }
+
+    #[test]
+    fn a_user_has_one_half_of_a_limit() {
+        let ledger = Ledger::new(|_| 1000);
+        let tenant = limited(&ledger, 10);
+        let user = Account::of_user(&tenant);
+        let five = user.take(Resource::QueuePairs, 5).unwrap();
+        assert!(user.take(Resource::QueuePairs, 1).is_none());
+        assert!(tenant.take(Resource::QueuePairs, 6).is_none());
+        assert!(tenant.take(Resource::QueuePairs, 5).is_some());
+        drop(five);
+        assert!(tenant.take(Resource::QueuePairs, 10).is_some());
+        assert!(user.take(Resource::MemoryRegionBytes, 249).is_some());
     }
 
     #[test]

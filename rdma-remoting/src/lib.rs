@@ -80,7 +80,7 @@ pub use counters::Counters;
 pub use gids::{GidPolicy, GidPrefix};
 pub use ledger::{Limits, Resource, Share};
 pub use peers::Peers;
-pub use port::{Port, PortConfig};
+pub use port::{Party, Port, PortConfig};
 pub use server::{Doorbell, Server, ServerConfig, ServerError};
 pub use throughput::{Rates, Throughput};
 pub use xrc_domains::FileId;

@@ -40,20 +40,48 @@ pub struct PortConfig {
     pub on_demand: bool,
 }
 
+/// What contexts have together whose processes trust each other: all of a port, unless there are
+/// processes of several users.
+#[derive(Clone)]
+pub struct Party {
+    account: Arc<Account>,
+    domains: Arc<DomainsByFile>,
+    shared: Arc<SharedContexts>,
+    on_demand: bool,
+}
+
+impl std::fmt::Debug for Party {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Party").finish_non_exhaustive()
+    }
+}
+
+impl Party {
+    /// Takes so much of what the ports share for somebody of it, until the result is dropped;
+    /// `None`: that is more than its limit or share.
+    #[must_use]
+    pub fn take(&self, of: Resource, amount: u64) -> Option<Share> {
+        self.account.take(of, amount)
+    }
+
+    /// Whether something is taken, or a context open.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.account) > 1
+    }
+}
+
 /// The contexts of one VM, or of the processes of this host.
 pub struct Port {
     address: PortAddress,
     label: String,
     reach: Arc<Reach>,
     gids: Arc<PortGids>,
-    on_demand: bool,
     adapter: Arc<Adapter>,
-    account: Arc<Account>,
+    party: Party,
     throughput: Arc<Throughput>,
     limit: Arc<LogLimit>,
     contexts: Mutex<HashMap<ContextId, Arc<Context>>>,
-    domains: Arc<DomainsByFile>,
-    shared: Arc<SharedContexts>,
 }
 
 impl std::fmt::Debug for Port {
@@ -80,14 +108,16 @@ impl Port {
             label,
             reach: Arc::new(reach),
             gids: Arc::new(gids),
-            on_demand: config.on_demand,
-            account: Account::new(&adapter.ledger, config.limits),
+            party: Party {
+                account: Account::new(&adapter.ledger, config.limits),
+                domains: Arc::default(),
+                shared: Arc::default(),
+                on_demand: config.on_demand,
+            },
             throughput: Arc::new(Throughput::new(config.rates, Instant::now())),
             limit: Arc::default(),
             adapter,
             contexts: Mutex::default(),
-            domains: Arc::default(),
-            shared: Arc::default(),
         })
     }
 
@@ -142,14 +172,34 @@ impl Port {
     /// dropped; `None`: that is more than its limit or share.
     #[must_use]
     pub fn take(&self, of: Resource, amount: u64) -> Option<Share> {
-        self.account.take(of, amount)
+        self.party.take(of, amount)
+    }
+
+    /// What its own processes have together.
+    #[must_use]
+    pub fn party(&self) -> &Party {
+        &self.party
+    }
+
+    /// What the processes of another user have together, whom those of the port do not trust, nor
+    /// further ones: contexts and domains that they find by files, a share of what the port may
+    /// have, and a worker's time as if they were a port. Their memory is there while it is
+    /// registered.
+    #[must_use]
+    pub fn another_party(&self) -> Party {
+        Party {
+            account: Account::of_user(&self.party.account),
+            domains: Arc::default(),
+            shared: Arc::default(),
+            on_demand: false,
+        }
     }
 
     /// How much its contexts have together of what the ports share, how much they have carried out,
     /// and their limits.
     #[must_use]
     pub fn samples(&self) -> Vec<Sample<'static>> {
-        let mut samples = self.account.samples();
+        let mut samples = self.party.account.samples();
         samples.extend(self.throughput.samples());
         samples.push(Sample {
             name: "gids",
@@ -174,7 +224,21 @@ impl Port {
         events: Arc<dyn EventSink>,
         pool: Option<Arc<Pool>>,
     ) -> Result<Arc<Context>, Errno> {
-        self.open_as(id, false, events, pool)
+        self.open_as(id, false, &self.party, events, pool)
+    }
+
+    /// The same for somebody of [another party](Self::another_party).
+    ///
+    /// # Errors
+    /// As of [`open`](Self::open).
+    pub fn open_for(
+        self: &Arc<Self>,
+        party: &Party,
+        id: ContextId,
+        events: Arc<dyn EventSink>,
+        pool: Option<Arc<Pool>>,
+    ) -> Result<Arc<Context>, Errno> {
+        self.open_as(id, false, party, events, pool)
     }
 
     /// The same of the guest's kernel, which may do what the kernel alone vouches for.
@@ -187,13 +251,14 @@ impl Port {
         events: Arc<dyn EventSink>,
         pool: Option<Arc<Pool>>,
     ) -> Result<Arc<Context>, Errno> {
-        self.open_as(id, true, events, pool)
+        self.open_as(id, true, &self.party, events, pool)
     }
 
     fn open_as(
         self: &Arc<Self>,
         id: ContextId,
         is_kernel: bool,
+        party: &Party,
         events: Arc<dyn EventSink>,
         pool: Option<Arc<Pool>>,
     ) -> Result<Arc<Context>, Errno> {
@@ -207,14 +272,14 @@ impl Port {
             address: self.address,
             reach: Arc::clone(&self.reach),
             gids: Arc::clone(&self.gids),
-            on_demand: self.on_demand,
+            on_demand: party.on_demand,
             engine: Arc::clone(&self.adapter.engine),
             counters: Arc::clone(&self.adapter.counters),
-            account: Arc::clone(&self.account),
+            account: Arc::clone(&party.account),
             throughput: Arc::clone(&self.throughput),
             limit: Arc::clone(&self.limit),
-            domains: Arc::clone(&self.domains),
-            shared: Arc::clone(&self.shared),
+            domains: Arc::clone(&party.domains),
+            shared: Arc::clone(&party.shared),
             clock: self.adapter.clock,
             comp_vectors: self.adapter.comp_vectors(),
         };

@@ -1,8 +1,8 @@
 use super::*;
-use crate::Server;
 use crate::engine::soft::SoftEngine;
 use crate::server::ServerConfig;
-use crate::testing::{Header, Hooked, open, port};
+use crate::testing::{Header, Hooked, Nobody, open, port};
+use crate::{FileId, Server};
 use rustix::event::EventfdFlags;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -50,6 +50,30 @@ fn ends(port: &Arc<Port>, end: End) -> bool {
         says.send(()).unwrap();
     });
     ended.recv_timeout(Duration::from_secs(60)).is_ok()
+}
+
+#[test]
+fn a_party_finds_nothing_of_another_ones_by_a_file() {
+    let server = Server::without_workers();
+    let port = port(&server, 1);
+    let party = port.another_party();
+    let ours = open(&port, 0);
+    let id = ContextId::new(1).unwrap();
+    let theirs = port.open_for(&party, id, Arc::new(Nobody), None).unwrap();
+    let file = FileId(1, 2);
+    ours.share_as(Arc::new(file)).unwrap();
+    assert!(theirs.shared.find(file).is_none());
+    theirs.share_as(Arc::new(file)).unwrap();
+    let found = ours.shared.find(file).unwrap();
+    assert!(Arc::ptr_eq(&found, &ours));
+    assert!(!Arc::ptr_eq(&ours.domains, &theirs.domains));
+    // They have turns of their own, too.
+    assert!(!ours.is_beside(&theirs));
+    drop((ours, found));
+    assert!(party.is_in_use());
+    port.close(id).unwrap();
+    drop(theirs);
+    assert!(!party.is_in_use());
 }
 
 type End = fn(&Port);
