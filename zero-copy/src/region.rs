@@ -5,7 +5,7 @@ use crate::placement::Given;
 use crate::registration::{Access, Gates, Memory, Piece, Registration};
 use crate::topology::{Node, Topology};
 use crate::{AddressSpace, AddressSpaceError, Mapping, MappingError, RangeKind};
-use crate::{PoolBuffer, Process, SharedMemory};
+use crate::{PoolBuffer, Process, SharedFiles, SharedMemory};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::width::to_usize;
 use std::collections::BTreeMap;
@@ -117,7 +117,7 @@ fn has_memory(gates: &Gates<'_>, offset: u64, length: u64) -> Result<(), RegionE
 }
 
 impl Region {
-    fn new(memory: Memory, length: u64, writable: bool) -> Self {
+    pub(crate) fn new(memory: Memory, length: u64, writable: bool) -> Self {
         Self {
             inner: Registration::new(memory, length, writable, false),
         }
@@ -217,7 +217,16 @@ impl Region {
     pub fn from_memfd(fd: OwnedFd, length: u64, writable: bool) -> Result<Self, RegionError> {
         Self::check_memfd(&fd, (0, length), writable)?;
         let mapping = Mapping::new(fd.as_fd(), 0, length, writable)?;
-        Ok(Self::of_file(mapping, 0, fd, 0, length, writable))
+        let piece = Piece {
+            start: 0,
+            length,
+            guest: None,
+            offset: 0,
+            mapping: Arc::new(mapping),
+            file: Arc::new(fd),
+            file_offset: 0,
+        };
+        Ok(Self::new(Memory::Mapped(vec![piece]), length, writable))
     }
 
     /// `length` bytes at `offset` of a memfd that another process has mapped, too, and that nobody
@@ -233,19 +242,11 @@ impl Region {
         length: u64,
         writable: bool,
     ) -> Result<Self, RegionError> {
-        Self::check_memfd(&fd, (offset, length), writable)?;
-        let skip = offset % PAGE_BYTES;
-        let bytes = skip + length;
-        let mapping = Mapping::new(fd.as_fd(), offset - skip, bytes, writable)?;
-        memory_file::seal_against_holes(fd.as_fd())?;
-        if !memory_file::has_pages(fd.as_fd(), (offset, length))? {
-            return Err(RegionError::Sparse);
-        }
-        Ok(Self::of_file(mapping, skip, fd, offset, length, writable))
+        SharedFiles::default().region(vec![(fd, offset, length)], writable)
     }
 
     /// Checks bytes of a memfd that a process has sent.
-    fn check_memfd(
+    pub(crate) fn check_memfd(
         fd: &OwnedFd,
         (offset, length): (u64, u64),
         writable: bool,
@@ -261,26 +262,6 @@ impl Region {
             return Err(RegionError::HugePages);
         }
         Ok(())
-    }
-
-    fn of_file(
-        mapping: Mapping,
-        skip: u64,
-        fd: OwnedFd,
-        offset: u64,
-        length: u64,
-        writable: bool,
-    ) -> Self {
-        let piece = Piece {
-            start: 0,
-            length,
-            guest: None,
-            offset: to_usize(skip),
-            mapping: Arc::new(mapping),
-            file: Arc::new(fd),
-            file_offset: offset,
-        };
-        Self::new(Memory::Mapped(vec![piece]), length, writable)
     }
 
     /// Memory of another process, at its own addresses.
