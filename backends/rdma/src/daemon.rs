@@ -28,6 +28,9 @@ const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_pidfd_open,
 ];
 
+/// Permissions of a socket to which every user can connect.
+const EVERYBODY: u32 = 0o666;
+
 /// `farlane-rdma`.
 pub struct RdmaDaemon {
     /// Where each VM's VMM connects, in the order of the command line.
@@ -59,9 +62,14 @@ impl Daemon for RdmaDaemon {
         Ok(Self {
             vms: Socket::listen_all(sockets, &options.daemon.access)?,
             host: match &options.host_socket {
-                // For processes of this user: nobody else is served there.
+                // Where others are let in it is by what the kernel says of each, and not by who
+                // may connect: those who are not are told so.
                 Some(host) => {
-                    let access = Access::default();
+                    let others = !host.admission.is_empty();
+                    let access = Access {
+                        socket_mode: others.then_some(EVERYBODY),
+                        ..Access::default()
+                    };
                     Some(Listener::bind(&host.path, Kind::SeqPacket, &access)?)
                 }
                 None => None,
@@ -165,6 +173,7 @@ fn serve_host(
     let port = server.port_with(gid.0, "host".to_owned(), config)?;
     let socket = HostSocket::new(
         listener.try_clone()?,
+        host.admission.clone(),
         Arc::clone(&port),
         Arc::clone(&service.server),
         service.nodes.clone(),

@@ -1,7 +1,9 @@
 //! The command line of the RDMA backend.
 
+use crate::host::Admission;
 pub use farlane_daemon::keys::SocketOption;
 use farlane_daemon::keys::{Keys, KeysError, all_different, bytes, value};
+use farlane_daemon::names;
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
 use farlane_rdma_remoting::{GidPolicy, GidPrefix, Limits, Peers, PortConfig, Rates, Resource};
 use std::collections::BTreeSet;
@@ -40,12 +42,13 @@ pub struct Options {
     )]
     pub vms: Vec<VmOptions>,
 
-    /// UNIX socket to create for processes of this user on this host; their limits, of all of them
-    /// together, as with --vm
+    /// UNIX socket to create for processes of this user on this host, and for those of other users,
+    /// or with one of other groups, by name or number (user, group, for each of them), whose memory
+    /// is not reached but where they share it; their limits, of all of them together, as with --vm
     #[arg(
         long,
-        value_name = "PATH[,max_qp=N][,max_cq=N][,max_srq=N][,max_mr=N][,mr_mem=SIZE]\
-                      [,rate=SIZE][,ops=N][,peers=ADDRESS]..."
+        value_name = "PATH[,user=USER]...[,group=GROUP]...[,max_qp=N][,max_cq=N][,max_srq=N]\
+                      [,max_mr=N][,mr_mem=SIZE][,rate=SIZE][,ops=N][,peers=ADDRESS]..."
     )]
     pub host_socket: Option<HostOptions>,
 
@@ -221,6 +224,8 @@ pub struct VmOptions {
 pub struct HostOptions {
     /// The socket to make.
     pub path: PathBuf,
+    /// Whose processes besides those of the daemon's user may use it.
+    pub admission: Admission,
     /// What the processes may do together.
     pub port: PortConfig,
 }
@@ -282,6 +287,24 @@ fn port_config(keys: &mut Keys) -> Result<PortConfig, KeysError> {
     })
 }
 
+/// Users and groups that are let in.
+fn admission(keys: &mut Keys) -> Result<Admission, KeysError> {
+    let mut admission = Admission::default();
+    for (key, text) in keys.take_all(&["user", "group"]) {
+        match key {
+            "user" => {
+                let user = value(&text, "a user of this system", names::user(&text))?;
+                admission.users.insert(user);
+            }
+            _ => {
+                let group = value(&text, "a group of this system", names::group(&text))?;
+                admission.groups.insert(group);
+            }
+        }
+    }
+    Ok(admission)
+}
+
 impl FromStr for HostOptions {
     type Err = KeysError;
 
@@ -289,9 +312,14 @@ impl FromStr for HostOptions {
         let (path, mut keys) = Keys::split_first(text);
         let path = (!path.is_empty()).then(|| path.into());
         let path = path.ok_or(KeysError::Missing("The path of the socket"))?;
+        let admission = admission(&mut keys)?;
         let port = port_config(&mut keys)?;
         keys.finish()?;
-        Ok(Self { path, port })
+        Ok(Self {
+            path,
+            admission,
+            port,
+        })
     }
 }
 
@@ -422,12 +450,25 @@ mod tests {
         assert_eq!(host.path, PathBuf::from("/run/a,b=c"));
         assert_eq!(host.port.limits.most(Resource::QueuePairs), Some(9));
         assert_ne!(host.port.peers, Peers::All);
+        assert!(host.admission.is_empty());
+        let shared: HostOptions = "/a,user=root,user=1000,group=root,max_qp=1,group=77"
+            .parse()
+            .unwrap();
+        let admission = Admission {
+            users: BTreeSet::from([0, 1000]),
+            groups: BTreeSet::from([0, 77]),
+        };
+        assert_eq!(shared.admission, admission);
+        assert_eq!(shared.port.limits.most(Resource::QueuePairs), Some(1));
         let plain: HostOptions = "/run/host.sock".parse().unwrap();
         assert_eq!(plain.port, PortConfig::default());
         for (text, reason) in [
             ("", "The path of the socket is missing"),
             (",max_qp=9", "The path of the socket is missing"),
             ("/a,max_qp=-1", "\"-1\" is not a number"),
+            ("/a,user=no one", "\"no one\" is not a user"),
+            ("/a,group=4294967295", "is not a group"),
+            ("/a,user=", "not known here"),
             ("/a,gid=10.0.0.1", "not known here"),
             ("/a,window=1M", "not known here"),
         ] {

@@ -3,9 +3,9 @@
 //!
 //! On the control queue a request is one chain: readable descriptors hold [`Request`] and, for
 //! `ATTACH` and `ATTACH_MORE`, `extents` times [`Extent`]; one writable descriptor takes
-//! [`Reply`]. On the host socket (`SOCK_SEQPACKET`) a request is one packet, extents are never
-//! present, and a file descriptor travels beside it where the operation says so; each request is
-//! answered by one [`Reply`] packet.
+//! [`Reply`]. On the host socket (`SOCK_SEQPACKET`) a request is one packet, extents are those of
+//! [`KIND_SHARED`] alone, and file descriptors travel beside it where the operation says so; each
+//! request is answered by one [`Reply`] packet.
 
 use crate::wire::wire;
 use zerocopy::IntoBytes as _;
@@ -19,7 +19,7 @@ pub const OP_OPEN: u32 = 1;
 /// `EAGAIN` says that I/O under way still does, and that the driver is to ask again.
 pub const OP_CLOSE: u32 = 2;
 /// Makes `length` bytes known as region `region` of the context, see [`Request`]. On the host
-/// socket a segment comes with its memfd, and [`KIND_SHARED`] with its file.
+/// socket a segment comes with its memfd, and [`KIND_SHARED`] with its files.
 pub const OP_ATTACH: u32 = 3;
 /// Further extents of a region whose `ATTACH` did not hold them all.
 pub const OP_ATTACH_MORE: u32 = 4;
@@ -50,7 +50,8 @@ pub const OP_DEL_GID: u32 = 17;
 
 /// `ATTACH`: kernel memory (or a memfd) shared between process and backend: rings and queues.
 pub const KIND_SEGMENT: u32 = 1;
-/// `ATTACH`: user memory of the process, pinned.
+/// `ATTACH`: user memory of the process, pinned. On the host socket `EPERM` for a process of
+/// another user than the backend's.
 pub const KIND_PIN: u32 = 2;
 
 /// `ATTACH`: memory of a device, such as a BAR, that the process has mapped. Only backends with
@@ -61,6 +62,10 @@ pub const KIND_DEVICE: u32 = 3;
 /// instead of reaching it by system calls as a pin. The file is sealed against shrinking, and may
 /// be sealed further; it has all its pages. The backend seals it against future writing, so that
 /// no page can be taken away again.
+///
+/// Memory that lies in several places comes as extents, at most [`MAX_SHARED_PIECES`], one behind
+/// the other, each of a file of its own, or the same one sent again: then `address` is zero, an
+/// extent's address is an offset in its file, and `length` the sum.
 pub const KIND_SHARED: u32 = 4;
 /// `ATTACH`, host socket only: all memory that the process has at the time when it is used, at its
 /// own addresses. The request says neither address nor length; the region begins at address 0 and
@@ -96,6 +101,8 @@ pub const MAX_REGION_BYTES: u64 = 1 << 36;
 pub const ADDRESS_SPACE_BYTES: u64 = 1 << 47;
 /// Longest [`KIND_SHARED`] region in bytes (4 GiB): each of its pages is looked for.
 pub const MAX_SHARED_BYTES: u64 = 1 << 32;
+/// Extents of a [`KIND_SHARED`] region: each is a mapping of the backend, and a descriptor.
+pub const MAX_SHARED_PIECES: u32 = 16;
 /// Longest segment in bytes (64 MiB).
 pub const MAX_SEGMENT_BYTES: u64 = 1 << 26;
 
@@ -152,7 +159,9 @@ wire! {
         /// Zero.
         pub reserved: U32,
         /// Control queue: [`Config::generation`](crate::config::Config::generation). Host socket,
-        /// `OPEN`: the id of the backend process, else zero.
+        /// `OPEN`: the id of the process that reaches the memory of [`KIND_PIN`], which the process
+        /// lets into its memory; zero where there are no such pins for it, as it is another user's:
+        /// then it shares what it registers ([`KIND_SHARED`]). Else zero.
         pub value: U64,
     }
 

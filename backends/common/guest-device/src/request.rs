@@ -8,9 +8,9 @@ pub use crate::contexts::WindowRange;
 use farlane_abi::control::{
     ADDRESS_SPACE_BYTES, Extent, FLAG_KERNEL, FLAG_PHONY, FLAG_WRITABLE, KIND_ADDRESS_SPACE,
     KIND_ALL_MEMORY, KIND_DEVICE, KIND_FILE, KIND_PIN, KIND_SEGMENT, KIND_SHARED, MAX_EVENTS,
-    MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES, MAX_SEGMENT_BYTES, MAX_SHARED_BYTES, OP_ADD_GID,
-    OP_ATTACH, OP_ATTACH_MORE, OP_BIND_EVENT, OP_CLOSE, OP_DEL_GID, OP_DETACH, OP_OPEN, OP_PING,
-    OP_UNBIND_EVENT, OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
+    MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES, MAX_SEGMENT_BYTES, MAX_SHARED_BYTES,
+    MAX_SHARED_PIECES, OP_ADD_GID, OP_ATTACH, OP_ATTACH_MORE, OP_BIND_EVENT, OP_CLOSE, OP_DEL_GID,
+    OP_DETACH, OP_OPEN, OP_PING, OP_UNBIND_EVENT, OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
 };
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
@@ -20,7 +20,12 @@ use farlane_abi::{Errno, PAGE_BYTES};
 pub const MAX_REQUEST_BYTES: usize =
     size_of::<Request>() + MAX_EXTENTS_PER_REQUEST as usize * size_of::<Extent>();
 
-/// Runs of guest-physical memory: address, length in bytes. Each has bytes and does not wrap.
+/// Longest request of a process of this host in bytes.
+pub const MAX_HOST_REQUEST_BYTES: usize =
+    size_of::<Request>() + MAX_SHARED_PIECES as usize * size_of::<Extent>();
+
+/// Runs of guest-physical memory, or of files: address or offset, length in bytes. Each has bytes
+/// and does not wrap.
 pub type Extents = Vec<(u64, u64)>;
 
 /// What a region is for.
@@ -40,7 +45,7 @@ pub enum Kind {
         /// Whether the backend may write it.
         writable: bool,
     },
-    /// Memory of a process of this host that is a mapping of the file that comes with it.
+    /// Memory of a process of this host that is a mapping of the files that come with it.
     Shared {
         /// Whether the backend may write it.
         writable: bool,
@@ -74,7 +79,7 @@ pub struct NewRegion {
     pub region: RegionId,
     /// What it is for.
     pub kind: Kind,
-    /// User address of the first byte, of [`Kind::Shared`] its offset in the file, of
+    /// User address of the first byte, of [`Kind::Shared`] its offset where that is one file, of
     /// [`Kind::File`] the number that a driver has given it.
     pub address: u64,
     /// Length in bytes, within its kind's limit.
@@ -138,7 +143,7 @@ pub enum ContextRequest {
 }
 
 /// What a process of this host asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostRequest {
     /// Opens the connection's context. Comes with two eventfds.
     Open {
@@ -147,8 +152,15 @@ pub enum HostRequest {
     },
     /// Closes it.
     Close,
-    /// Makes memory known. A segment comes with its memfd, shared memory with its file.
+    /// Makes memory known. A segment comes with its memfd.
     Attach(NewRegion),
+    /// Makes memory known that is a mapping of files.
+    Share {
+        /// The region, of [`Kind::Shared`].
+        new: NewRegion,
+        /// Its bytes, one piece behind the other, as many as it has. Each comes with its file.
+        pieces: Extents,
+    },
     /// Takes a region away.
     Detach {
         /// The region.
@@ -179,9 +191,11 @@ impl HostRequest {
         match self {
             Self::Open { .. } => 2,
             Self::BindEvent { .. } => 1,
+            Self::Share { pieces, .. } => pieces.len(),
             Self::Attach(new) => match new.kind {
-                Kind::Segment | Kind::Shared { .. } | Kind::File => 1,
+                Kind::Segment | Kind::File => 1,
                 Kind::Pin { .. }
+                | Kind::Shared { .. }
                 | Kind::Phony
                 | Kind::Device { .. }
                 | Kind::AllMemory { .. }
@@ -268,12 +282,18 @@ pub fn parse(bytes: &[u8]) -> Result<ControlRequest, Errno> {
 /// # Errors
 /// As [`parse`].
 pub fn parse_host(bytes: &[u8]) -> Result<HostRequest, Errno> {
-    let request = Request::read_from_bytes(bytes).map_err(|_| Errno::EPROTO)?;
-    if request.extents != 0 {
+    let (request, rest) = Request::read_from_prefix(bytes).map_err(|_| Errno::EPROTO)?;
+    let is_shared = request.op == OP_ATTACH && request.kind == KIND_SHARED;
+    if request.extents != 0 && !is_shared || request.extents.get() > MAX_SHARED_PIECES {
         return Err(Errno::EINVAL);
     }
+    let pieces = parse_extents(request.extents.get(), rest)?;
     if request.op == OP_ATTACH {
         let new = parse_new(&request)?;
+        if is_shared {
+            let pieces = parse_pieces(&new, pieces)?;
+            return Ok(HostRequest::Share { new, pieces });
+        }
         // Memory of a VM is none of a process of the host.
         if matches!(new.kind, Kind::AllMemory { .. }) {
             return Err(Errno::EOPNOTSUPP);
@@ -304,6 +324,20 @@ pub fn parse_host(bytes: &[u8]) -> Result<HostRequest, Errno> {
         },
         _ => return Err(Errno::EOPNOTSUPP),
     })
+}
+
+/// The pieces of files that a region consists of.
+fn parse_pieces(new: &NewRegion, pieces: Extents) -> Result<Extents, Errno> {
+    if pieces.is_empty() {
+        return Ok(vec![(new.address, new.length)]);
+    }
+    let lengths = pieces.iter().map(|&(_, bytes)| bytes);
+    let sum = lengths.fold(0_u64, u64::saturating_add);
+    if new.address == 0 && sum == new.length {
+        Ok(pieces)
+    } else {
+        Err(Errno::EINVAL)
+    }
 }
 
 /// Only `ATTACH` has a kind and flags.
@@ -626,6 +660,67 @@ mod tests {
     }
 
     #[test]
+    fn shared_memory_is_pieces_of_files_that_come_along() {
+        let new = |address, length| NewRegion {
+            region: RegionId::new(5).unwrap(),
+            kind: Kind::Shared { writable: true },
+            address,
+            length,
+        };
+        let shared = |address: u64, length: u64, pieces: &[(u64, u64)]| {
+            let request = Request {
+                op: OP_ATTACH.into(),
+                region: 5.into(),
+                kind: KIND_SHARED.into(),
+                flags: FLAG_WRITABLE.into(),
+                extents: u32::try_from(pieces.len()).unwrap().into(),
+                address: address.into(),
+                length: length.into(),
+                ..Request::default()
+            };
+            parse_host(&request.with_extents(pieces))
+        };
+        let whole = shared(70, 100, &[]).unwrap();
+        assert_eq!(whole.descriptors(), 1);
+        let pieces = vec![(70, 100)];
+        let new_whole = new(70, 100);
+        assert_eq!(
+            whole,
+            HostRequest::Share {
+                new: new_whole,
+                pieces
+            }
+        );
+        let pieces = vec![(4090, 6), (0, 4096), (1 << 30, 1)];
+        let several = shared(0, 4103, &pieces).unwrap();
+        assert_eq!(several.descriptors(), 3);
+        let new_several = new(0, 4103);
+        assert_eq!(
+            several,
+            HostRequest::Share {
+                new: new_several,
+                pieces
+            }
+        );
+        let one = |pieces| vec![(0, 1); pieces];
+        let most = usize::try_from(MAX_SHARED_PIECES).unwrap();
+        assert_eq!(shared(0, 16, &one(most)).unwrap().descriptors(), most);
+        for (address, length, pieces) in [
+            (0, 17, one(most + 1)),
+            (1, 3, one(3)),
+            (0, 2, one(3)),
+            (0, 4, one(3)),
+            (0, 1, vec![(0, 1), (0, 0)]),
+            (0, 1, vec![(0, u64::MAX), (0, 2)]),
+            (0, 2, vec![(u64::MAX, 2)]),
+            (0, MAX_SHARED_BYTES + 1, vec![(0, MAX_SHARED_BYTES + 1)]),
+        ] {
+            let refused = shared(address, length, &pieces);
+            assert_eq!(refused, Err(Errno::EINVAL), "{length} {pieces:?}");
+        }
+    }
+
+    #[test]
     fn a_file_has_neither_bytes_nor_rights_and_on_the_host_no_number() {
         let file = Request {
             op: OP_ATTACH.into(),
@@ -759,7 +854,13 @@ mod tests {
                 address: address.into(),
                 length: length.into(),
             };
-            let _ = parse_host(request.as_bytes());
+            if let Ok(HostRequest::Share { new, pieces }) =
+                parse_host(&request.with_extents(&extents))
+            {
+                let sum: u64 = pieces.iter().map(|piece| piece.1).sum();
+                prop_assert!(sum == new.length && (1..=MAX_SHARED_BYTES).contains(&sum));
+                prop_assert!((1..=16).contains(&pieces.len()));
+            }
             let parsed = parse(&request.with_extents(&extents));
             let Ok(ControlRequest::Context(context, request)) = parsed else {
                 return Ok(());

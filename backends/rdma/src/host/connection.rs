@@ -11,7 +11,7 @@ use farlane_abi::ids::{ContextId, RegionId};
 use farlane_daemon::{eventfd, warn_limited};
 use farlane_guest_device::control::{MAX_MAPPINGS, region_errno};
 use farlane_guest_device::request::{HostRequest, Kind, NewRegion, WindowRange, parse_host};
-use farlane_rdma_remoting::{BufferMapping, Context, Doorbell, Resource, Share};
+use farlane_rdma_remoting::{BufferMapping, Context, Doorbell, Party, Resource, Share};
 use farlane_zero_copy::{Pool, Process, Region, SharedMemory};
 use std::collections::HashMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -36,6 +36,10 @@ pub(crate) enum Next {
 pub(crate) struct Seat {
     /// Id of its context, whether it is open or not.
     pub id: ContextId,
+    /// With whom it has what there is.
+    pub party: Arc<Party>,
+    /// Its user, where that is not the daemon's: its memory is not reached but where it shares it.
+    pub another_user: Option<u32>,
     /// Descriptors of a connection.
     pub share: Share,
 }
@@ -56,7 +60,7 @@ struct Open {
     events: Arc<ProcessEvents>,
     _doorbell: Doorbell,
     /// The files of regions' memory: closing the last descriptor of one may take long.
-    backings: HashMap<RegionId, Backing>,
+    backings: HashMap<RegionId, Vec<Backing>>,
     /// Files that it has shown.
     files: HashMap<RegionId, (OwnedFd, Share)>,
     /// Number of attached regions.
@@ -89,12 +93,20 @@ impl Connection {
         }
     }
 
-    /// Whose descriptors it has: its process's, where it was let in.
+    /// Whose descriptors it has: its process's or its user's, where it was let in.
     pub fn sender(&self) -> Sender {
-        match self.seat {
-            Ok(_) => Sender::Process(self.process.pid()),
+        match &self.seat {
+            Ok(seat) => match seat.another_user {
+                None => Sender::Process(self.process.pid()),
+                Some(user) => Sender::User(user),
+            },
             Err(_) => Sender::Stranger,
         }
+    }
+
+    /// The id of its process.
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
     }
 
     /// What is watched of it: its socket and its process.
@@ -153,7 +165,10 @@ impl Connection {
         // What is kept as a file is never closed here. To close memory may be to free all of it:
         // only who wants some has it closed here.
         let is_file = matches!(&request, Ok(HostRequest::Attach(new)) if new.kind == Kind::File);
-        let is_memory = matches!(request, Ok(HostRequest::Attach(_)));
+        let is_memory = matches!(
+            request,
+            Ok(HostRequest::Attach(_) | HostRequest::Share { .. })
+        );
         let at_once = |fd: &OwnedFd| match is_memory {
             _ if is_file => true,
             true => eventfd::closes_at_once(fd.as_fd()),
@@ -163,12 +178,12 @@ impl Connection {
         if let Some(strange) = usable.take_if(|all| !all.iter().all(at_once)) {
             host.closing.close(self.sender(), strange, ());
         }
-        let next = match request {
+        let next = match &request {
             // What cannot even be read is not spoken with.
             Ok(HostRequest::Close) | Err(Errno::EPROTO) => Next::Close,
             _ => Next::Go,
         };
-        let result = request.and_then(|request| match usable {
+        let result = request.clone().and_then(|request| match usable {
             Some(descriptors) => self.execute(host, id, request, descriptors),
             // Neither memory nor an eventfd.
             None => Err(Errno::EINVAL),
@@ -191,8 +206,9 @@ impl Connection {
         }
         let mut descriptors = self.left;
         descriptors.push(self.socket);
-        let share = self.seat.ok().map(|seat| seat.share);
-        host.closing.close(sender, descriptors, share);
+        // With its party, which is there as long as something is taken of it.
+        let held = self.seat.ok().map(|seat| (seat.share, seat.party));
+        host.closing.close(sender, descriptors, held);
         id
     }
 
@@ -226,33 +242,31 @@ impl Connection {
             _ => {}
         }
         let sender = self.sender();
+        let seat = self.seat.as_ref().map_err(|errno| *errno)?;
         let open = self.open.as_mut().ok_or(Errno::ENOENT)?;
         match request {
             HostRequest::Attach(new) if new.kind == Kind::File => {
                 let file = descriptors.pop().ok_or(Errno::EPROTO)?;
-                open.attach_file(host, sender, new.region, file)?;
+                open.attach_file(host, seat, sender, new.region, file)?;
             }
             HostRequest::Attach(new) => {
-                let file = descriptors.pop();
-                // Closed by another thread, after all others of the file here.
-                let backing = file.as_ref().map(|file| host.keep(file)).transpose();
-                let (attached, backing) = match backing {
-                    Ok(backing) => (open.attach(host, &self.process, &new, file), backing),
-                    Err(errno) => {
-                        host.closing.close(sender, Vec::from_iter(file), ());
-                        return Err(errno);
-                    }
+                let process = Arc::clone(&self.process);
+                let attach = |open: &mut Open, files: Vec<OwnedFd>| {
+                    open.attach(host, seat, &process, &new, files.into_iter().next())
                 };
-                match (attached, backing) {
-                    (Ok(()), Some(backing)) => {
-                        open.backings.insert(new.region, backing);
-                    }
-                    (Err(errno), Some(backing)) => {
-                        host.closing.free(backing);
-                        return Err(errno);
-                    }
-                    (attached, None) => attached?,
-                }
+                open.attach_with(host, seat, sender, new.region, descriptors, attach)?;
+                host.port.settle(id)?;
+            }
+            HostRequest::Share { new, pieces } => {
+                let Kind::Shared { writable } = new.kind else {
+                    return Err(Errno::EINVAL);
+                };
+                let share = |open: &mut Open, files: Vec<OwnedFd>| {
+                    let pieces = files.into_iter().zip(pieces);
+                    let pieces = pieces.map(|(file, (offset, length))| (file, offset, length));
+                    open.share(host, new.region, pieces.collect(), writable)
+                };
+                open.attach_with(host, seat, sender, new.region, descriptors, share)?;
                 host.port.settle(id)?;
             }
             HostRequest::Detach { region } => {
@@ -275,7 +289,7 @@ impl Connection {
             HostRequest::BindEvent { index } => {
                 let fd = descriptors.pop().ok_or(Errno::EPROTO)?;
                 let fd = eventfd::check(fd).map_err(|_| Errno::EINVAL)?;
-                let share = host.port.take(Resource::Descriptors, 1);
+                let share = seat.party.take(Resource::Descriptors, 1);
                 let share = share.ok_or(Errno::ENOMEM)?;
                 open.events.bind(index, fd, Some(share));
             }
@@ -296,6 +310,7 @@ impl Connection {
         version: u32,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
+        let seat = self.seat.as_ref().map_err(|errno| *errno)?;
         if self.open.is_some() {
             return Err(Errno::EEXIST);
         }
@@ -313,7 +328,8 @@ impl Connection {
         events.bind(EVENT_WAKE, wake, None);
         let doorbell = host.server.add_doorbell(bell).map_err(|_| Errno::ENOMEM)?;
         let pool = Pool::separate_files(BUFFER_BYTES);
-        let context = host.port.open(id, Arc::clone(&events) as _, Some(pool))?;
+        let sink = Arc::clone(&events) as _;
+        let context = host.port.open_for(&seat.party, id, sink, Some(pool))?;
         self.open = Some(Open {
             context,
             events,
@@ -325,18 +341,21 @@ impl Connection {
         });
         log::debug!("Host process {} has opened a context", self.process.pid());
         Ok(Answer {
-            // Whom the process has to let into its memory.
-            value: u64::from(std::process::id()),
+            // Whom the process has to let into its memory, which is nobody of another user.
+            value: match seat.another_user {
+                None => std::process::id().into(),
+                Some(_) => 0,
+            },
             ..Answer::default()
         })
     }
 }
 
-impl HostState {
+impl Seat {
     /// Another descriptor of a file of memory, which is to be closed by another thread. However
-    /// many wait for that, its process is heard: the port's share of descriptors bounds them.
+    /// many wait for that, its process is heard: the share of descriptors bounds them.
     fn keep(&self, file: &OwnedFd) -> Result<Backing, Errno> {
-        let share = self.port.take(Resource::Descriptors, 1);
+        let share = self.party.take(Resource::Descriptors, 1);
         Ok(Backing {
             _share: share.ok_or(Errno::ENOMEM)?,
             _file: file.try_clone().map_err(|_| Errno::ENOMEM)?,
@@ -345,9 +364,57 @@ impl HostState {
 }
 
 impl Open {
+    /// Makes a region of files, each of which is closed by another thread, after all others of it
+    /// here.
+    fn attach_with(
+        &mut self,
+        host: &HostState,
+        seat: &Seat,
+        sender: Sender,
+        region: RegionId,
+        files: Vec<OwnedFd>,
+        make: impl FnOnce(&mut Self, Vec<OwnedFd>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let backings: Result<Vec<_>, _> = files.iter().map(|file| seat.keep(file)).collect();
+        let backings = match backings {
+            Ok(backings) => backings,
+            Err(errno) => {
+                host.closing.close(sender, files, ());
+                return Err(errno);
+            }
+        };
+        let made = make(self, files);
+        if made.is_ok() && !backings.is_empty() {
+            self.backings.insert(region, backings);
+        } else if !backings.is_empty() {
+            host.closing.free(backings);
+        }
+        made
+    }
+
+    /// Attaches memory in files, at an offset of each so many bytes.
+    fn share(
+        &mut self,
+        host: &HostState,
+        region: RegionId,
+        pieces: Vec<(OwnedFd, u64, u64)>,
+        writable: bool,
+    ) -> Result<(), Errno> {
+        if self.regions >= MAX_REGIONS {
+            return Err(Errno::ENOSPC);
+        }
+        let memory = host.files.region(pieces, writable);
+        let memory = memory.map_err(|e| region_errno(&e))?;
+        host.locate(&memory);
+        self.context.attach_pin(region, memory)?;
+        self.regions += 1;
+        Ok(())
+    }
+
     fn attach(
         &mut self,
         host: &HostState,
+        seat: &Seat,
         process: &Arc<Process>,
         new: &NewRegion,
         file: Option<OwnedFd>,
@@ -367,19 +434,21 @@ impl Open {
                     process.set_owner(owner);
                 }
             }
+            // Nothing is reached that the process of another user does not share.
+            Kind::Pin { .. } if seat.another_user.is_some() => return Err(Errno::EPERM),
+            Kind::AddressSpace { .. } if seat.another_user.is_some() => {
+                return Err(Errno::EOPNOTSUPP);
+            }
             Kind::Pin { writable } | Kind::AddressSpace { writable } => {
                 let memory = Region::from_process(process, new.address, new.length, writable);
                 let memory = memory.map_err(|e| region_errno(&e))?;
                 self.context.attach_pin(new.region, memory)?;
             }
-            Kind::Shared { writable } => {
-                let file = file.ok_or(Errno::EPROTO)?;
-                let memory = Region::from_full_memfd(file, new.address, new.length, writable);
-                let memory = memory.map_err(|e| region_errno(&e))?;
-                host.locate(&memory);
-                self.context.attach_pin(new.region, memory)?;
-            }
-            Kind::Phony | Kind::Device { .. } | Kind::File | Kind::AllMemory { .. } => {
+            Kind::Phony
+            | Kind::Device { .. }
+            | Kind::Shared { .. }
+            | Kind::File
+            | Kind::AllMemory { .. } => {
                 return Err(Errno::EOPNOTSUPP);
             }
         }
@@ -391,6 +460,7 @@ impl Open {
     fn attach_file(
         &mut self,
         host: &HostState,
+        seat: &Seat,
         sender: Sender,
         region: RegionId,
         file: OwnedFd,
@@ -399,7 +469,7 @@ impl Open {
             if self.regions >= MAX_REGIONS {
                 return Err(Errno::ENOSPC);
             }
-            let share = host.port.take(Resource::Descriptors, 1);
+            let share = seat.party.take(Resource::Descriptors, 1);
             let share = share.ok_or(Errno::ENOMEM)?;
             let id = file::identify(file.as_fd()).map_err(|error| match error {
                 rustix::io::Errno::BADF => Errno::EBADF,

@@ -3,11 +3,18 @@
 //! One thread serves all connections. A process is let in by what the kernel says of it
 //! (`SO_PEERCRED`), and its context ends with the connection or with the process, whichever is
 //! first: a child of it may still hold the connection.
+//!
+//! Processes of other users whom the operator lets in ([`Admission`]) have a part of what there is
+//! for processes, and nothing together with those of a third one. Their memory is never reached by
+//! system calls: it is what they share.
 
+mod admission;
 mod connection;
 mod events;
 mod file;
 mod packet;
+
+pub use admission::Admission;
 
 use crate::nodes::Nodes;
 use connection::{Connection, Next, Seat};
@@ -17,9 +24,9 @@ use farlane_abi::ids::ContextId;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
 use farlane_guest_device::control::RequestCounters;
-use farlane_rdma_remoting::{Port, Resource, Server};
+use farlane_rdma_remoting::{Party, Port, Resource, Server};
 use farlane_sys::closing::Closing;
-use farlane_zero_copy::{Process, Region};
+use farlane_zero_copy::{Process, Region, SharedFiles};
 use rustix::event::epoll;
 use rustix::net::SocketFlags;
 use std::collections::{BTreeMap, VecDeque};
@@ -28,9 +35,11 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Connections that one process can have, with the descriptors that wait to be closed. All of them
-/// are one user's: what tells a container from another is the process.
+/// Connections that one process can have, with the descriptors that wait to be closed where it is
+/// one of the daemon's user.
 const MAX_OF_PROCESS: usize = 64;
+/// Descriptors of another user's processes that wait to be closed: then none of them is heard.
+const MOST_CLOSING_OF_USER: usize = 256;
 /// Connections of processes of other users, which say something once and hear that they are
 /// refused. The oldest of more goes unheard.
 const MAX_REFUSED: usize = 16;
@@ -82,6 +91,8 @@ pub(crate) struct HostState {
     nodes: Option<Arc<Nodes>>,
     counters: Arc<RequestCounters>,
     limit: LogLimit,
+    /// In which memory is that processes share.
+    files: SharedFiles,
     /// What is closed of connections that have ended.
     closing: Closing<Sender>,
 }
@@ -98,6 +109,7 @@ impl HostState {
     fn is_full(&self, sender: Sender) -> bool {
         let most = match sender {
             Sender::Process(_) => MAX_OF_PROCESS,
+            Sender::User(_) => MOST_CLOSING_OF_USER,
             Sender::Stranger | Sender::Refused => MOST_CLOSING,
         };
         self.closing.of(&sender) >= most
@@ -107,9 +119,11 @@ impl HostState {
 /// Who has sent descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Sender {
-    /// A process that was let in, with this number.
+    /// A process of the daemon's user, with this number.
     Process(i32),
-    /// One of another user.
+    /// Processes of another user that was let in.
+    User(u32),
+    /// One of another user that was not.
     Stranger,
     /// One that was not let in, because there are too many.
     Refused,
@@ -121,6 +135,9 @@ pub struct HostSocket {
     epoll: OwnedFd,
     host: HostState,
     user: u32,
+    admission: Admission,
+    /// What the processes of each other user have together.
+    parties: BTreeMap<u32, Arc<Party>>,
     connections: BTreeMap<u64, Connection>,
     /// Those of them that are refused, the oldest first.
     refused: VecDeque<u64>,
@@ -141,12 +158,14 @@ impl std::fmt::Debug for HostSocket {
 }
 
 impl HostSocket {
-    /// Serves the contexts of `port` on a listening `SOCK_SEQPACKET` socket.
+    /// Serves the contexts of `port` on a listening `SOCK_SEQPACKET` socket, to processes of this
+    /// user and to those that `admission` lets in.
     ///
     /// # Errors
     /// Epoll cannot be set up: too many open files, most likely.
     pub fn new(
         listener: OwnedFd,
+        admission: Admission,
         port: Arc<Port>,
         server: Arc<Server>,
         nodes: Option<Arc<Nodes>>,
@@ -163,9 +182,12 @@ impl HostSocket {
                 nodes,
                 counters,
                 limit: LogLimit::new(),
+                files: SharedFiles::default(),
                 closing: Closing::default(),
             },
             user: rustix::process::geteuid().as_raw(),
+            admission,
+            parties: BTreeMap::new(),
             connections: BTreeMap::new(),
             refused: VecDeque::new(),
             free: (0..MAX_CONTEXTS).rev().filter_map(ContextId::new).collect(),
@@ -286,7 +308,8 @@ impl HostSocket {
     /// Whose it is, and where that one is let in, if it is. It is in the epoll set afterwards.
     fn examine(&mut self, socket: &OwnedFd) -> io::Result<(Arc<Process>, Result<Seat, Errno>)> {
         let process = Process::of_peer(socket.as_fd())?;
-        let is_refused = process.uid() != self.user;
+        let user = process.uid();
+        let is_refused = user != self.user && !self.admission.admits(user, socket.as_fd())?;
         if is_refused {
             warn_limited!(
                 self.host.limit,
@@ -305,28 +328,56 @@ impl HostSocket {
         let seat = if is_refused {
             Err(Errno::EPERM)
         } else {
-            Ok(self.seat(process.pid())?)
+            Ok(self.seat(&process)?)
         };
         Ok((process, seat))
     }
 
-    /// Lets a process in, unless it has, or processes have, as much as they can.
-    fn seat(&mut self, pid: i32) -> io::Result<Seat> {
-        let connections = self.connections.values();
-        let process = Sender::Process(pid);
-        let its = connections.filter(|c| c.sender() == process).count();
-        let its = its + self.host.closing.of(&process);
-        if its >= MAX_OF_PROCESS {
-            let why = format!("process {pid} has {its} connections");
+    /// Lets a process in, unless it has, or its user or all have, as much as they can.
+    fn seat(&mut self, process: &Process) -> io::Result<Seat> {
+        let (pid, user) = (process.pid(), process.uid());
+        let another_user = (user != self.user).then_some(user);
+        let sender = another_user.map_or(Sender::Process(pid), Sender::User);
+        let seated = || self.connections.values().filter(|c| c.sender() == sender);
+        let its = seated().filter(|c| c.pid() == pid).count();
+        let closing = match another_user {
+            None => self.host.closing.of(&sender),
+            Some(_) => 0,
+        };
+        if its + closing >= MAX_OF_PROCESS {
+            let why = format!("process {pid} has {} connections", its + closing);
             return Err(io::Error::other(why));
         }
-        let share = self.host.port.take(Resource::Descriptors, DESCRIPTORS);
+        // It leaves others as many as its user has.
+        if another_user.is_some()
+            && (seated().count() + 1 >= self.free.len() || self.host.is_full(sender))
+        {
+            let why = format!("processes of user {user} have too many connections");
+            return Err(io::Error::other(why));
+        }
+        let party = match another_user {
+            None => Arc::new(self.host.port.party().clone()),
+            Some(user) => self.party(user),
+        };
+        let share = party.take(Resource::Descriptors, DESCRIPTORS);
         let share = share.ok_or_else(|| io::Error::other("processes have too many files"))?;
         let id = self.free.pop();
         Ok(Seat {
             id: id.ok_or_else(|| io::Error::other("there are too many"))?,
+            party,
+            another_user,
             share,
         })
+    }
+
+    /// What processes of another user have together.
+    fn party(&mut self, user: u32) -> Arc<Party> {
+        // Those are forgotten that have nothing any more.
+        let is_left = |party: &Arc<Party>| Arc::strong_count(party) > 1 || party.is_in_use();
+        self.parties
+            .retain(|of, party| *of == user || is_left(party));
+        let make = || Arc::new(self.host.port.another_party());
+        Arc::clone(self.parties.entry(user).or_insert_with(make))
     }
 
     fn serve(&mut self, number: u64) {

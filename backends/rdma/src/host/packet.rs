@@ -1,7 +1,8 @@
 //! Packets of the host socket and the descriptors that travel beside them.
 
-use farlane_abi::control::{Reply, Request};
+use farlane_abi::control::Reply;
 use farlane_abi::zerocopy::IntoBytes as _;
+use farlane_guest_device::request::MAX_HOST_REQUEST_BYTES;
 use farlane_sys::socket::{self, MAX_DESCRIPTORS};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -26,7 +27,7 @@ pub(crate) enum Incoming {
 
 pub(crate) fn receive(socket: BorrowedFd<'_>) -> Incoming {
     // One byte more than a request has shows that a packet is too long.
-    let mut bytes = vec![0; size_of::<Request>() + 1];
+    let mut bytes = vec![0; MAX_HOST_REQUEST_BYTES + 1];
     // None is left for the kernel to close while others wait.
     let got = match socket::receive(socket, &mut bytes, MAX_DESCRIPTORS, RecvFlags::DONTWAIT) {
         Ok(got) => got,

@@ -1,3 +1,5 @@
+mod users;
+
 use super::*;
 use farlane_abi::arena::HEADER_SEGMENT_BYTES;
 use farlane_abi::config::ABI_VERSION;
@@ -38,7 +40,15 @@ impl Rig {
         let server = Server::new(ServerConfig::default()).unwrap();
         let port = server.port([1; 16], "host".to_owned()).unwrap();
         Self {
-            host: HostSocket::new(listener, port, server, None, Arc::default()).unwrap(),
+            host: HostSocket::new(
+                listener,
+                Admission::default(),
+                port,
+                server,
+                None,
+                Arc::default(),
+            )
+            .unwrap(),
             address,
             _folder: folder,
         }

@@ -14,6 +14,7 @@ use farlane_transport::Transport;
 use farlane_vm_front_end::guest_device::{GuestBuffer, Vm};
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -34,6 +35,17 @@ impl Backend {
         Self::start_with(|_| Vec::new())
     }
 
+    /// Lets other users in at the host socket, which they can reach: `,user=...` and so on.
+    pub fn start_for(others: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let everybody = std::fs::Permissions::from_mode(0o711);
+        std::fs::set_permissions(folder.path(), everybody).unwrap();
+        let process = Self::spawn(&folder, others, Vec::new(), Stdio::inherit());
+        let backend = Self { process, folder };
+        backend.await_socket();
+        backend
+    }
+
     /// With further arguments, which may name files in the backend's folder.
     pub fn start_with(arguments: impl FnOnce(&Path) -> Vec<String>) -> Self {
         Self::start_in(tempfile::tempdir().unwrap(), arguments, Stdio::inherit())
@@ -51,7 +63,7 @@ impl Backend {
         arguments: impl FnOnce(&Path) -> Vec<String>,
         log: Stdio,
     ) -> Self {
-        let process = Self::spawn(&folder, arguments(folder.path()), log);
+        let process = Self::spawn(&folder, "", arguments(folder.path()), log);
         let backend = Self { process, folder };
         backend.await_socket();
         backend
@@ -61,7 +73,7 @@ impl Backend {
     pub fn kill_and_start(&mut self) {
         self.process.kill_and_wait();
         std::fs::remove_file(self.path("metrics")).unwrap();
-        self.process = Self::spawn(&self.folder, Vec::new(), Stdio::inherit());
+        self.process = Self::spawn(&self.folder, "", Vec::new(), Stdio::inherit());
         self.await_socket();
     }
 
@@ -72,7 +84,12 @@ impl Backend {
         });
     }
 
-    fn spawn(folder: &tempfile::TempDir, arguments: Vec<String>, log: Stdio) -> Process {
+    fn spawn(
+        folder: &tempfile::TempDir,
+        others: &str,
+        arguments: Vec<String>,
+        log: Stdio,
+    ) -> Process {
         let path = |name: &str| folder.path().join(name).display().to_string();
         let mut command = Command::new(PROGRAM);
         command
@@ -81,7 +98,7 @@ impl Backend {
                 path("vm0")
             ))
             .arg(format!("--vm=socket={},gid=10.0.0.2,window=0", path("vm1")))
-            .arg(format!("--host-socket={}", path("host")))
+            .arg(format!("--host-socket={}{others}", path("host")))
             .arg(format!("--metrics={}", path("metrics")))
             .arg("--log-level=warn")
             .args(arguments)

@@ -1,0 +1,135 @@
+//! Processes of other users.
+
+use super::*;
+use farlane_abi::control::{KIND_ADDRESS_SPACE, KIND_PIN};
+
+/// A rig whose daemon is another user's than this process, which its policy lets in.
+fn rig() -> Rig {
+    let mut rig = Rig::new();
+    let user = std::mem::replace(&mut rig.host.user, u32::MAX);
+    rig.host.admission.users.insert(user);
+    rig
+}
+
+/// What the newest connection, of this client, is answered.
+fn answer(client: &OwnedFd) -> Reply {
+    let mut reply = [0; size_of::<Reply>()];
+    let (got, _) = rustix::net::recv(client, &mut reply, RecvFlags::DONTWAIT).unwrap();
+    assert_eq!(got, reply.len());
+    Reply::read_from_bytes(&reply).unwrap()
+}
+
+fn ask(rig: &mut Rig, client: &OwnedFd, request: &Request, fds: &[BorrowedFd<'_>]) -> Reply {
+    send_request(client, request, fds);
+    rig.host.serve(rig.host.next - 1);
+    answer(client)
+}
+
+fn open(rig: &mut Rig, client: &OwnedFd) -> Reply {
+    let event = || rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    let (wake, bell) = (event(), event());
+    let open = Request {
+        op: OP_OPEN.into(),
+        region: ABI_VERSION.into(),
+        ..Request::default()
+    };
+    ask(rig, client, &open, &[wake.as_fd(), bell.as_fd()])
+}
+
+fn serve_all(rig: &mut Rig) {
+    let all: Vec<_> = rig.host.connections.keys().copied().collect();
+    all.iter().for_each(|number| rig.host.serve(*number));
+}
+
+#[test]
+fn memory_of_another_users_process_is_not_reached() {
+    for (mut rig, is_another) in [(Rig::new(), false), (rig(), true)] {
+        let client = rig.connect();
+        let opened = open(&mut rig, &client);
+        let reaches = if is_another { 0 } else { std::process::id() };
+        let said = (opened.status.get(), opened.value.get());
+        assert_eq!(said, (0, reaches.into()));
+        let bytes = [7_u8; 64];
+        let pin = Request {
+            op: OP_ATTACH.into(),
+            kind: KIND_PIN.into(),
+            address: (bytes.as_ptr().addr() as u64).into(),
+            length: 64.into(),
+            ..Request::default()
+        };
+        let all = Request {
+            op: OP_ATTACH.into(),
+            region: 1.into(),
+            kind: KIND_ADDRESS_SPACE.into(),
+            ..Request::default()
+        };
+        for (request, refusal) in [(pin, Errno::EPERM), (all, Errno::EOPNOTSUPP)] {
+            let status = ask(&mut rig, &client, &request, &[]).status.get();
+            let right = if is_another { refusal.to_wire() } else { 0 };
+            assert_eq!(status, right, "{is_another} {refusal}");
+        }
+    }
+}
+
+#[test]
+fn another_user_leaves_as_many_connections_as_it_has() {
+    let mut rig = rig();
+    rig.host.free.truncate(9);
+    let clients: Vec<_> = (0..6).map(|_| rig.connect()).collect();
+    assert_eq!(rig.host.connections.len(), 4);
+    // The daemon's own user has the rest.
+    let own = rustix::process::geteuid().as_raw();
+    let another = std::mem::replace(&mut rig.host.user, own);
+    let others: Vec<_> = (0..6).map(|_| rig.connect()).collect();
+    assert_eq!(rig.host.connections.len(), 9);
+    rig.host.user = another;
+    drop((clients, others));
+    serve_all(&mut rig);
+    assert!(rig.host.connections.is_empty());
+}
+
+#[test]
+fn what_a_user_has_is_forgotten_with_its_last_connection() {
+    let mut rig = rig();
+    let user = rustix::process::geteuid().as_raw();
+    let client = rig.connect();
+    assert_eq!(open(&mut rig, &client).status.get(), 0);
+    let first = Arc::as_ptr(&rig.host.parties[&user]);
+    let second = rig.connect();
+    assert_eq!(Arc::as_ptr(&rig.host.parties[&user]), first);
+    drop((client, second));
+    serve_all(&mut rig);
+    // Whoever closes has what it holds a moment longer.
+    while rig.host.parties.contains_key(&user) {
+        rig.host.party(user + 1);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_user_whose_descriptors_are_not_closed_is_not_heard_and_others_are() {
+    raise_file_limit();
+    let disk = VolatileDisk::new(4096, Caches::Shared).unwrap();
+    disk.hold_closes();
+    let file = std::fs::File::open(disk.path()).unwrap();
+    let mut rig = rig();
+    let user = rustix::process::geteuid().as_raw();
+    let client = rig.connect();
+    let number = rig.host.next - 1;
+    while rig.host.host.closing.of(&Sender::User(user)) < MOST_CLOSING_OF_USER {
+        send(&client, OP_BIND_EVENT, &[file.as_fd()]);
+        let end = || disk.await_held_close().unwrap();
+        rig = before(rig, end, move |rig| rig.host.serve(number));
+        assert_eq!(answer(&client).status.get(), Errno::EINVAL.to_wire());
+    }
+    send(&client, OP_BIND_EVENT, &[file.as_fd()]);
+    rig = before(rig, || (), move |rig| rig.host.serve(number));
+    assert!(rig.host.connections.is_empty());
+    rig.connect();
+    assert!(rig.host.connections.is_empty());
+    rig.host.user = user;
+    let own = rig.connect();
+    assert_eq!(ping(&mut rig, &own), Some(0));
+    disk.release_closes();
+    rig.await_closed(Sender::User(user));
+}
