@@ -20,13 +20,16 @@ mod fork;
 pub mod guard;
 mod map;
 mod maps;
+mod moved_memory;
 mod owner;
 mod packet;
+mod pins;
 mod quiet;
 mod region;
 mod region_ids;
 mod shared_memory;
 pub mod socket;
+mod stop;
 mod watch;
 
 use std::os::fd::BorrowedFd;

@@ -29,6 +29,28 @@ pub(crate) enum Behind {
     Private,
 }
 
+/// What pages are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pages {
+    /// Bytes of one file from this offset on, which all who map it share, readable and writable.
+    Shared { file: FileId, offset: u64 },
+    /// This process's alone, readable and writable, whatever was there at first: its heap, stacks,
+    /// variables, anonymous mappings.
+    Private,
+    /// Anything else: what cannot be written, devices, huge pages.
+    Other,
+}
+
+/// Addresses and what they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub range: Range<usize>,
+    pub pages: Pages,
+}
+
+/// Bytes at the end of the stack to which it grows that stay what they are.
+const STACK_END_BYTES: usize = 64 << 10;
+
 /// A line of the list.
 #[derive(Debug, PartialEq, Eq)]
 struct Entry<'a> {
@@ -73,6 +95,85 @@ impl<'a> Entry<'a> {
             _ => None,
         }
     }
+}
+
+impl Entry<'_> {
+    /// What its pages are. A stack grows at its end, so that is its own run.
+    fn runs(&self) -> impl Iterator<Item = Run> + use<> {
+        let Range { start, end } = self.range.clone();
+        let is_stack = self.name.starts_with("[stack");
+        let skip = if is_stack { STACK_END_BYTES } else { 0 };
+        let begin = start.saturating_add(skip).min(end);
+        let pages = match (self.rights, self.file) {
+            ("rw-p", None) => Pages::Private,
+            ("rw-p", Some(_)) if !self.name.starts_with("/anon_hugepage") => Pages::Private,
+            _ => match self.at(start) {
+                Some(Behind::File { file, offset }) => Pages::Shared { file, offset },
+                _ => Pages::Other,
+            },
+        };
+        let runs = [(start..begin, Pages::Other), (begin..end, pages)];
+        let runs = runs.map(|(range, pages)| Run { range, pages });
+        runs.into_iter().filter(|run| !run.range.is_empty())
+    }
+}
+
+/// What all mappings of such a list are, those next to each other that are one put together.
+pub(crate) fn runs(maps: &str) -> Vec<Run> {
+    let mut all: Vec<Run> = Vec::new();
+    for run in maps.lines().filter_map(Entry::parse).flat_map(|e| e.runs()) {
+        match all.last_mut() {
+            Some(last) if last.range.end == run.range.start && goes_on(last, run.pages) => {
+                last.range.end = run.range.end;
+            }
+            _ => all.push(run),
+        }
+    }
+    all
+}
+
+/// Whether pages behind a run are of it.
+fn goes_on(run: &Run, next: Pages) -> bool {
+    match (run.pages, next) {
+        (Pages::Private, Pages::Private) => true,
+        (
+            Pages::Shared { file, offset },
+            Pages::Shared {
+                file: same,
+                offset: then,
+            },
+        ) => {
+            let length = u64::try_from(run.range.len()).ok();
+            file == same && length.and_then(|length| offset.checked_add(length)) == Some(then)
+        }
+        _ => false,
+    }
+}
+
+/// The part of each run that lies in a range.
+pub(crate) fn inside(runs: &[Run], range: &Range<usize>) -> Vec<Run> {
+    let part = |run: &Run| {
+        let start = run.range.start.max(range.start);
+        let end = run.range.end.min(range.end);
+        let skip = u64::try_from(start.checked_sub(run.range.start)?).ok()?;
+        let pages = match run.pages {
+            Pages::Shared { file, offset } => Pages::Shared {
+                file,
+                offset: offset.checked_add(skip)?,
+            },
+            other => other,
+        };
+        let range = start..end;
+        (!range.is_empty()).then_some(Run { range, pages })
+    };
+    runs.iter().filter_map(part).collect()
+}
+
+/// The same, if all of the range is mapped.
+pub(crate) fn parts(runs: &[Run], range: &Range<usize>) -> Option<Vec<Run>> {
+    let parts = inside(runs, range);
+    let mapped: usize = parts.iter().map(|run| run.range.len()).sum();
+    (mapped == range.len()).then_some(parts)
 }
 
 fn hex(word: &str) -> Option<u32> {
@@ -172,6 +273,44 @@ mod tests {
             usize::MAX - 1..usize::MAX,
         ] {
             assert_eq!(at(other.clone()), None, "{other:x?}");
+        }
+    }
+
+    #[test]
+    fn runs_are_what_pages_are_one_behind_the_other() {
+        let all = runs(MAPS);
+        let of = |range: Range<usize>| {
+            let parts = parts(&all, &range)?;
+            let found = parts.into_iter().map(|run| (run.range.len(), run.pages));
+            Some(found.collect::<Vec<_>>())
+        };
+        let shared = |offset| match file(offset) {
+            Some(Behind::File { file, offset }) => Pages::Shared { file, offset },
+            _ => unreachable!(),
+        };
+        assert_eq!(
+            of(0x7f00_0000_1000..0x7f00_0000_4000),
+            Some(vec![(0x2000, shared(0x2000)), (0x1000, shared(0x9000))])
+        );
+        // Also what was a file's at first.
+        assert_eq!(
+            of(0x7f00_0001_0800..0x7f00_0001_3800),
+            Some(vec![(0x3000, Pages::Private)])
+        );
+        assert_eq!(
+            of(0x7fff_f000_f000..0x7fff_f001_1000),
+            Some(vec![(0x1000, Pages::Other), (0x1000, Pages::Private)])
+        );
+        let other = Some(vec![(0x1000, Pages::Other)]);
+        for start in [0x0040_0000, 0x7f00_0002_0000, 0x7f00_0003_0000] {
+            assert_eq!(of(start..start + 0x1000), other, "{start:x}");
+        }
+        for gap in [
+            0..1,
+            0x0102_0000..0x0102_1001,
+            0x7f00_0003_0fff..0x7f00_0003_1001,
+        ] {
+            assert_eq!(of(gap.clone()), None, "{gap:x?}");
         }
     }
 

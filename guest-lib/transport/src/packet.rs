@@ -10,18 +10,17 @@ use rustix::net::{RecvFlags, SendFlags};
 use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Descriptors that a request can carry.
-const MAX_FDS: usize = 2;
-
-/// Sends `request` with `fds` and waits for the reply. `what` names the operation in errors.
-/// Requests on one socket must not overlap.
+/// Sends `request` with `extents`, as offsets and lengths in bytes, and `fds`, and waits for the
+/// reply. `what` names the operation in errors. Requests on one socket must not overlap.
 pub(crate) fn exchange(
     socket: BorrowedFd<'_>,
     what: &'static str,
     request: &Request,
+    extents: &[(u64, u64)],
     fds: &[BorrowedFd<'_>],
 ) -> Result<(Reply, Option<OwnedFd>), TransportError> {
-    send(socket, request, fds).map_err(|source| TransportError::os(what, source))?;
+    send(socket, &request.with_extents(extents), fds)
+        .map_err(|source| TransportError::os(what, source))?;
     let (reply, fd) = receive(socket, what)?;
     match Errno::from_wire(reply.status.get()) {
         None => Ok((reply, fd)),
@@ -29,11 +28,8 @@ pub(crate) fn exchange(
     }
 }
 
-fn send(socket: BorrowedFd<'_>, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), Os> {
-    if fds.len() > MAX_FDS {
-        return Err(Os::INVAL);
-    }
-    let data = [IoSlice::new(request.as_bytes())];
+fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Os> {
+    let data = [IoSlice::new(bytes)];
     socket::send(socket, &data, fds, SendFlags::empty()).map(drop)
 }
 

@@ -2,8 +2,8 @@
 
 use crate::guard::{Guarded, Kind};
 use crate::packet::exchange;
+use crate::pins::{Pins, attach_pin};
 use crate::region_ids::RegionIds;
-use crate::shared_memory::{Registered, is_sharing_allowed};
 use crate::watch::{Fate, Watcher, signal};
 use crate::{Map, PinKind, Transport, TransportError, TransportInfo};
 use farlane_abi::PAGE_BYTES;
@@ -15,8 +15,6 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, fstat, ftruncate};
 use rustix::io::Errno as Os;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{PTracer, Pid, set_ptracer};
-use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -33,8 +31,7 @@ pub struct SocketTransport {
     exchanging: Mutex<()>,
     doorbell: OwnedFd,
     regions: Mutex<RegionIds>,
-    /// The memory of pins, by the region's id, where private memory may become shared.
-    registered: Option<Mutex<HashMap<u32, Registered>>>,
+    pins: Pins,
     fate: Arc<Fate>,
 }
 
@@ -80,9 +77,9 @@ impl SocketTransport {
         let fds = [wake.as_fd(), doorbell.as_fd()];
         let connection = socket.enter().ok_or(TransportError::Gone)?;
         let what = "Opening a context";
-        let (reply, _) = exchange(connection.as_fd(), what, &request, &fds)?;
+        let (reply, _) = exchange(connection.as_fd(), what, &request, &[], &fds)?;
         drop(connection);
-        let_backend_reach_memory(reply.value.get());
+        let pins = Pins::new(reply.value.get());
 
         Ok(Self {
             watcher: Mutex::default(),
@@ -90,7 +87,7 @@ impl SocketTransport {
             exchanging: Mutex::new(()),
             doorbell,
             regions: Mutex::new(RegionIds::default()),
-            registered: is_sharing_allowed().then(Mutex::default),
+            pins,
             fate: Arc::new(Fate::new(wake)),
         })
     }
@@ -101,12 +98,22 @@ impl SocketTransport {
         request: &Request,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Option<OwnedFd>), TransportError> {
+        self.request_with(what, request, &[], fds)
+    }
+
+    fn request_with(
+        &self,
+        what: &'static str,
+        request: &Request,
+        extents: &[(u64, u64)],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Reply, Option<OwnedFd>), TransportError> {
         if self.is_dead() {
             return Err(TransportError::Gone);
         }
         let socket = self.socket.enter().ok_or(TransportError::Gone)?;
         let _turn = lock(&self.exchanging);
-        let result = exchange(socket.as_fd(), what, request, fds);
+        let result = exchange(socket.as_fd(), what, request, extents, fds);
         if matches!(
             result,
             Err(TransportError::Gone | TransportError::Protocol(_))
@@ -116,11 +123,12 @@ impl SocketTransport {
         result
     }
 
-    /// Makes a region with an id of its own.
-    fn attach(
+    /// Makes a region with an id of its own, of the whole or of extents of files.
+    pub(crate) fn attach(
         &self,
         what: &'static str,
         request: &Request,
+        extents: &[(u64, u64)],
         fds: &[BorrowedFd<'_>],
     ) -> Result<u32, TransportError> {
         let ids = || lock(&self.regions);
@@ -133,7 +141,7 @@ impl SocketTransport {
             region: region.into(),
             ..*request
         };
-        match self.request(what, &request, fds) {
+        match self.request_with(what, &request, extents, fds) {
             Ok(_) => Ok(region),
             Err(error) => {
                 ids().give(region);
@@ -162,7 +170,7 @@ impl Transport for SocketTransport {
             length: length.into(),
             ..Request::default()
         };
-        let attach = || self.attach("Attaching a segment", &request, &[memory.as_fd()]);
+        let attach = || self.attach("Attaching a segment", &request, &[], &[memory.as_fd()]);
         let mut watcher = lock(&self.watcher);
         if watcher.is_some() {
             drop(watcher);
@@ -184,45 +192,8 @@ impl Transport for SocketTransport {
         length: usize,
         writable: bool,
     ) -> Result<u32, TransportError> {
-        let what = "Attaching memory";
-        let kind = match kind {
-            PinKind::Memory => control::KIND_PIN,
-            PinKind::AddressSpace => control::KIND_ADDRESS_SPACE,
-            PinKind::Phony | PinKind::Device => {
-                let errno = farlane_abi::Errno::EOPNOTSUPP;
-                return Err(TransportError::Refused { what, errno });
-            }
-        };
-        let flags = if writable { control::FLAG_WRITABLE } else { 0 };
-        let pin = Request {
-            kind: kind.into(),
-            flags: flags.into(),
-            address: (address as u64).into(),
-            length: (length as u64).into(),
-            ..Request::default()
-        };
-        let Some(all) = &self.registered else {
-            return self.attach(what, &pin, &[]);
-        };
-        let (address, length) = match kind {
-            control::KIND_ADDRESS_SPACE => (0, usize::MAX),
-            _ => (address, length),
-        };
-        // SAFETY: mapped, as promised; who allows memory to be shared does not write it now. All
-        // addresses are not those of whole pages.
-        let (registered, file) = unsafe { Registered::new(address, length) };
-        let shared = file.and_then(|file| {
-            let request = Request {
-                kind: control::KIND_SHARED.into(),
-                address: 0.into(),
-                ..pin
-            };
-            self.attach(what, &request, &[file.as_fd()]).ok()
-        });
-        // What the backend cannot map is memory of this process as ever.
-        let region = shared.map_or_else(|| self.attach(what, &pin, &[]), Ok)?;
-        lock(all).insert(region, registered);
-        Ok(region)
+        // SAFETY: as promised.
+        unsafe { attach_pin(self, &self.pins, kind, address, length, writable) }
     }
 
     fn attach_file(&self, file: BorrowedFd<'_>) -> Result<u32, TransportError> {
@@ -230,7 +201,7 @@ impl Transport for SocketTransport {
             kind: control::KIND_FILE.into(),
             ..Request::default()
         };
-        self.attach("Showing a file", &request, &[file])
+        self.attach("Showing a file", &request, &[], &[file])
     }
 
     fn detach(&self, region: u32) -> Result<(), TransportError> {
@@ -240,10 +211,7 @@ impl Transport for SocketTransport {
             ..Request::default()
         };
         let detached = self.request("Detaching a region", &request, &[]);
-        if let Some(all) = &self.registered {
-            let registered = lock(all).remove(&region);
-            drop(registered);
-        }
+        self.pins.release(region);
         detached?;
         let mut ids = lock(&self.regions);
         ids.give(region);
@@ -338,15 +306,6 @@ impl Drop for SocketTransport {
         };
         // A backend that is gone has closed the context itself.
         let _ = self.request("Closing a context", &request, &[]);
-    }
-}
-
-/// Yama's restricted ptrace scope keeps even a process of the same user out of our memory; the
-/// backend copies from and to it, so it is let in. Without Yama there is nothing to allow and the
-/// kernel says `EINVAL`; where the backend has `CAP_SYS_PTRACE` nothing is needed either.
-fn let_backend_reach_memory(process: u64) {
-    if let Some(process) = i32::try_from(process).ok().and_then(Pid::from_raw) {
-        let _ = set_ptracer(PTracer::ProcessID(process));
     }
 }
 

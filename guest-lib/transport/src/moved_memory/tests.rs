@@ -1,0 +1,309 @@
+use super::*;
+use std::io::{Read as _, Write as _, pipe};
+use std::ptr::from_mut;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::thread;
+
+const PAGE: usize = 4096;
+
+/// Memory of a test's own, of so many pages.
+fn pages(count: usize) -> Mmap {
+    Mmap::anonymous(count * PAGE).unwrap()
+}
+
+fn at(memory: &Mmap, offset: usize) -> *mut u8 {
+    memory.get(offset, 1).unwrap().as_ptr()
+}
+
+fn write(memory: &Mmap, offset: usize, byte: u8) {
+    // SAFETY: inside of a test's own mapping.
+    unsafe { at(memory, offset).write_volatile(byte) };
+}
+
+fn read(memory: &Mmap, offset: usize) -> u8 {
+    // SAFETY: as above.
+    unsafe { at(memory, offset).read_volatile() }
+}
+
+fn register_at(address: usize, length: usize) -> Result<(Registered, Vec<Piece>), Errno> {
+    // SAFETY: tests register what they have, and keep it.
+    unsafe { Registered::new(address, length) }
+}
+
+fn register(memory: &Mmap, offset: usize, length: usize) -> (Registered, Vec<Piece>) {
+    register_at(at(memory, offset).expose_provenance(), length).unwrap()
+}
+
+/// What a backend finds in the pieces.
+fn read_pieces(pieces: &[Piece]) -> Vec<u8> {
+    let mut all = Vec::new();
+    for piece in pieces {
+        let mut bytes = vec![0; usize::try_from(piece.length).unwrap()];
+        rustix::io::pread(piece.file(), &mut bytes, piece.offset).unwrap();
+        all.append(&mut bytes);
+    }
+    all
+}
+
+fn write_pieces(pieces: &[Piece], bytes: &[u8]) {
+    let mut rest = bytes;
+    for piece in pieces {
+        let (now, then) = rest.split_at(usize::try_from(piece.length).unwrap());
+        rustix::io::pwrite(piece.file(), now, piece.offset).unwrap();
+        rest = then;
+    }
+}
+
+fn is_private(memory: &Mmap, offset: usize) -> bool {
+    let address = at(memory, offset).expose_provenance();
+    let found = parts(&mappings().unwrap(), &(address..address + 1)).unwrap();
+    found.iter().all(|run| run.pages == Pages::Private)
+}
+
+#[test]
+fn buffers_of_one_page_are_shared_until_none_of_them_is_registered() {
+    let memory = pages(1);
+    (0..PAGE).for_each(|offset| write(&memory, offset, u8::try_from(offset % 251).unwrap()));
+    let (first, one) = register(&memory, 100, 30);
+    let (second, other) = register(&memory, 120, 500);
+    assert_eq!((one.len(), other.len()), (1, 1));
+    assert_eq!(one[0].of.id, other[0].of.id);
+    assert_eq!(one[0].offset + 20, other[0].offset);
+    assert_eq!(read_pieces(&one), (100..130).collect::<Vec<u8>>());
+    write_pieces(&other, &[9; 500]);
+    assert_eq!(
+        [119, 120, 619, 620].map(|o| read(&memory, o)),
+        [119, 9, 9, 118]
+    );
+    write(&memory, 120, 10);
+    assert_eq!(read_pieces(&one)[20], 10);
+    drop(first);
+    write_pieces(&other, &[11; 500]);
+    assert_eq!(read(&memory, 300), 11);
+    assert!(!is_private(&memory, 0));
+    drop(second);
+    assert!(is_private(&memory, 0));
+    write_pieces(&other, &[12; 500]);
+    assert_eq!([99, 100, 300].map(|o| read(&memory, o)), [99, 100, 11]);
+}
+
+#[test]
+fn a_registration_has_what_has_moved_before_and_the_rest_of_it() {
+    let memory = pages(8);
+    (0..8).for_each(|page| write(&memory, page * PAGE, u8::try_from(page).unwrap()));
+    let (middle, _) = register(&memory, 3 * PAGE + 7, PAGE);
+    let (whole, pieces) = register(&memory, 0, 8 * PAGE);
+    assert!((2..=3).contains(&pieces.len()), "{}", pieces.len());
+    let bytes = read_pieces(&pieces);
+    let firsts: Vec<_> = bytes.chunks(PAGE).map(|page| page[0]).collect();
+    assert_eq!(firsts, (0..8).collect::<Vec<_>>());
+    drop(middle);
+    assert!(!is_private(&memory, 3 * PAGE));
+    drop(whole);
+    (0..8).for_each(|page| assert!(is_private(&memory, page * PAGE), "{page}"));
+    (0..8).for_each(|page| assert_eq!(usize::from(read(&memory, page * PAGE)), page));
+}
+
+/// Threads that write beside a buffer, themselves or by a system call, lose nothing.
+#[test]
+fn what_others_write_beside_a_buffer_meanwhile_is_not_lost() {
+    let memory = pages(2);
+    let end = AtomicBool::new(false);
+    let (mut from, to) = pipe().unwrap();
+    thread::scope(|scope| {
+        for offset in [8, PAGE - 208, PAGE + 104] {
+            let place = at(&memory, offset).cast::<u64>();
+            // SAFETY: aligned, inside of the mapping, and only accessed like this.
+            let word = unsafe { AtomicU64::from_ptr(place) };
+            let end = &end;
+            scope.spawn(move || {
+                let mut count = 0;
+                while !end.load(Ordering::Relaxed) {
+                    // Nobody else writes it: neither must seem to have.
+                    assert_eq!(word.fetch_add(1, Ordering::Relaxed), count);
+                    count += 1;
+                }
+            });
+        }
+        let reads = scope.spawn(|| {
+            let mut right: u8 = 0;
+            // SAFETY: inside of the mapping, and nobody else's.
+            let place = unsafe { std::slice::from_raw_parts_mut(at(&memory, PAGE + 512), 1) };
+            while from.read(place).unwrap() > 0 {
+                assert_eq!(place[0], right);
+                right = right.wrapping_add(1);
+            }
+            right
+        });
+        let writes = scope.spawn(|| {
+            let mut to = to;
+            let mut byte: u8 = 0;
+            while !end.load(Ordering::Relaxed) {
+                to.write_all(&[byte]).unwrap();
+                byte = byte.wrapping_add(1);
+            }
+            byte
+        });
+        for round in 0..40 {
+            let (registered, pieces) = register(&memory, PAGE - 200, 300);
+            write_pieces(&pieces, &[round; 300]);
+            assert_eq!(read(&memory, PAGE), round);
+            drop(registered);
+        }
+        end.store(true, Ordering::Relaxed);
+        assert_eq!(writes.join().unwrap(), reads.join().unwrap());
+    });
+}
+
+#[test]
+fn stacks_and_variables_are_shared_too() {
+    static mut VARIABLE: [u8; 100] = [1; 100];
+    static mut ZEROES: [u8; 100] = [0; 100];
+    let mut local = [3_u8; 100];
+    let addresses = [
+        (&raw mut VARIABLE).expose_provenance(),
+        (&raw mut ZEROES).expose_provenance(),
+        from_mut(&mut local).expose_provenance(),
+    ];
+    for (address, byte) in addresses.into_iter().zip([1, 0, 3]) {
+        let (registered, pieces) = register_at(address, 100).unwrap();
+        assert_eq!(read_pieces(&pieces), [byte; 100]);
+        write_pieces(&pieces, &[8; 100]);
+        // SAFETY: as many bytes of a variable of this test alone.
+        let seen = unsafe { with_exposed_provenance_mut::<[u8; 100]>(address).read_volatile() };
+        assert_eq!(seen, [8; 100]);
+        drop(registered);
+        // SAFETY: as above.
+        let seen = unsafe { with_exposed_provenance_mut::<[u8; 100]>(address).read_volatile() };
+        assert_eq!(seen, [8; 100]);
+    }
+}
+
+#[test]
+fn what_is_not_the_programs_own_is_refused_and_nothing_is_moved() {
+    let file = memory_file("t").unwrap();
+    ftruncate(&file, 2 * PAGE as u64).unwrap();
+    let shared = Mmap::shared(&file, 0, 2 * PAGE, Mmap::READ_WRITE).unwrap();
+    let address = at(&shared, 0).expose_provenance();
+    let refused = register_at(address, 8).map(|_| ());
+    assert_eq!(refused, Err(Errno::OPNOTSUPP));
+    let reserved = Mmap::reserve(PAGE).unwrap();
+    let address = at(&reserved, 0).expose_provenance();
+    assert_eq!(register_at(address, 8).map(|_| ()), Err(Errno::OPNOTSUPP));
+    // What is mapped in part.
+    let memory = pages(3);
+    let address = at(&memory, 0).expose_provenance();
+    // SAFETY: this test's own page, which `memory` unmaps once more when it ends.
+    unsafe { rustix::mm::munmap(at(&memory, 2 * PAGE).cast(), PAGE) }.unwrap();
+    assert!(register_at(address, 3 * PAGE).is_err());
+    assert!(is_private(&memory, 0));
+    // It may be another mapping's by now.
+    let rest = Mmap::anonymous(PAGE).unwrap();
+    drop(rest);
+    std::mem::forget(memory);
+    assert_eq!(
+        register_at(usize::MAX - 8, 16).map(|_| ()),
+        Err(Errno::FAULT)
+    );
+    let long = register_at(address, 1 << 40).map(|_| ());
+    assert_eq!(long, Err(Errno::OPNOTSUPP));
+}
+
+#[test]
+fn too_many_pieces_are_refused_and_nothing_is_moved() {
+    let count = 2 * usize::try_from(MAX_SHARED_PIECES).unwrap();
+    let memory = pages(count);
+    let every_other: Vec<_> = (0..count)
+        .step_by(2)
+        .map(|page| register(&memory, page * PAGE, 8))
+        .collect();
+    let address = at(&memory, 0).expose_provenance();
+    let refused = register_at(address, count * PAGE).map(|_| ());
+    assert_eq!(refused, Err(Errno::NOSPC));
+    assert!(is_private(&memory, PAGE) && !is_private(&memory, 2 * PAGE));
+    drop(every_other);
+    let (_registered, pieces) = register(&memory, 0, count * PAGE);
+    assert_eq!(pieces.len(), 1);
+}
+
+#[test]
+fn what_the_program_has_mapped_anew_is_not_touched() {
+    let memory = pages(2);
+    let (registered, _) = register(&memory, 0, 2 * PAGE);
+    let other = pages(1);
+    write(&other, 0, 9);
+    // SAFETY: this test's own addresses, which `memory` unmaps when it ends.
+    unsafe { other.move_to(at(&memory, 0).expose_provenance()) }.unwrap();
+    drop(registered);
+    assert_eq!(read(&memory, 0), 9);
+    assert!(is_private(&memory, PAGE));
+}
+
+#[test]
+fn registering_again_and_again_needs_no_more_files() {
+    let memory = pages(1);
+    let long = pages(FILE_BYTES / PAGE + 1);
+    for _ in 0..20 {
+        drop(register(&memory, 8, 8));
+        drop(register(&long, 0, FILE_BYTES + 8));
+    }
+    // Other tests have some.
+    assert!(lock(LEDGER.get()).files.len() < 10);
+}
+
+/// A child that does something, and ends with what that says.
+fn child(work: impl FnOnce() -> bool) -> i32 {
+    // SAFETY: the child does what a test says, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends the child where it waits for ever.
+        unsafe { libc::alarm(60) };
+        let failed = !work();
+        // SAFETY: ends the child without running anything of the test harness.
+        unsafe { libc::_exit(i32::from(failed)) };
+    }
+    child
+}
+
+fn was_right(child: i32) -> bool {
+    let mut status = -1;
+    // SAFETY: waits for a child that this thread has made.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    status == 0
+}
+
+#[test]
+fn a_child_has_copies_and_can_register_them() {
+    let memory = pages(3);
+    (0..3 * PAGE).for_each(|offset| write(&memory, offset, 5));
+    let (registered, pieces) = register(&memory, 10, 2 * PAGE);
+    // Of the heap, behind the C library's own data at its beginning.
+    let filler = vec![1_u8; 10 * PAGE];
+    let mut heap = vec![6_u8; PAGE + 100];
+    let place = heap.as_mut_ptr().expose_provenance();
+    let (of_heap, _) = register_at(place, heap.len()).unwrap();
+    let (mut from, mut to) = pipe().unwrap();
+    let made = child(|| {
+        // The parent has written by now, and that is not the child's.
+        from.read_exact(&mut [0]).unwrap();
+        let is_own = (0..3 * PAGE).all(|offset| read(&memory, offset) == 5);
+        let boxes: Vec<_> = (0..1000_usize).map(Box::new).collect();
+        let sum: usize = boxes.iter().map(|number| **number).sum();
+        write(&memory, 20, 8);
+        let is_heap = heap.iter().all(|byte| *byte == 6);
+        // SAFETY: the child's own copies, which are used no more.
+        drop(unsafe {
+            (
+                std::ptr::read(&raw const registered),
+                std::ptr::read(&raw const of_heap),
+            )
+        });
+        let (_again, pieces) = register(&memory, 20, 4);
+        is_own && is_heap && sum == 499_500 && read_pieces(&pieces) == [8, 5, 5, 5]
+    });
+    write_pieces(&pieces, &[9; 2 * PAGE]);
+    to.write_all(&[1]).unwrap();
+    assert!(was_right(made));
+    assert_eq!([read(&memory, 20), read(&memory, 9)], [9, 5]);
+    drop((registered, of_heap, filler));
+}
