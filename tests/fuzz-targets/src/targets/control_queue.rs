@@ -2,12 +2,12 @@
 //! that stops the queues and takes memory away meanwhile.
 
 use crate::{Input, PAGE, Ram, assert_nothing_left, format_all_logs};
-use farlane_abi::control::{Extent, MAX_CONTEXTS, Reply, Request};
+use farlane_abi::control::{Extent, MAX_CONTEXTS, MAX_SHARED_PIECES, Reply, Request};
 use farlane_abi::ids::ContextId;
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_guest_device::control::{Control, MapWindow, RequestCounters};
 use farlane_guest_device::events::EventQueue;
-use farlane_guest_device::request::{ContextRequest, ControlRequest, parse, parse_host};
+use farlane_guest_device::request::{ContextRequest, ControlRequest, HostRequest, parse, parse_host};
 use farlane_guest_device::ring::{Ring, VmMemory};
 use farlane_rdma::contexts::PortContexts;
 use farlane_rdma_remoting::{Port, Server};
@@ -267,7 +267,11 @@ impl<'a> Scene<'a> {
             }
         }
         if let Ok(request) = parse_host(bytes) {
-            assert!(request.descriptors() <= 2);
+            assert!(request.descriptors() <= MAX_SHARED_PIECES as usize);
+            if let HostRequest::Share { new, pieces } = request {
+                let sum: u64 = pieces.iter().map(|piece| piece.1).sum();
+                assert!(sum == new.length && !pieces.is_empty());
+            }
         }
         let bytes = &bytes[..bytes.len().min(4 * 4096)];
         self.machine.ram.poke(REQUEST, bytes);
