@@ -87,6 +87,22 @@ impl OnHost {
         guests: &[(&Path, &str)],
         host: Option<&Path>,
     ) -> Result<Backend> {
+        self.daemon_with(run, guests, host, None)
+    }
+
+    /// Starts one for processes of this machine, also for those that a policy of its socket lets
+    /// in.
+    pub fn daemon_for(&self, run: &Run<'_>, host: &Path, policy: &str) -> Result<Backend> {
+        self.daemon_with(run, &[], Some(host), Some(policy))
+    }
+
+    fn daemon_with(
+        &self,
+        run: &Run<'_>,
+        guests: &[(&Path, &str)],
+        host: Option<&Path>,
+        policy: Option<&str>,
+    ) -> Result<Backend> {
         let mut command = Command::new(&self.daemon);
         let mut sockets = Vec::new();
         for (socket, address) in guests {
@@ -96,7 +112,10 @@ impl OnHost {
             sockets.push(*socket);
         }
         if let Some(socket) = host {
-            command.arg("--host-socket").arg(socket);
+            let policy = policy.map(|policy| format!(",{policy}"));
+            let mut option = socket.as_os_str().to_owned();
+            option.push(policy.unwrap_or_default());
+            command.arg("--host-socket").arg(option);
             sockets.push(socket);
         }
         command.args(["--workers", &run.workers().to_string()]);

@@ -134,6 +134,8 @@ pub struct Host {
     started: AtomicU32,
     /// Whether programs share the memory that they register.
     share_memory: bool,
+    /// As which other user they run.
+    user: Option<u32>,
 }
 
 impl Host {
@@ -146,6 +148,15 @@ impl Host {
             logs: logs.into(),
             started: AtomicU32::new(0),
             share_memory: false,
+            user: None,
+        }
+    }
+
+    /// The same, whose programs run as another user, in the group of the same number alone.
+    pub fn of_user(self, user: u32) -> Self {
+        Self {
+            user: Some(user),
+            ..self
         }
     }
 
@@ -175,7 +186,15 @@ impl Place for Host {
         paths.extend(std::env::split_paths(
             &std::env::var_os("PATH").unwrap_or_default(),
         ));
-        let mut command = Command::new("/bin/sh");
+        let mut command = match self.user {
+            None => Command::new("/bin/sh"),
+            Some(user) => {
+                let mut command = Command::new("setpriv");
+                let [user, group] = ["reuid", "regid"].map(|id| format!("--{id}={user}"));
+                command.args([&user, &group, "--clear-groups", "/bin/sh"]);
+                command
+            }
+        };
         command
             .args(["-c", line])
             .env("FARLANE_SOCKET", &self.socket);

@@ -9,7 +9,7 @@ use super::{
     lend_reassign, lend_soft, lend_vfio, lend_vs_local, net_vs_tap, octo_net, octo_net_flood,
     octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, rdma_buffers, rdma_crash,
     rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs, rdma_stock,
-    rdma_tenants, rdma_verbs, rdma_vs_rxe, rdma_workers, topology, vmkit,
+    rdma_tenants, rdma_users, rdma_verbs, rdma_vs_rxe, rdma_workers, topology, vmkit,
 };
 use crate::versus::Form;
 
@@ -153,6 +153,8 @@ scenarios! {
     test "rdma-host" = rdma_host::run,
         "rdma-pingpong's and rdma-perftest's programs between two processes of this machine, and \
          what is copied of memory that they share";
+    test "rdma-users" = rdma_users::run,
+        "ibverbs-utils' and perftest's programs between processes of two users of this machine";
     test "rdma-pyverbs" = rdma_pyverbs::run,
         "rdma-core's own tests of verbs (Debian's python3-pyverbs) over the daemon's host socket: \
          what passes, and why what does not is skipped";

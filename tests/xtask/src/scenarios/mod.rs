@@ -43,6 +43,7 @@ pub mod rdma_pingpong;
 mod rdma_pyverbs;
 mod rdma_stock;
 mod rdma_tenants;
+mod rdma_users;
 mod rdma_verbs;
 mod rdma_vs_rxe;
 mod rdma_workers;
