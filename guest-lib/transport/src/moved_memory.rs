@@ -82,6 +82,8 @@ impl Piece {
 pub(crate) struct Registered {
     id: u64,
     origin: Origin,
+    /// The backend has them, whatever the program has unmapped: nothing else comes there.
+    pieces: Vec<Piece>,
 }
 
 impl Registered {
@@ -112,17 +114,25 @@ impl Registered {
         let id = ledger.next;
         ledger.next += 1;
         ledger.registered.insert(id, pages);
-        Ok((Self { id, origin }, pieces))
+        let registered = Self {
+            id,
+            origin,
+            pieces: pieces.clone(),
+        };
+        Ok((registered, pieces))
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
+        let pieces = std::mem::take(&mut self.pieces);
         // A child has its parent's ledger, and ends nothing of that.
         if !self.origin.is_here() {
+            std::mem::forget(pieces);
             return;
         }
         let mut ledger = lock(LEDGER.get());
+        drop(pieces);
         if let Some(pages) = ledger.registered.remove(&self.id) {
             ledger.move_back(&pages);
         }
@@ -150,12 +160,12 @@ impl Ledger {
         pieces(&self.files, &mappings()?, range)
     }
 
-    /// Forgets files of which the program has nothing mapped any more, but one of the usual length,
-    /// which is used anew.
+    /// Forgets files of which the program has nothing mapped any more, and no backend anything, but
+    /// one of the usual length, which is used anew.
     fn tidy(&mut self, all: &[Run]) {
         let mut is_first = true;
         self.files.retain(|file| {
-            if file.is_mapped(all) {
+            if Arc::strong_count(file) > 1 || file.is_mapped(all) {
                 return true;
             }
             *lock(&file.used) = 0;

@@ -3,9 +3,13 @@
 //! What lies there a child would share with its parent: the heap's own data, too. So the kernel
 //! keeps these pages from children (`MADV_DONTFORK`), and a child gets copies of its own: made
 //! before it is (pthread_atfork(3)), in memory that it inherits, and put into their places when it
-//! begins. Whoever makes a child without the C library (`clone`), or needs such a page before that,
-//! as one does that makes a child from a stack of which something is registered, finds nothing
-//! there.
+//! begins.
+//!
+//! Between the copy and the child other threads may change what the C library has in the heap: as
+//! POSIX has it, a child of several threads calls what is safe in a handler of signals and nothing
+//! else. Whoever makes a child without the C library (`clone`), or needs such a page before the
+//! copies are in their places, as one does that makes a child from a stack of which something is
+//! registered, finds nothing there.
 
 use super::{Files, LEDGER, Ledger, file_of, mappings};
 use crate::maps::Run;

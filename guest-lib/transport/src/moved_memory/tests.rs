@@ -239,6 +239,18 @@ fn what_the_program_has_mapped_anew_is_not_touched() {
     assert!(is_private(&memory, PAGE));
 }
 
+/// The backend has what was registered until that ends.
+#[test]
+fn what_the_program_has_unmapped_is_given_to_nothing_else_while_it_is_registered() {
+    let memory = pages(FILE_BYTES / PAGE);
+    let (registered, first) = register(&memory, 0, FILE_BYTES);
+    drop(memory);
+    let other = pages(FILE_BYTES / PAGE);
+    let (_registered, second) = register(&other, 0, FILE_BYTES);
+    assert!(second.iter().all(|piece| piece.of.id != first[0].of.id));
+    drop(registered);
+}
+
 #[test]
 fn registering_again_and_again_needs_no_more_files() {
     let memory = pages(1);
@@ -274,6 +286,19 @@ fn was_right(child: i32) -> bool {
 
 #[test]
 fn a_child_has_copies_and_can_register_them() {
+    const NAME: &str = "moved_memory::tests::a_child_has_copies_and_can_register_them";
+    const ALONE: &str = "FARLANE_TEST_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        // Threads of other tests would change the heap just before the child is made.
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", NAME, "--test-threads=1"])
+            .env(ALONE, "1")
+            .stdout(std::process::Stdio::null())
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
     let memory = pages(3);
     (0..3 * PAGE).for_each(|offset| write(&memory, offset, 5));
     let (registered, pieces) = register(&memory, 10, 2 * PAGE);
