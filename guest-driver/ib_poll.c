@@ -121,9 +121,13 @@ static bool fv_wc(struct fv_cq *cq, const struct ib_uverbs_wc *entry, struct ib_
 	return true;
 }
 
-/* Under the lock of the completion queue: ends requests of a dead device. */
+/*
+ * Under the lock of the completion queue: ends requests of a dead device. The connection manager
+ * takes datagrams that are flushed for ones that it has taken back, and would wait for an answer.
+ */
 static int fv_flush_queue(struct fv_qp *qp, struct fv_queue *queue, int count, struct ib_wc *wc)
 {
+	bool fails = qp->ib.qp_type == IB_QPT_GSI && READ_ONCE(qp->state) != IB_QPS_ERR;
 	const struct fv_request *request;
 	int done;
 
@@ -132,7 +136,7 @@ static int fv_flush_queue(struct fv_qp *qp, struct fv_queue *queue, int count, s
 		wc[done] = (struct ib_wc) {
 			.wr_id = request->wr_id,
 			.opcode = request->opcode,
-			.status = IB_WC_WR_FLUSH_ERR,
+			.status = fails ? IB_WC_FATAL_ERR : IB_WC_WR_FLUSH_ERR,
 			.qp = &qp->ib,
 			.port_num = 1,
 		};

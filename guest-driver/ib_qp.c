@@ -301,9 +301,12 @@ int fv_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct i
 		arg.attr.port_num = 1;
 	}
 	err = fv_call(qp->ctx, FARLANE_CALL_MODIFY_QP, &arg, sizeof(arg), NULL, 0);
-	/* What the kernel has posted to a dead device is flushed: it may wait for that. */
+	/*
+	 * What the kernel has posted to a dead device is flushed: it may wait for that. Management
+	 * datagrams go on, and fail one by one.
+	 */
 	if (err == -ENODEV && fv_is_kernel(qp->ctx) && mask & IB_QP_STATE &&
-	    attr->qp_state == IB_QPS_ERR)
+	    (attr->qp_state == IB_QPS_ERR || qp->ib.qp_type == IB_QPT_GSI))
 		err = 0;
 	if (!err && mask & IB_QP_STATE)
 		fv_qp_changed(qp, attr->qp_state);
