@@ -13,7 +13,7 @@
 //! Number of entries is always a power of two, so that an index is the word masked.
 
 use crate::rdma::VerbsVersion;
-use crate::wire::pod;
+use crate::wire::{numbers, pod};
 use zerocopy::little_endian::{U16, U32, U64};
 
 /// Where queues may begin in a segment: at multiples of this, so that no two have a word in one
@@ -228,12 +228,6 @@ pub const WC_FLAG_GRH: u16 = 1 << 0;
 pub const WC_FLAG_IMM: u16 = 1 << 1;
 /// `imm` is the key that was invalidated.
 pub const WC_FLAG_INVALIDATED: u16 = 1 << 3;
-
-macro_rules! numbers {
-    ($ty:ty: $($(#[$doc:meta])* $name:ident = $value:literal,)*) => {
-        $($(#[$doc])* pub const $name: $ty = $value;)*
-    };
-}
 
 // Values of `enum ibv_wc_status`.
 numbers! { u8:

@@ -19,7 +19,7 @@
 //! driver keeps its progress; its address vector is not looked at, only the address handle. What a
 //! kernel alone may say has fields of its own ([`RxeRegister`], [`RxeAddressed`]).
 
-use crate::wire::{pod, wire};
+use crate::wire::{numbers, pod, wire};
 use zerocopy::little_endian::{U16, U32, U64};
 
 /// `rxe_queue_buf::log2_elem_size`, for the process.
@@ -265,12 +265,6 @@ const _: () = assert!(
         && size_of::<RxeRecvEntry>() == 40
         && size_of::<RxeCompletion>() == 48
 );
-
-macro_rules! numbers {
-    ($ty:ty: $($(#[$doc:meta])* $name:ident = $value:expr,)*) => {
-        $($(#[$doc])* pub const $name: $ty = $value;)*
-    };
-}
 
 // Values of `enum ib_wr_opcode`.
 numbers! { u32:

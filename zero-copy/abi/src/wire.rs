@@ -1,4 +1,5 @@
 //! `pod!`: a structure with a fixed layout. `wire!`: the same and, from the same text, in C.
+//! `numbers!`: constants of one type.
 
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -47,6 +48,13 @@ macro_rules! pod {
     };
 }
 pub(crate) use pod;
+
+macro_rules! numbers {
+    ($ty:ty: $($(#[$doc:meta])* $name:ident = $value:expr,)*) => {
+        $($(#[$doc])* pub const $name: $ty = $value;)*
+    };
+}
+pub(crate) use numbers;
 
 macro_rules! wire {
     ($($(#[$doc:meta])* pub struct $name:ident as $c:literal {

@@ -1,5 +1,7 @@
 //! Numbers that calls have in their arguments and results.
 
+use crate::wire::numbers;
+
 /// Number of the queue pairs of a multicast group, in datagrams that are sent to it.
 pub const MULTICAST_QPN: u32 = 0x00ff_ffff;
 
@@ -12,12 +14,6 @@ pub const MAX_FAST_PAGES: u32 = 512;
 pub const MR_SOURCE_PIN: u32 = 1;
 /// `RegMr::source`: a host-allocated buffer.
 pub const MR_SOURCE_BUFFER: u32 = 2;
-
-macro_rules! numbers {
-    ($ty:ty: $($(#[$doc:meta])* $name:ident = $value:expr,)*) => {
-        $($(#[$doc])* pub const $name: $ty = $value;)*
-    };
-}
 
 // Values of `enum ibv_access_flags`.
 numbers! { u32:
