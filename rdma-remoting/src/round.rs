@@ -104,7 +104,8 @@ impl Look {
     }
 }
 
-/// How many idle ones of a tenant are looked at in a turn, so long after the last one.
+/// How many idle ones of a tenant are looked at in a turn, so long after the last one, where
+/// somebody may be busy.
 fn idle_looks(since: Duration) -> usize {
     let looks = since.as_nanos() / IDLE_LOOK_EVERY.as_nanos();
     let looks = usize::try_from(looks).unwrap_or(IDLE_OF_TENANT);
@@ -366,11 +367,16 @@ impl<T: Clone> Tenants<T> {
     }
 
     /// When a turn begins: where the last one ended, unless there was something in between; and how
-    /// many idle ones of a tenant are looked at in it.
-    pub fn begin(&mut self) -> (Instant, usize) {
+    /// many idle ones of a tenant are looked at in it. A worker that is going to sleep has nothing
+    /// else to do.
+    pub fn begin(&mut self, is_resting: bool) -> (Instant, usize) {
         let now = self.ended.take().unwrap_or_else(Instant::now);
         let last = self.began.replace(now).unwrap_or(now);
-        (now, idle_looks(now.saturating_duration_since(last)))
+        let idle = match is_resting {
+            true => IDLE_OF_TENANT,
+            false => idle_looks(now.saturating_duration_since(last)),
+        };
+        (now, idle)
     }
 
     /// A quantum for each tenant, within its limits and its time; `time` says what it is. What one

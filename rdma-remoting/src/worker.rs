@@ -241,7 +241,7 @@ impl WorkerState {
                 self.awake();
                 rest = None;
             }
-            let mut progress = self.turn(&mut tenants, generation, sweep, node);
+            let mut progress = self.turn(&mut tenants, generation, (sweep, rest.is_some()), node);
             for source in &self.sources {
                 if source.take() {
                     progress.worked = true;
@@ -307,10 +307,10 @@ impl WorkerState {
         &self,
         tenants: &mut Tenants<Arc<Context>>,
         generation: u64,
-        sweep: u64,
+        (sweep, is_resting): (u64, bool),
         node: Option<Node>,
     ) -> Progress {
-        let (now, idle) = tenants.begin();
+        let (now, idle) = tenants.begin(is_resting);
         let look = Look {
             now,
             node,
