@@ -474,4 +474,4 @@ unsafe extern "C" fn child() {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 /// Numbers are the process's: one test at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-fn turn() -> MutexGuard<'static, ()> {
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
     lock(&TURN)
 }
 
