@@ -109,7 +109,7 @@ fn a_registration_has_what_has_moved_before_and_the_rest_of_it() {
 fn what_others_write_beside_a_buffer_meanwhile_is_not_lost() {
     let memory = pages(2);
     let end = AtomicBool::new(false);
-    let (mut from, to) = pipe().unwrap();
+    let (from, to) = pipe().unwrap();
     thread::scope(|scope| {
         for offset in [8, PAGE - 208, PAGE + 104] {
             let place = at(&memory, offset).cast::<u64>();
@@ -126,6 +126,8 @@ fn what_others_write_beside_a_buffer_meanwhile_is_not_lost() {
             });
         }
         let reads = scope.spawn(|| {
+            // Whichever of the two ends first ends the other one.
+            let mut from = from;
             let mut right: u8 = 0;
             // SAFETY: inside of the mapping, and nobody else's.
             let place = unsafe { std::slice::from_raw_parts_mut(at(&memory, PAGE + 512), 1) };
