@@ -303,7 +303,9 @@ fn unplugged(stage: &Stage, report: &mut Report) -> Result<()> {
     for round in 0..2 {
         let guest = &stage.a;
         let (held, watch) = (waiting(guest)?, watching(guest)?);
+        let busy = connections::Busy::start(guest, &stage.b)?;
         guest.unplug_farlane()?;
+        busy.has_ended()?;
         watch.wait_output(PATIENCE, |text| text.contains("IBV_EVENT_DEVICE_FATAL"))?;
         held.signal(15)?;
         held.wait(TOOL_TIMEOUT)?;

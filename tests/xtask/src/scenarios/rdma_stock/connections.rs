@@ -172,7 +172,7 @@ impl<'g> Busy<'g> {
         })
     }
 
-    /// Both have been told that their device is gone.
+    /// Both have been told that their device, or their peer, is gone.
     pub fn has_ended(self) -> Result<()> {
         for end in self.ends {
             let ended = end.wait(TOOL_TIMEOUT)?;
