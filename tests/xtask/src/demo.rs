@@ -17,7 +17,7 @@ use crate::scenarios::lend_soft;
 use crate::scenarios::octo_net;
 use crate::scenarios::octo_ssd;
 use crate::scenarios::rdma_host::on_host;
-use crate::scenarios::rdma_perftest::perftests;
+use crate::scenarios::rdma_perftest::{OURS, perftests};
 use crate::scenarios::rdma_pingpong::{device_info, ping_pongs};
 
 const PING_PONGS: &[&str] = &[
@@ -131,6 +131,6 @@ fn between_guests(run: &Run<'_>, report: &mut Report) -> Result<()> {
     println!("{}", device_info(&pair.a)?);
     progress::note("Debian's own RDMA programs talk from one to the other");
     ping_pongs(pair.ends(), PING_PONGS, report)?;
-    perftests(run, pair.ends(), PERFTESTS, report)?;
+    perftests(run, OURS, pair.ends(), PERFTESTS, report)?;
     pair.backend.stop()
 }

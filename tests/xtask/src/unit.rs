@@ -255,6 +255,30 @@ mod tests {
         assert!(!package.is_meant("nosuch") && !package.is_meant("blk/src"));
     }
 
+    /// An item's line without `pub` or `pub(...)`.
+    fn without_visibility(line: &str) -> &str {
+        let Some(rest) = line.strip_prefix("pub") else {
+            return line;
+        };
+        match rest.strip_prefix('(') {
+            Some(scope) => scope.split_once(") ").map_or(line, |(_, item)| item),
+            None => rest.strip_prefix(' ').unwrap_or(line),
+        }
+    }
+
+    #[test]
+    fn a_module_is_found_whoever_may_see_it() {
+        for line in [
+            "mod a;",
+            "pub mod a;",
+            "pub(super) mod a;",
+            "pub(in crate::b) mod a;",
+        ] {
+            assert_eq!(without_visibility(line), "mod a;");
+        }
+        assert_eq!(without_visibility("publish();"), "publish();");
+    }
+
     /// The files of a program: its first one, and those of its modules.
     fn files_of(first: PathBuf) -> Vec<PathBuf> {
         // Modules of a file that is no folder's lie in a folder of its name.
@@ -268,7 +292,7 @@ mod tests {
             };
             let mut path = None;
             for line in fs::read_to_string(&file).unwrap().lines() {
-                let line = line.trim().trim_start_matches("pub ");
+                let line = without_visibility(line.trim());
                 if let Some(rest) = line.strip_prefix("#[path = \"") {
                     path = rest.strip_suffix("\"]").map(str::to_owned);
                 } else if let Some(name) = line.strip_prefix("mod ")

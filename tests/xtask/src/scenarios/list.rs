@@ -43,8 +43,8 @@ scenarios! {
     long "rdma-crash-workers-long" = |run, to| rdma_workers::whole(rdma_crash::run, run, to),
         "rdma-crash with two worker threads";
     test "rdma-perftest" = rdma_perftest::run,
-        "perftest's bandwidth and latency programs for send, write and read at all sizes between \
-         two VMs";
+        "perftest for send, write and read between two VMs: bandwidth at all sizes, latency at \
+         single ones";
     test "rdma-pyverbs-stock" = rdma_pyverbs::stock,
         "rdma-core's own tests of verbs (Debian 13's) over the RDMA device of a guest's kernel";
     test "rdma-pyverbs-guest" = rdma_pyverbs::in_guest,

@@ -196,3 +196,16 @@ pub fn run_named(workspace: &Workspace, names: &[String]) -> Result<ExitCode> {
         (false, true) => ExitCode::SUCCESS,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_by_itself_is_a_scenario_of_a_test_run() {
+        for name in MEASURING.iter().chain(NEEDING_TWO) {
+            let found = find(name).unwrap();
+            assert!(found.is_test, "{name}");
+        }
+    }
+}

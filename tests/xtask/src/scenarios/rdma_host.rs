@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use farlane_kit::packages;
 use farlane_kit::report::Report;
 
-use super::rdma_perftest::{self, perftests, with_one_size};
+use super::rdma_perftest::{self, OURS, perftests, with_one_size};
 use super::rdma_pingpong::{self, device_info, ping_pongs};
 use super::rdma_verbs::PACKAGES;
 use crate::farlane::Farlane;
@@ -18,15 +18,17 @@ use crate::tools::Ends;
 
 /// What runs through all sizes here; other programs do so between guests, through the same queue
 /// pairs.
-const OF_ALL_SIZES: &str = "ib_write_bw";
+const OF_ALL_SIZES: &[&str] = &["ib_write_bw", "ib_read_bw"];
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let lines = rdma_perftest::LINES.iter();
     let lines: Vec<String> = lines
-        .map(|line| match line.starts_with(OF_ALL_SIZES) {
-            true => (*line).to_owned(),
-            false => with_one_size(line),
-        })
+        .map(
+            |line| match OF_ALL_SIZES.iter().any(|of| line.starts_with(of)) {
+                true => (*line).to_owned(),
+                false => with_one_size(line),
+            },
+        )
         .collect();
     on_host(run, rdma_pingpong::LINES, &lines, report)
 }
@@ -50,7 +52,7 @@ pub fn on_host(
         client: &host,
     };
     ping_pongs(ends, ping_pong, report)?;
-    perftests(run, ends, perftest, report)?;
+    perftests(run, OURS, ends, perftest, report)?;
     sharing(run, farlane, &socket, report)?;
     backend.stop()
 }
@@ -76,7 +78,7 @@ fn sharing(run: &Run<'_>, farlane: &Farlane, socket: &Path, report: &mut Report)
             anyhow::Ok([of("bytes_by_system_call")?, of("bytes_copied_twice")?])
         };
         let before = copied()?;
-        perftests(run, ends, ["ib_write_bw -s 1048576 -n 500"], report)?;
+        perftests(run, OURS, ends, ["ib_write_bw -s 1048576 -n 500"], report)?;
         let grown: Vec<_> = std::iter::zip(copied()?, before)
             .map(|(after, before)| after > before)
             .collect();

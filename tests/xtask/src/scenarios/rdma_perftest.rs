@@ -44,10 +44,25 @@ const CHECKED: &[&str] = &[
 /// The sizes whose figures go into the table, of programs that run through all of them.
 const SHOWN_BYTES: &[u64] = &[8, 4096, 65536, 1 << 20, 8 << 20];
 
+/// By which programs find their device.
+#[derive(Clone, Copy)]
+pub struct Through<'a> {
+    /// Over what they talk.
+    pub over: Over,
+    /// What they are told of the device.
+    pub options: &'a str,
+}
+
+/// Through our library, whose device is the only one.
+pub const OURS: Through<'static> = Through {
+    over: Over::Farlane,
+    options: "",
+};
+
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let wire = Wire::new()?;
     let pair = run.context.farlane()?.boot_pair(run, &wire)?;
-    perftests(run, pair.ends(), LINES, report)?;
+    perftests(run, OURS, pair.ends(), LINES, report)?;
     ping_pongs(pair.ends(), CHECKED, report)?;
     pair.backend.stop()
 }
@@ -61,6 +76,7 @@ pub fn with_one_size(line: &str) -> String {
 /// say, and reports their figures.
 pub fn perftests(
     run: &Run<'_>,
+    through: Through<'_>,
     ends: Ends<'_>,
     lines: impl IntoIterator<Item = impl AsRef<str>>,
     report: &mut Report,
@@ -75,7 +91,7 @@ pub fn perftests(
             false => line.as_ref().to_owned(),
         };
         let before = moved()?;
-        let text = perftest(ends, line, report)?;
+        let text = perftest(through, ends, line, report)?;
         let (moved, said) = (moved()? - before, payload_bytes(line, &text)?);
         // A program whose clock was unsteady has been run again.
         ensure!(
@@ -87,13 +103,19 @@ pub fn perftests(
 }
 
 /// Runs a program of perftest and reports its figures. Returns what it printed.
-fn perftest(ends: Ends<'_>, line: &str, report: &mut Report) -> Result<String> {
+fn perftest(
+    through: Through<'_>,
+    ends: Ends<'_>,
+    line: &str,
+    report: &mut Report,
+) -> Result<String> {
+    let Through { over, options } = through;
     let Ends {
         name,
         server,
         client,
     } = ends;
-    let text = between(Over::Farlane, &format!("{line} -F"), server, client)?;
+    let text = between(over, &format!("{line} {options} -F"), server, client)?;
     let rows: Vec<(u64, String)> = if line.contains("_bw") {
         // A few bytes in a long time are 0.00 MiB/s; what was moved the daemon's counters say.
         let rows = bandwidths(&text)?;

@@ -11,12 +11,13 @@ use farlane_kit::guest::{Guest, Job};
 use farlane_kit::report::Report;
 use farlane_kit::wire::{End, Wire};
 
+use super::rdma_perftest::{Through, perftests};
 use super::rdma_vs_rxe::start_rxe;
 use crate::conditions::{PATIENCE, no_complaint, wait_until};
 use crate::farlane::RDMA_MODULE;
 use crate::place::Over;
 use crate::run::Run;
-use crate::tools::{Ends, TOOL_TIMEOUT, bandwidths, between, latencies, pingpong_us};
+use crate::tools::{Ends, TOOL_TIMEOUT, between, pingpong_us};
 
 mod connections;
 
@@ -88,7 +89,12 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         ping_pongs(ends, if brief { FEW } else { PING_PONGS }, report)?;
     }
     if !brief {
-        perftests(stage.two(), report)?;
+        let options = format!("-d {DEVICE} -x {GID}");
+        let through = Through {
+            over: Over::Rxe,
+            options: &options,
+        };
+        perftests(run, through, stage.two(), PERFTESTS, report)?;
     }
     connections::run(&stage.a, &stage.b, brief, report)?;
     resources(&stage.a)?;
@@ -208,23 +214,6 @@ fn ping_pongs(ends: Ends<'_>, lines: &[&str], report: &mut Report) -> Result<()>
     Ok(())
 }
 
-fn perftests(ends: Ends<'_>, report: &mut Report) -> Result<()> {
-    for line in PERFTESTS {
-        let full = format!("{line} -d {DEVICE} -x {GID} -F");
-        let text = between(Over::Rxe, &full, ends.server, ends.client)?;
-        let figure = if line.contains("_lat") {
-            let rows = latencies(&text)?;
-            rows.last().map(|row| format!("{:10.1} us", row.typical_us))
-        } else {
-            let rows = bandwidths(&text)?;
-            rows.last()
-                .map(|row| format!("{:10.1} MiB/s", row.mib_per_second))
-        };
-        report.tell(ends.name, *line, figure.context("No figure was printed")?);
-    }
-    Ok(())
-}
-
 /// A program that has the device open, with a queue pair, and waits for a peer.
 fn waiting(guest: &Guest) -> Result<Job<'_>> {
     let line = format!("ibv_rc_pingpong -e -d {DEVICE} -g {GID} -p {PORT}");
@@ -251,7 +240,8 @@ fn resources(guest: &Guest) -> Result<()> {
     job.signal(9)?;
     job.wait(TOOL_TIMEOUT)?;
     // The kernel has some of its own.
-    let look = "for kind in pd cq qp mr; do rdma res show $kind; done | grep -q ibv_rc_pingpong";
+    let look = "for kind in pd cq qp mr ctx srq; do rdma res show $kind; done | \
+                grep -q ibv_rc_pingpong";
     let none = || Ok(!guest.exec(look)?.success());
     wait_until("nothing is left of a program that was killed", none)
 }

@@ -10,7 +10,7 @@ use farlane_kit::packages;
 use farlane_kit::report::Report;
 use farlane_kit::scratch::Scratch;
 
-use super::rdma_perftest::perftests;
+use super::rdma_perftest::{OURS, perftests};
 use super::rdma_pingpong::{device_info, ping_pongs};
 use super::rdma_verbs::PACKAGES;
 use crate::metrics::Metrics;
@@ -77,7 +77,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         };
         let before = copied()?;
         ping_pongs(ends, PING_PONGS, report)?;
-        perftests(run, ends, PERFTESTS, report)?;
+        perftests(run, OURS, ends, PERFTESTS, report)?;
         // Memory of the daemon's user is reached so, and of no other.
         let is_own = name != "between others";
         ensure!(

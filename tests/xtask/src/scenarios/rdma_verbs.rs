@@ -16,7 +16,7 @@ use farlane_kit::packages;
 use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
 
-use super::rdma_perftest::{perftests, with_one_size};
+use super::rdma_perftest::{OURS, perftests, with_one_size};
 use super::rdma_pingpong::ping_pongs;
 use crate::conditions::{PATIENCE, no_complaint};
 use crate::place::{Host, Over};
@@ -132,7 +132,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let socket = run.path("host");
     let pair = farlane.boot_pair_with(run, &wire, &[], Some(&socket))?;
     all(run, pair.ends(), PERFTESTS, report)?;
-    perftests(run, pair.ends(), LATER_PERFTESTS, report)?;
+    perftests(run, OURS, pair.ends(), LATER_PERFTESTS, report)?;
     for guest in [&pair.a, &pair.b] {
         no_complaint(guest)?;
     }
@@ -176,7 +176,7 @@ fn all(
 ) -> Result<()> {
     ping_pongs(ends, PING_PONGS, report)?;
     extended(ends, report)?;
-    perftests(run, ends, lines, report)?;
+    perftests(run, OURS, ends, lines, report)?;
     qperf(ends, report)
 }
 

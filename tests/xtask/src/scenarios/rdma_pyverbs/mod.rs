@@ -16,7 +16,7 @@ use farlane_kit::tree::RDMA_CORE;
 
 use self::huge_pages::HugePages;
 use self::results::{Ending, Test};
-use self::skips::Sorted;
+use self::skips::{Sorted, Where};
 pub use self::stock::run as stock;
 use super::NotRun;
 use crate::conditions::no_complaint;
@@ -38,9 +38,6 @@ const RELEASE: &str = "44.";
 
 /// How many tests pass at least, also without [`HugePages`].
 const PASSES: usize = 133;
-
-/// What the table says of tests in a guest.
-const IN_GUEST: &str = "VM";
 
 /// What is run.
 const PROGRAM: &str = "rdma-core's tests";
@@ -70,7 +67,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     drop(huge_pages);
     backend.stop()?;
 
-    judge("host", &tests, &[], PASSES, report)
+    judge(Where::Host, &tests, &[], PASSES, report)
 }
 
 /// How many tests of the guests' release of rdma-core pass at least.
@@ -98,13 +95,13 @@ pub fn in_guest(run: &Run<'_>, report: &mut Report) -> Result<()> {
     );
     let tests = results(&guest, &line, LIMIT_IN_GUEST)?;
     no_complaint(&guest)?;
-    judge(IN_GUEST, &tests, FAILS_IN_GUEST, PASSES_IN_GUEST, report)?;
+    judge(Where::Vm, &tests, FAILS_IN_GUEST, PASSES_IN_GUEST, report)?;
     backend.stop()
 }
 
 /// Tells how the tests have ended, of which those are to fail and so many are to pass.
 fn judge(
-    place: &str,
+    place: Where,
     tests: &[Test],
     fail: &[&str],
     least: usize,
@@ -120,7 +117,7 @@ fn judge(
         known.len() == fail.len(),
         "Of {fail:?}, which are to fail, only these have: {known:?}"
     );
-    let skipped = Sorted::new(tests, place == IN_GUEST);
+    let skipped = Sorted::new(tests, place);
     let surplus = skipped.surplus();
     ensure!(
         surplus.is_empty(),
@@ -136,6 +133,7 @@ fn judge(
         "{passed} tests pass, which is less than {least}"
     );
     let own = tests.len() - skipped.vendors;
+    let place = place.name();
     report.add(place, PROGRAM, format!("{passed} of {own} pass"));
     for (cause, count) in skipped.causes() {
         report.add(place, format!("skipped: {cause}"), count.to_string());

@@ -12,9 +12,35 @@ pub struct Skip {
     pub at_most: usize,
     /// Why it is so.
     pub because: &'static str,
-    /// It is given in a VM alone.
-    pub in_guest: bool,
+    /// Where it is given.
+    pub places: &'static [Where],
 }
+
+/// Where the tests run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Where {
+    /// Over our library, on this machine.
+    Host,
+    /// Over our library, in a VM.
+    Vm,
+    /// Over the RDMA device of a VM's kernel.
+    Kernel,
+}
+
+impl Where {
+    /// In tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Vm => "VM",
+            Self::Kernel => "kernel",
+        }
+    }
+}
+
+/// Over our library.
+const OURS: &[Where] = &[Where::Host, Where::Vm];
+const ALL: &[Where] = &[Where::Host, Where::Vm, Where::Kernel];
 
 /// Modules of tests for one vendor's hardware, by how their names begin. They are skipped for a
 /// variety of reasons.
@@ -26,61 +52,85 @@ pub const SKIPS: &[Skip] = &[
         reason: "Device farlane0 doesn't have net interface",
         at_most: 10,
         because: "no connection manager, which needs a network interface with the port's address",
-        in_guest: false,
+        places: OURS,
     },
     Skip {
         reason: "Device /dev/dri/renderD128 is not present",
         at_most: 10,
         because: "no buffers of a GPU's kernel driver (DRM)",
-        in_guest: false,
+        places: ALL,
     },
     Skip {
         reason: "Allocating dmabuf is not supported by /dev/dri/renderD128",
         at_most: 10,
         because: "no buffers of a GPU's kernel driver (DRM)",
-        in_guest: false,
+        places: OURS,
     },
     Skip {
         reason: "Reg dma-buf MR is not supported by the RDMA driver",
         at_most: 10,
         because: "no buffers of a GPU's kernel driver (DRM)",
-        in_guest: false,
+        places: OURS,
     },
     Skip {
         reason: "cuda-python 12.0+ must be installed",
         at_most: 1,
         because: "no CUDA",
-        in_guest: false,
+        places: OURS,
     },
     Skip {
         reason: "Create QP type 8 is not supported",
         at_most: 6,
         because: "no raw packets, and nothing that steers them to queues",
-        in_guest: false,
+        places: ALL,
     },
     Skip {
         reason: "Create Raw Packet QP",
         at_most: 5,
         because: "no raw packets",
-        in_guest: false,
+        places: ALL,
     },
     Skip {
         reason: "Extended CQ is not supported",
         at_most: 4,
         because: "no tag matching, which is one vendor's",
-        in_guest: false,
+        places: ALL,
     },
     Skip {
         reason: "There are no huge pages of size 2M allocated",
         at_most: 3,
         because: "no huge page that the kernel keeps for programs (`vm.nr_hugepages`)",
-        in_guest: false,
+        places: ALL,
     },
     Skip {
         reason: "ODP is not supported - No ODP caps",
         at_most: 15,
         because: "no paging on demand in a VM: its memory is pinned while it is registered",
-        in_guest: true,
+        places: &[Where::Vm, Where::Kernel],
+    },
+    Skip {
+        reason: "Device memory is not supported",
+        at_most: 18,
+        because: "no device memory in rdma-core's provider for rxe",
+        places: &[Where::Kernel],
+    },
+    Skip {
+        reason: "Create XRCD is not supported",
+        at_most: 7,
+        because: "no XRC in rdma-core's provider for rxe",
+        places: &[Where::Kernel],
+    },
+    Skip {
+        reason: "Rereg MR is not supported",
+        at_most: 5,
+        because: "no `ibv_rereg_mr` in rdma-core's provider for rxe",
+        places: &[Where::Kernel],
+    },
+    Skip {
+        reason: "Importing a device is not supported",
+        at_most: 1,
+        because: "no import of contexts in rdma-core's provider for rxe",
+        places: &[Where::Kernel],
     },
 ];
 
@@ -96,8 +146,8 @@ pub struct Sorted<'a> {
 }
 
 impl<'a> Sorted<'a> {
-    /// Tests that have run in a VM, or on this machine.
-    pub fn new(tests: &'a [Test], in_guest: bool) -> Self {
+    /// Tests that have run there.
+    pub fn new(tests: &'a [Test], place: Where) -> Self {
         let mut sorted = Self::default();
         for test in tests {
             let Ending::Skipped(reason) = &test.ending else {
@@ -109,7 +159,7 @@ impl<'a> Sorted<'a> {
             }
             match SKIPS
                 .iter()
-                .position(|skip| reason.starts_with(skip.reason) && in_guest >= skip.in_guest)
+                .position(|skip| reason.starts_with(skip.reason) && skip.places.contains(&place))
             {
                 Some(at) => sorted.listed.entry(at).or_default().push(&test.name),
                 None => sorted.unlisted.push(format!("{}: {reason}", test.name)),
@@ -171,20 +221,24 @@ mod tests {
                 ending: Ending::Passed,
             },
         ];
-        let sorted = Sorted::new(&tests, false);
+        let sorted = Sorted::new(&tests, Where::Host);
         assert_eq!(sorted.surplus(), [""; 0]);
         assert_eq!(sorted.vendors, 1);
         assert_eq!(sorted.causes(), BTreeMap::from([("no CUDA", 1)]));
         tests.push(skipped("test_mr.A.c", "New"));
-        assert_eq!(Sorted::new(&tests, false).surplus(), ["test_mr.A.c: New"]);
+        assert_eq!(
+            Sorted::new(&tests, Where::Host).surplus(),
+            ["test_mr.A.c: New"]
+        );
         tests.push(skipped("test_mr.A.d", cuda));
-        assert_eq!(Sorted::new(&tests, false).surplus().len(), 2);
+        assert_eq!(Sorted::new(&tests, Where::Host).surplus().len(), 2);
         let paging = [skipped(
             "test_odp.A.b",
             "ODP is not supported - No ODP caps",
         )];
-        assert_eq!(Sorted::new(&paging, true).surplus(), [""; 0]);
-        assert_eq!(Sorted::new(&paging, false).surplus().len(), 1);
+        assert_eq!(Sorted::new(&paging, Where::Vm).surplus(), [""; 0]);
+        assert_eq!(Sorted::new(&paging, Where::Kernel).surplus(), [""; 0]);
+        assert_eq!(Sorted::new(&paging, Where::Host).surplus().len(), 1);
     }
 
     #[test]
@@ -204,10 +258,11 @@ mod tests {
                     reason,
                     at_most,
                     because,
-                    in_guest,
+                    places,
                 } = skip;
-                let place = if *in_guest { "VM" } else { "both" };
-                format!("| \"{reason}\" | {place} | {at_most} | {because} |")
+                let places: Vec<_> = places.iter().map(|place| place.name()).collect();
+                let places = places.join(", ");
+                format!("| \"{reason}\" | {places} | {at_most} | {because} |")
             })
             .collect();
         assert_eq!(rows, listed);

@@ -3,14 +3,15 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result};
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use farlane_kit::tree::RDMA_CORE;
 use farlane_kit::wire::{End, Wire};
 
 use super::super::rdma_stock;
-use super::{IN_GUEST, PROGRAM};
+use super::skips::Where;
+use super::{judge, results};
 use crate::conditions::no_complaint;
 use crate::run::Run;
 
@@ -54,7 +55,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     guest.run(&format!(
         "mount -t tmpfs none /mnt && cp -r /{RDMA_CORE}/tests /mnt && gunzip -f /mnt/tests/*.gz"
     ))?;
-    let mut passed = 0;
+    let mut tests = Vec::new();
     for module in MODULES {
         let line = format!(
             "cd /mnt && PYTHONPATH=/mnt:/mnt/tests python3 tests/run_tests.py -v --dev {} --gid {} \
@@ -62,17 +63,10 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
             rdma_stock::DEVICE,
             rdma_stock::GID
         );
-        let output = guest.spawn(&line)?.wait(LIMIT)?;
-        output.check(format_args!("test_{module}"))?;
-        let said = output.all();
-        passed += said.lines().filter(|line| line.ends_with("... ok")).count();
+        let of_module = results(&guest, &line, LIMIT).with_context(|| format!("test_{module}"))?;
+        tests.extend(of_module);
     }
-    ensure!(
-        passed >= PASSES,
-        "{passed} tests pass, which is less than {PASSES}"
-    );
     no_complaint(&guest)?;
-    let figure = format!("{passed} pass");
-    report.add(IN_GUEST, format!("{PROGRAM}, the kernel's device"), figure);
+    judge(Where::Kernel, &tests, &[], PASSES, report)?;
     backend.stop()
 }
