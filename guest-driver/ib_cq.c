@@ -124,6 +124,15 @@ int fv_resize_cq(struct ib_cq *ibcq, FV_CQE cqe, struct ib_udata *udata)
 	return err;
 }
 
+/* What ib_free_cq() has stopped may have been told of a completion since then. */
+static void fv_cq_stop_work(struct fv_cq *cq)
+{
+	if (!fv_is_kernel(cq->ctx))
+		return;
+	if (cq->ib.poll_ctx == IB_POLL_WORKQUEUE || cq->ib.poll_ctx == IB_POLL_UNBOUND_WORKQUEUE)
+		cancel_work_sync(&cq->ib.work);
+}
+
 int fv_destroy_cq(struct ib_cq *ibcq, struct ib_udata *udata)
 {
 	struct fv_cq *cq = to_fv_cq(ibcq);
@@ -133,6 +142,7 @@ int fv_destroy_cq(struct ib_cq *ibcq, struct ib_udata *udata)
 		return err;
 	fv_object_del(cq->ctx, &cq->ctx->cqs, cq->handle);
 	fv_cq_del(cq);
+	fv_cq_stop_work(cq);
 	fv_control_del(cq->ctx, &cq->control);
 	fv_queue_del(cq->queue);
 	return 0;
