@@ -173,16 +173,24 @@ int fv_handle_call(struct fv_context *ctx, u32 number, u32 handle)
  * @number: FARLANE_CALL_*
  * @handle: object
  *
- * Return: 0, and it is gone, as all are of a dead device; -EBUSY where something of the same
- * process still uses it. A backend that refuses for another reason is dead: nobody knows what it
- * does with whose memory.
+ * Return: 0, and it is gone, as all are of a dead device when that has been reset; -EBUSY where
+ * something of the same process still uses it. A backend that refuses for another reason is dead:
+ * nobody knows what it does with whose memory.
  */
 int fv_destroy_call(struct fv_context *ctx, u32 number, u32 handle)
 {
 	int err = fv_handle_call(ctx, number, handle);
 
-	if (!err || err == -ENODEV)
+	if (!err)
 		return 0;
+	/*
+	 * Until then the backend may use the object, and memory by it. Whoever finds the device dead,
+	 * or the ring of calls broken, sees to its reset, and needs no lock of those who end objects.
+	 */
+	if (err == -ENODEV) {
+		farlane_client_wait_reset(ctx->dev->fl);
+		return 0;
+	}
 	/* The kernel takes no refusal. */
 	if (err == -EBUSY && !fv_is_kernel(ctx))
 		return err;
