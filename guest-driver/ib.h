@@ -192,7 +192,7 @@ struct fv_qp {
 	enum ib_sig_type sig_type;
 	enum ib_qp_state state;		/* that it was given last; the backend may have gone on */
 	/* Of the kernel: */
-	bool in_error;			/* flushes, as far as is known here */
+	bool in_error;			/* flushes, as far as is known here: fv_qp_breaks() */
 	spinlock_t send_lock, recv_lock;	/* who posts */
 	struct fv_cq *send_cq, *recv_cq;
 	struct list_head send_link, recv_link;	/* there, under their locks */
@@ -279,6 +279,7 @@ int fv_handle_call(struct fv_context *ctx, u32 number, u32 handle);
 int fv_destroy_call(struct fv_context *ctx, u32 number, u32 handle);
 void fv_wake_backend(struct fv_context *ctx);
 void fv_ring_queue(struct fv_context *ctx, struct fv_control *control, u32 slot);
+void fv_qp_breaks(struct fv_qp *qp);
 int fv_object_add_locked(struct xarray *objects, u32 handle, void *object);
 int fv_object_add(struct fv_context *ctx, struct xarray *objects, u32 handle, void *object);
 void fv_object_del(struct fv_context *ctx, struct xarray *objects, u32 handle);

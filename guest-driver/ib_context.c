@@ -69,6 +69,19 @@ void fv_ring_queue(struct fv_context *ctx, struct fv_control *control, u32 slot)
 	fv_wake_backend(ctx);
 }
 
+/*
+ * A queue pair is in error. The backend flushes what the kernel posts from now on when it is
+ * told, and is told here of what was posted before that was known. In any context.
+ */
+void fv_qp_breaks(struct fv_qp *qp)
+{
+	if (READ_ONCE(qp->in_error))
+		return;
+	WRITE_ONCE(qp->in_error, true);
+	/* Begins with a barrier, which pairs with that of fv_posted(). */
+	fv_ring_queue(qp->ctx, &qp->control, fv_handle_slot(qp->handle));
+}
+
 /* Under turn: waits for the call that was submitted last. */
 static int fv_wait(struct fv_context *ctx)
 {
@@ -302,7 +315,7 @@ static void fv_qp_event(struct fv_context *ctx, u32 handle, struct ib_event *eve
 		return;
 	if (event->event == IB_EVENT_QP_FATAL || event->event == IB_EVENT_QP_REQ_ERR ||
 	    event->event == IB_EVENT_QP_ACCESS_ERR)
-		WRITE_ONCE(qp->in_error, true);
+		fv_qp_breaks(qp);
 	if (!qp->ib.event_handler)
 		return;
 	event->element.qp = &qp->ib;

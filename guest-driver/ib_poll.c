@@ -115,9 +115,8 @@ static bool fv_wc(struct fv_cq *cq, const struct ib_uverbs_wc *entry, struct ib_
 	wc->port_num = 1;
 	if (received)
 		fv_received(wc, entry);
-	/* It flushes what is posted from now on when it is told. */
 	if (wc->status != IB_WC_SUCCESS)
-		WRITE_ONCE(qp->in_error, true);
+		fv_qp_breaks(qp);
 	return true;
 }
 

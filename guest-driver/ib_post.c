@@ -173,14 +173,17 @@ static int fv_post_one(struct fv_qp *qp, const struct ib_send_wr *wr)
 	return 0;
 }
 
-/* Something was posted: the backend is told, or who ends requests of a dead device. */
-static void fv_posted(struct fv_qp *qp, bool rings)
+/*
+ * Something was posted: the backend is told, or who ends requests of a dead device. At what is to
+ * be received it looks when a message comes; what is to be flushed it has to be told of.
+ */
+static void fv_posted(struct fv_qp *qp, bool is_send)
 {
-	/* Pairs with that of fv_context_over(). */
+	/* Pairs with those of fv_context_over() and fv_qp_breaks(). */
 	smp_mb();
 	if (READ_ONCE(qp->ctx->is_over))
 		fv_tell_soon(qp->ctx);
-	else if (rings)
+	else if (is_send || READ_ONCE(qp->in_error))
 		fv_ring_queue(qp->ctx, &qp->control, fv_handle_slot(qp->handle));
 }
 
@@ -263,9 +266,8 @@ int fv_post_recv(struct ib_qp *ibqp, const struct ib_recv_wr *wr, const struct i
 	}
 	spin_unlock_irqrestore(&qp->recv_lock, flags);
 	*bad = wr;
-	/* The backend looks at it when a message comes; what is to be flushed it is told of. */
 	if (posted)
-		fv_posted(qp, READ_ONCE(qp->in_error));
+		fv_posted(qp, false);
 	return err;
 }
 

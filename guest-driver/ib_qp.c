@@ -246,8 +246,9 @@ static void fv_qp_address(struct farlane_qp_attr *wire, const struct rdma_ah_att
 /* A queue pair was brought to a state. */
 static void fv_qp_changed(struct fv_qp *qp, enum ib_qp_state state)
 {
-	WRITE_ONCE(qp->in_error, state == IB_QPS_ERR);
 	WRITE_ONCE(qp->state, state);
+	if (state == IB_QPS_ERR)
+		fv_qp_breaks(qp);
 	if (state != IB_QPS_RESET || !fv_is_kernel(qp->ctx))
 		return;
 	/* What was posted is forgotten, and what is completed is of nobody. */
@@ -285,6 +286,7 @@ int fv_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct i
 			.qp_access_flags = cpu_to_le32(attr->qp_access_flags & ~FV_IDLE_ACCESS),
 		},
 	};
+	bool was_in_error = READ_ONCE(qp->in_error);
 	int err;
 
 	if (mask & ~IB_QP_ATTR_STANDARD_BITS || mask & (IB_QP_ALT_PATH | IB_QP_CAP))
@@ -300,6 +302,9 @@ int fv_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct i
 		arg.mask |= cpu_to_le32(IB_QP_PORT);
 		arg.attr.port_num = 1;
 	}
+	/* Before the call: it may break in its new state before that is known here. */
+	if (mask & IB_QP_STATE)
+		WRITE_ONCE(qp->in_error, false);
 	err = fv_call(qp->ctx, FARLANE_CALL_MODIFY_QP, &arg, sizeof(arg), NULL, 0);
 	/*
 	 * What the kernel has posted to a dead device is flushed: it may wait for that. Management
@@ -310,6 +315,8 @@ int fv_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct i
 		err = 0;
 	if (!err && mask & IB_QP_STATE)
 		fv_qp_changed(qp, attr->qp_state);
+	else if (was_in_error)
+		fv_qp_breaks(qp);
 	return err;
 }
 
