@@ -297,14 +297,21 @@ static const struct farlane_client fv_client = {
 	.dead = fv_dead,
 };
 
+/*
+ * Of a completion queue that has overrun nothing more comes, and the kernel waits for what it has
+ * posted without a limit: a device that is dead ends that.
+ */
 static void fv_cq_event(struct fv_context *ctx, u32 handle, struct ib_event *event)
 {
 	struct fv_cq *cq = xa_load(&ctx->cqs, handle);
 
-	if (!cq || !cq->ib.event_handler)
+	if (!cq)
 		return;
 	event->element.cq = &cq->ib;
-	cq->ib.event_handler(event, cq->ib.cq_context);
+	if (cq->ib.event_handler)
+		cq->ib.event_handler(event, cq->ib.cq_context);
+	if (fv_is_kernel(ctx))
+		farlane_client_condemn(ctx->dev->fl, "a completion queue of the kernel has overrun");
 }
 
 static void fv_qp_event(struct fv_context *ctx, u32 handle, struct ib_event *event)
