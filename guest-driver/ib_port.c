@@ -22,6 +22,9 @@
 			BIT_ULL(24) /* MEM_WINDOW_TYPE_2B */ | BIT_ULL(38) /* FLUSH_GLOBAL */ | \
 			BIT_ULL(40) /* ATOMIC_WRITE */)
 
+/* What the RDMA core has for a GID of no VLAN. */
+#define FV_NO_VLAN 0xffff
+
 int fv_query_device(struct ib_device *ib, struct ib_device_attr *attr, struct ib_udata *udata)
 {
 	const struct fv_device *dev = to_fv(ib);
@@ -145,9 +148,19 @@ int fv_query_pkey(struct ib_device *ib, u32 port, u16 index, u16 *pkey)
 	return 0;
 }
 
-/* The operator may refuse it: then the port does not have it. */
+/*
+ * The operator may refuse it: then the port does not have it. Nor has it one of a VLAN: packets of
+ * the backend have no tag, and the connection manager drops requests to such a GID without.
+ */
 int fv_add_gid(const struct ib_gid_attr *attr, void **context)
 {
+	u16 vlan = FV_NO_VLAN;
+	int err = rdma_read_gid_l2_fields(attr, &vlan, NULL);
+
+	if (err)
+		return err;
+	if (vlan != FV_NO_VLAN)
+		return -EOPNOTSUPP;
 	return farlane_client_gid(to_fv(attr->device)->fl, FARLANE_OP_ADD_GID, attr->index,
 				  attr->gid.raw);
 }
