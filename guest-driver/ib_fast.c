@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Registrations of the kernel. Its addresses for DMA are its virtual ones, as the device has none
- * for DMA: those of the direct map, where all memory lies in a row from PAGE_OFFSET on. What lies
- * elsewhere (vmalloc, stacks) no registration has, and the request that names it fails.
+ * for DMA: those of the direct map, where all memory lies in a row from PAGE_OFFSET on, which is
+ * physical address 0. What lies elsewhere (vmalloc, stacks, data of the kernel's image and of
+ * modules) the DMA MR does not have, and the request that names it fails.
  */
 #include <linux/io.h>
 #include <linux/mm.h>
 #include <linux/slab.h>
 
 #include "ib.h"
+
+/* Of others PAGE_OFFSET may be another physical address, and a request would reach other memory. */
+#ifndef CONFIG_X86_64
+#error "The direct map of this architecture is not known to begin at physical address 0"
+#endif
 
 /* Addresses of pages fill at most one. */
 static_assert(FARLANE_MAX_FAST_PAGES * sizeof(__le64) <= PAGE_SIZE);
