@@ -105,8 +105,6 @@ struct fv_context {
 	struct tasklet_struct tasklet;	/* tells whoever waits */
 	unsigned long *events;		/* indices that have had one */
 
-	struct xarray qps_by_number;	/* of the kernel */
-
 	struct mutex resize_lock;	/* which ring a queue has */
 
 	struct mutex controls_lock;
@@ -169,6 +167,7 @@ struct fv_cq {
 	/* Of the kernel: */
 	spinlock_t lock;		/* who polls, and these */
 	struct list_head senders, receivers;	/* queue pairs that complete here */
+	struct xarray qps;		/* the same, by number */
 };
 
 struct fv_srq {

@@ -458,7 +458,6 @@ int fv_context_open(struct fv_context *ctx, struct fv_device *dev, bool is_proce
 	xa_init(&ctx->qps);
 	xa_init(&ctx->srqs);
 	xa_init(&ctx->cqs);
-	xa_init(&ctx->qps_by_number);
 	mutex_init(&ctx->resize_lock);
 	mutex_init(&ctx->controls_lock);
 	INIT_LIST_HEAD(&ctx->controls);
@@ -492,5 +491,4 @@ void fv_context_close(struct fv_context *ctx)
 	xa_destroy(&ctx->qps);
 	xa_destroy(&ctx->srqs);
 	xa_destroy(&ctx->cqs);
-	xa_destroy(&ctx->qps_by_number);
 }

@@ -51,6 +51,7 @@ int fv_create_cq(struct ib_cq *ibcq, const struct ib_cq_init_attr *attr,
 	spin_lock_init(&cq->lock);
 	INIT_LIST_HEAD(&cq->senders);
 	INIT_LIST_HEAD(&cq->receivers);
+	xa_init(&cq->qps);
 	err = fv_control_new(cq->ctx, &cq->control);
 	if (err)
 		return err;

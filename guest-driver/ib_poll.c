@@ -90,8 +90,8 @@ static bool fv_wc(struct fv_cq *cq, const struct ib_uverbs_wc *entry, struct ib_
 	struct fv_queue *queue;
 	struct fv_qp *qp;
 
-	/* It does not go before its destruction has had the lock. */
-	qp = xa_load(&cq->ctx->qps_by_number, entry->qp_num);
+	/* Of this queue, so it does not go before its destruction has had the lock. */
+	qp = xa_load(&cq->qps, entry->qp_num);
 	if (!qp || cq != (received ? qp->recv_cq : qp->send_cq))
 		return false;
 	memset(wc, 0, sizeof(*wc));

@@ -128,32 +128,54 @@ static int fv_qp_unmake(struct fv_qp *qp)
 	return fv_destroy_call(qp->ctx, FARLANE_CALL_DESTROY_QP, qp->handle);
 }
 
-/* Of the kernel: its completions are known as such from now on. */
-static int fv_qp_link(struct fv_qp *qp)
+/* Completions of its number are the queue pair's. */
+static int fv_cq_name(struct fv_cq *cq, struct fv_qp *qp)
 {
-	int err = xa_insert(&qp->ctx->qps_by_number, qp->ib.qp_num, qp, GFP_KERNEL);
+	int err;
 
-	if (err)
-		return err == -EBUSY ? -EPROTO : err;
-	spin_lock_irq(&qp->send_cq->lock);
-	list_add_tail(&qp->send_link, &qp->send_cq->senders);
-	spin_unlock_irq(&qp->send_cq->lock);
-	spin_lock_irq(&qp->recv_cq->lock);
-	list_add_tail(&qp->recv_link, &qp->recv_cq->receivers);
-	spin_unlock_irq(&qp->recv_cq->lock);
-	return 0;
+	/* It sends and receives here. */
+	if (xa_load(&cq->qps, qp->ib.qp_num) == qp)
+		return 0;
+	err = xa_insert(&cq->qps, qp->ib.qp_num, qp, GFP_KERNEL);
+	/* A backend that gives two the same number. */
+	return err == -EBUSY ? -EPROTO : err;
+}
+
+static void fv_cq_unname(struct fv_cq *cq, struct fv_qp *qp)
+{
+	xa_cmpxchg(&cq->qps, qp->ib.qp_num, qp, NULL, 0);
 }
 
 /* Whoever polls has none any more when this returns. */
 static void fv_qp_unlink(struct fv_qp *qp)
 {
-	xa_erase(&qp->ctx->qps_by_number, qp->ib.qp_num);
+	fv_cq_unname(qp->send_cq, qp);
+	fv_cq_unname(qp->recv_cq, qp);
 	spin_lock_irq(&qp->send_cq->lock);
 	list_del(&qp->send_link);
 	spin_unlock_irq(&qp->send_cq->lock);
 	spin_lock_irq(&qp->recv_cq->lock);
 	list_del(&qp->recv_link);
 	spin_unlock_irq(&qp->recv_cq->lock);
+}
+
+/* Of the kernel: its completions are known as such from now on. */
+static int fv_qp_link(struct fv_qp *qp)
+{
+	int err;
+
+	spin_lock_irq(&qp->send_cq->lock);
+	list_add_tail(&qp->send_link, &qp->send_cq->senders);
+	spin_unlock_irq(&qp->send_cq->lock);
+	spin_lock_irq(&qp->recv_cq->lock);
+	list_add_tail(&qp->recv_link, &qp->recv_cq->receivers);
+	spin_unlock_irq(&qp->recv_cq->lock);
+	err = fv_cq_name(qp->send_cq, qp);
+	if (!err)
+		err = fv_cq_name(qp->recv_cq, qp);
+	if (err)
+		fv_qp_unlink(qp);
+	return err;
 }
 
 int fv_create_qp(struct ib_qp *ibqp, struct ib_qp_init_attr *init, struct ib_udata *udata)
