@@ -3,6 +3,7 @@
  * The verbs of a device, for a driver of the kernel: an auxiliary device that farlane_ib.ko binds
  * to, and what it needs of this module.
  */
+#include <linux/delay.h>
 #include <linux/etherdevice.h>
 #include <linux/idr.h>
 #include <linux/module.h>
@@ -10,6 +11,9 @@
 
 #include "farlane.h"
 #include "farlane_verbs_abi.h"
+
+/* How often a backend is asked to let go of memory that is in use still. */
+#define DETACH_TRIES 20
 
 #if IS_ENABLED(CONFIG_AUXILIARY_BUS)
 
@@ -206,8 +210,12 @@ EXPORT_SYMBOL_GPL(farlane_client_all_memory);
  */
 int farlane_client_detach(struct farlane_context *ctx, u32 region)
 {
-	int err = farlane_detach(ctx, region);
+	unsigned int tries = 0;
+	int err;
 
+	/* A request that the backend is at may use what is ended for all that come. */
+	while ((err = farlane_detach(ctx, region)) == -EBUSY && ++tries < DETACH_TRIES)
+		msleep(FARLANE_AGAIN_MS);
 	return farlane_let_go(err) ? 0 : err;
 }
 EXPORT_SYMBOL_GPL(farlane_client_detach);
