@@ -23,6 +23,7 @@ struct farlane_verbs {
 	struct farlane *fl;
 	u8 mac[ETH_ALEN];	/* of the network interface that it belongs to; zero for none */
 	u32 max_events;		/* event indices of a context */
+	u32 max_regions;	/* of a context */
 };
 
 /*

@@ -202,6 +202,7 @@ struct fv_device {
 	struct farlane *fl;
 	struct device *function;	/* of the virtio device's transport */
 	u32 max_events;
+	u32 max_regions;
 	struct list_head link;		/* fv_devices, under fv_lock */
 	bool registered;		/* under fv_lock, as is the next one */
 	bool is_spent;			/* it cannot be registered */

@@ -219,6 +219,7 @@ static int fv_probe(struct auxiliary_device *adev, const struct auxiliary_device
 	dev->fl = verbs->fl;
 	dev->function = vdev->parent;
 	dev->max_events = verbs->max_events;
+	dev->max_regions = verbs->max_regions;
 	ether_addr_copy(dev->mac, verbs->mac);
 	spin_lock_init(&dev->netdev_lock);
 	INIT_WORK(&dev->death, fv_death);

@@ -50,7 +50,8 @@ int fv_query_device(struct ib_device *ib, struct ib_device_attr *attr, struct ib
 	attr->max_sge_rd = le32_to_cpu(from->max_sge);
 	attr->max_cq = le32_to_cpu(from->max_cq);
 	attr->max_cqe = min_t(u32, le32_to_cpu(from->max_cqe), FV_MAX_CQE);
-	attr->max_mr = le32_to_cpu(from->max_mr);
+	/* Each has a region: what it pins, or its list of pages. */
+	attr->max_mr = min(le32_to_cpu(from->max_mr), dev->max_regions);
 	attr->max_pd = le32_to_cpu(from->max_pd);
 	attr->max_qp_rd_atom = le32_to_cpu(from->max_qp_rd_atom);
 	attr->max_qp_init_rd_atom = le32_to_cpu(from->max_qp_init_rd_atom);

@@ -47,6 +47,7 @@ void farlane_verbs_add(struct farlane *fl)
 	}
 	verbs->fl = fl;
 	verbs->max_events = fl->max_events;
+	verbs->max_regions = fl->max_regions;
 	ether_addr_copy(verbs->mac, fl->mac);
 	verbs->adev.id = id;
 	verbs->adev.name = FARLANE_VERBS_DEVICE;
