@@ -267,7 +267,7 @@ static void fv_dead(void *data)
 
 /*
  * The device touches no memory any more: what the kernel has posted is over. A queue pair without a
- * receive queue of its own says so by an event.
+ * receive queue of its own says so by an event, also where the backend has said it before.
  */
 void fv_context_over(struct fv_context *ctx)
 {

@@ -114,7 +114,10 @@ static int fv_set_page(struct ib_mr *ibmr, u64 address)
 	return 0;
 }
 
-/* It is of no memory now, so the backend does not look at the list. */
+/*
+ * It may still be of other memory: the request that ends that goes before the one that says this.
+ * The backend has copied the list then, and looks at it again with the latter alone.
+ */
 int fv_map_mr_sg(struct ib_mr *ibmr, struct scatterlist *sg, int count, unsigned int *offset)
 {
 	struct fv_mr *mr = to_fv_mr(ibmr);

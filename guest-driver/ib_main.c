@@ -158,6 +158,9 @@ static int fv_register(struct fv_device *dev, const char *name, struct net_devic
 	struct ib_device *ib = &dev->ib;
 	int err;
 
+	/* Nobody would be told of a death that has been; of one that comes it is told. */
+	if (farlane_client_is_dead(dev->fl))
+		return -ENODEV;
 	err = fv_port_start(dev, netdev);
 	if (err)
 		return err;
