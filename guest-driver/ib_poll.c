@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Completions of the kernel's own queues. What lies in shared memory is the backend's to write at
- * any time: each completion is copied once, and says nothing that is used unchecked. When the
- * device is dead, and touches no memory any more, this module ends what is left itself.
+ * any time: each completion is copied once, and says nothing that is used unchecked but one thing.
+ * Which request of a shared receive queue it is of is the backend's word: those are over in any
+ * order, and their places in the ring are given to others before. When the device is dead, and
+ * touches no memory any more, this module ends what is left itself, but for those requests, which
+ * are nobody's then, as with any device.
  */
 #include "ib.h"
 
