@@ -45,6 +45,7 @@ mod versus;
 mod vitals;
 mod vm;
 mod volumes;
+mod way;
 mod work;
 
 use std::process::ExitCode;

@@ -35,6 +35,8 @@ scenarios! {
     test "rdma-crash" = rdma_crash::run,
         "kill -9 of programs, VMs and the backend in mid-transfer; resets, driver reloads, hot- \
          unplug and hot-plug";
+    test "rdma-stock-crash" = rdma_crash::stock,
+        "rdma-crash with programs that use the RDMA device of the guests' kernel";
     test "rdma-verbs" = rdma_verbs::run,
         "Debian's programs of verbs with every transport and operation (UC, UD, XRC, SRQ, atomics, \
          events), between two VMs and between two processes";

@@ -41,7 +41,7 @@ mod rdma_isolation;
 pub mod rdma_perftest;
 pub mod rdma_pingpong;
 mod rdma_pyverbs;
-mod rdma_stock;
+pub mod rdma_stock;
 mod rdma_tenants;
 mod rdma_users;
 mod rdma_verbs;

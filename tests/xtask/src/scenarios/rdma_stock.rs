@@ -194,7 +194,7 @@ fn load(guest: &Guest) -> Result<()> {
 }
 
 /// The device can be opened, and has its GIDs.
-fn wait_device(guest: &Guest) -> Result<()> {
+pub fn wait_device(guest: &Guest) -> Result<()> {
     let has = format!(
         "test -c /dev/infiniband/uverbs0 && \
          grep -q ffff: /sys/class/infiniband/{DEVICE}/ports/1/gids/{GID}"

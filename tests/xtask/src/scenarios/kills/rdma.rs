@@ -56,7 +56,8 @@ impl Part for Rdma<'_> {
     }
 
     fn strike(&mut self, rng: &mut Rng) -> Result<()> {
-        let talk = Talk::flowing(self.run, WRITES, ENDLESS, &self.host, &self.host)?;
+        let endless = Over::Farlane.command(ENDLESS);
+        let talk = Talk::flowing(self.run, WRITES, &endless, &self.host, &self.host)?;
         pass(rng);
         self.backend.kill()?;
         ends_in_error(talk.server)?;

@@ -7,13 +7,20 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use farlane_kit::guest::Guest;
 
+use super::super::rdma_stock::DEVICE;
+use super::Stage;
 use crate::conditions::wait_until;
 use crate::metrics::Metrics;
 use crate::run::Run;
+use crate::way::Way;
 
 /// What an allocator may take for its own purposes.
 const SLACK_KIB: u64 = 512;
 const SLACK_MAPPINGS: usize = 4;
+
+/// Mappings of the queues that the kernel of a guest has for itself, at most: their pages lie
+/// elsewhere each time that it boots, next to each other or not.
+pub const KERNEL_MAPPINGS: usize = 100;
 
 /// The backend's counters.
 pub fn counters(run: &Run<'_>) -> Result<Metrics> {
@@ -21,51 +28,77 @@ pub fn counters(run: &Run<'_>) -> Result<Metrics> {
 }
 
 /// What there is now, and must be there again afterwards.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     contexts: u64,
     queue_pairs: u64,
     memory_regions: u64,
-    /// Pinned pages of each guest.
-    pinned: Vec<i64>,
+    guests: Vec<Held>,
+}
+
+/// What a guest's kernel holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Held {
+    /// Pinned pages.
+    pinned: i64,
+    /// References to the driver's modules; none to one that is not loaded.
+    references: Vec<Option<String>>,
+    /// Objects of its RDMA device, as `rdma` counts them.
+    objects: String,
 }
 
 impl Facts {
     /// As things are now.
-    pub fn of<const N: usize>(run: &Run<'_>, guests: [&Guest; N]) -> Result<Self> {
-        let counters = counters(run)?;
+    pub fn of<const N: usize>(stage: &Stage<'_>, guests: [&Guest; N]) -> Result<Self> {
+        let counters = counters(stage.run)?;
+        let held = guests.into_iter().map(|guest| Held::of(stage.way, guest));
         Ok(Self {
             contexts: counters.get("contexts")?,
             queue_pairs: counters.get("queue_pairs")?,
             memory_regions: counters.get("memory_regions")?,
-            pinned: guests.into_iter().map(pinned).collect::<Result<_>>()?,
+            guests: held.collect::<Result<_>>()?,
         })
-    }
-
-    /// The same backend, with this many pages pinned in the guests.
-    pub fn and_pinned<const N: usize>(&self, pinned: [i64; N]) -> Self {
-        let pinned = pinned.to_vec();
-        Self {
-            pinned,
-            ..self.clone()
-        }
     }
 
     /// Waits until things are again as they were, or as they were in another case.
     pub fn wait<const N: usize>(
         &self,
         or: &Facts,
-        run: &Run<'_>,
+        stage: &Stage<'_>,
         guests: [&Guest; N],
     ) -> Result<()> {
         let mut now = None;
         let same = || {
-            let facts = now.insert(Facts::of(run, guests)?);
+            let facts = now.insert(Facts::of(stage, guests)?);
             Ok(&*facts == self || &*facts == or)
         };
         wait_until("everything is released", same)
             .with_context(|| format!("There was {self:?} or {or:?}, and now there is {now:?}"))
     }
+}
+
+impl Held {
+    fn of(way: Way, guest: &Guest) -> Result<Self> {
+        let references = way.modules().iter().map(|module| {
+            let count = guest.read_file(&format!("/sys/module/{module}/refcnt"));
+            count.ok()
+        });
+        Ok(Self {
+            pinned: pinned(guest)?,
+            references: references.collect(),
+            objects: match way {
+                Way::Library => String::new(),
+                Way::Kernel => objects(guest)?,
+            },
+        })
+    }
+}
+
+/// Behind the number of the device, which is another one each time that it comes.
+fn objects(guest: &Guest) -> Result<String> {
+    let line = guest.exec(&format!("rdma res show {DEVICE}"))?.all();
+    let counts = line.split_once(DEVICE).map(|(_, counts)| counts.trim());
+    Ok(counts.unwrap_or(&line).to_owned())
 }
 
 /// Pages that the guest's kernel has pinned and not let go.
@@ -110,13 +143,15 @@ impl Holdings {
     /// own purposes. What is meant is that nothing stays, not how soon it goes: some of it is
     /// released behind the workers' backs, which takes as long as the machine lets it. What stays
     /// is what it still has after [`PATIENCE`](crate::conditions::PATIENCE).
-    pub fn wait_shrunk(pid: u32, before: &Self) -> Result<()> {
+    ///
+    /// So many mappings it may have more.
+    pub fn wait_shrunk(pid: u32, before: &Self, more: usize) -> Result<()> {
         let mut now = None;
         wait_until("the backend holds no more than before", || {
             let now = now.insert(Self::of(pid)?);
             Ok(now.memory_kib <= before.memory_kib + SLACK_KIB
                 && now.files <= before.files
-                && now.mappings <= before.mappings + SLACK_MAPPINGS)
+                && now.mappings <= before.mappings + SLACK_MAPPINGS + more)
         })
         .with_context(|| format!("The backend keeps something: {before:?}, then {now:?}"))
     }

@@ -5,14 +5,15 @@ use anyhow::{Result, ensure};
 use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
 
-use super::facts::{Facts, Holdings};
+use super::super::rdma_stock;
+use super::facts::{Facts, Holdings, KERNEL_MAPPINGS};
 use super::talk::{READS, Talk, WRITES, ends_in_error};
 use super::watcher::Watcher;
-use super::{ENDLESS_WRITES, Stage, shown, talk_again};
+use super::{ENDLESS_WRITES, Stage, shown};
 use crate::conditions::{no_complaint, wait_until};
-use crate::farlane::{Pair, wait_device};
+use crate::farlane::Pair;
 use crate::place::Host;
-use crate::run::Run;
+use crate::way::Way;
 
 /// Goes on at that time.
 const SURVIVORS: &str = "ib_read_bw -F -s 65536 -D 10";
@@ -27,14 +28,15 @@ pub fn killed(
     wire: &Wire,
     pair: &mut Pair,
     host: &Host,
-    idle: &Facts,
+    [alone, idle]: [&Facts; 2],
     report: &mut Report,
 ) -> Result<()> {
     let run = stage.run;
     let before = Holdings::of(pair.backend.pid())?;
-    let Talk { server, client, .. } = Talk::flowing(run, WRITES, ENDLESS_WRITES, &pair.b, &pair.a)?;
-    let watcher = Watcher::start(&pair.b)?;
-    let mut going = Talk::flowing(run, READS, SURVIVORS, host, host)?;
+    let Talk { server, client, .. } =
+        stage.flowing(stage.way, WRITES, ENDLESS_WRITES, [&pair.b, &pair.a])?;
+    let watcher = Watcher::start(stage.way, &pair.b)?;
+    let mut going = stage.flowing(Way::Library, READS, SURVIVORS, [host, host])?;
     pair.b.kill()?;
     let (took, output) = ends_in_error(client)?;
     ensure!(
@@ -45,23 +47,26 @@ pub fn killed(
     going.wait_flow(run, READS)?;
     going.succeed()?;
     drop((server, watcher));
-    let alone = idle.and_pinned([0]);
-    alone.wait(&alone, run, [&pair.a])?;
+    alone.wait(alone, stage, [&pair.a])?;
 
     pair.b = stage.boot_b(wire)?;
     ensure!(pair.backend.is_running()?, "The backend has ended");
-    talk_again(&pair.a, &pair.b)?;
-    idle.wait(idle, run, [&pair.a, &pair.b])?;
-    Holdings::wait_shrunk(pair.backend.pid(), &before)?;
+    stage.talk_again(&pair.a, &pair.b)?;
+    idle.wait(idle, stage, [&pair.a, &pair.b])?;
+    let more = match stage.way {
+        Way::Library => 0,
+        Way::Kernel => KERNEL_MAPPINGS,
+    };
+    Holdings::wait_shrunk(pair.backend.pid(), &before, more)?;
     let figure = format!("peer ends after {:.1} s, VM comes back", took.as_secs_f64());
     shown(report, "VM killed", &figure);
     Ok(())
 }
 
 /// The reset button, in mid-transfer.
-pub fn reset(run: &Run<'_>, pair: &Pair, idle: &Facts, report: &mut Report) -> Result<()> {
-    let talk = Talk::flowing(run, WRITES, ENDLESS_WRITES, &pair.b, &pair.a)?;
-    let watcher = Watcher::start(&pair.b)?;
+pub fn reset(stage: &Stage<'_>, pair: &Pair, idle: &Facts, report: &mut Report) -> Result<()> {
+    let talk = stage.flowing(stage.way, WRITES, ENDLESS_WRITES, [&pair.b, &pair.a])?;
+    let watcher = Watcher::start(stage.way, &pair.b)?;
     no_complaint(&pair.b)?;
     pair.b.reset()?;
     drop(watcher);
@@ -71,19 +76,20 @@ pub fn reset(run: &Run<'_>, pair: &Pair, idle: &Facts, report: &mut Report) -> R
         "No completion with an error:\n{}",
         output.all()
     );
-    wait_device(&pair.b)?;
-    idle.wait(idle, run, [&pair.a, &pair.b])?;
-    talk_again(&pair.a, &pair.b)?;
+    stage.way.start(&pair.b)?;
+    idle.wait(idle, stage, [&pair.a, &pair.b])?;
+    stage.talk_again(&pair.a, &pair.b)?;
     shown(report, "VM reset", "talks again");
     Ok(())
 }
 
 /// The driver lets go of the device in mid-transfer, and is unloaded and loaded.
-pub fn driver(run: &Run<'_>, pair: &Pair, idle: &Facts, report: &mut Report) -> Result<()> {
-    let talk = Talk::flowing(run, WRITES, ENDLESS_WRITES, &pair.b, &pair.a)?;
+pub fn driver(stage: &Stage<'_>, pair: &Pair, idle: &Facts, report: &mut Report) -> Result<()> {
+    let way = stage.way;
+    let talk = stage.flowing(way, WRITES, ENDLESS_WRITES, [&pair.b, &pair.a])?;
     let device = pair.b.run(&format!("basename {DRIVER}/virtio*"))?;
     let device = device.trim();
-    let watcher = Watcher::start(&pair.b)?;
+    let watcher = Watcher::start(way, &pair.b)?;
     pair.b.run(&format!("echo {device} >{DRIVER}/unbind"))?;
     ends_in_error(talk.client)?;
     ends_in_error(talk.server)?;
@@ -95,20 +101,43 @@ pub fn driver(run: &Run<'_>, pair: &Pair, idle: &Facts, report: &mut Report) -> 
     // A backend cannot tell a device that was reset from one whose VM pauses before it starts
     // again.
     pair.b.run(&format!("echo {device} >{DRIVER}/bind"))?;
-    idle.wait(idle, run, [&pair.a, &pair.b])?;
-    talk_again(&pair.a, &pair.b)?;
+    way.wait_back(&pair.b)?;
+    idle.wait(idle, stage, [&pair.a, &pair.b])?;
+    stage.talk_again(&pair.a, &pair.b)?;
     watcher.close()?;
     shown(report, "driver unbound and bound", "talks again");
 
     for _ in 0..3 {
         // Programs that have just ended may still be in their last breath.
-        let unloaded = || Ok(pair.b.exec("rmmod farlane")?.success());
-        wait_until("the driver is unloaded", unloaded)?;
+        for module in way.modules() {
+            let unloaded = || Ok(pair.b.exec(&format!("rmmod {module}"))?.success());
+            wait_until("the driver is unloaded", unloaded)?;
+        }
         pair.b.run("insmod /usr/lib/farlane/farlane.ko")?;
-        wait_device(&pair.b)?;
+        way.start(&pair.b)?;
     }
-    talk_again(&pair.a, &pair.b)?;
-    idle.wait(idle, run, [&pair.a, &pair.b])?;
+    stage.talk_again(&pair.a, &pair.b)?;
+    idle.wait(idle, stage, [&pair.a, &pair.b])?;
     shown(report, "driver unloaded and loaded", "talks again");
+    match way {
+        Way::Library => Ok(()),
+        Way::Kernel => rdma_driver(stage, pair, idle, report),
+    }
+}
+
+/// The driver of the RDMA device goes in mid-transfer, whoever has the device open, and comes
+/// again.
+fn rdma_driver(stage: &Stage<'_>, pair: &Pair, idle: &Facts, report: &mut Report) -> Result<()> {
+    let talk = stage.flowing(stage.way, WRITES, ENDLESS_WRITES, [&pair.b, &pair.a])?;
+    let watcher = Watcher::start(stage.way, &pair.b)?;
+    pair.b.run("rmmod farlane_ib")?;
+    ends_in_error(talk.client)?;
+    ends_in_error(talk.server)?;
+    watcher.seen()?;
+    rdma_stock::start(&pair.b)?;
+    stage.talk_again(&pair.a, &pair.b)?;
+    watcher.close()?;
+    idle.wait(idle, stage, [&pair.a, &pair.b])?;
+    shown(report, "rmmod of the RDMA driver", "talks again");
     Ok(())
 }

@@ -8,7 +8,7 @@ use farlane_kit::protocol::Ending;
 
 use super::facts::counters;
 use crate::conditions::{PATIENCE, wait_until};
-use crate::place::{Over, Place, Running};
+use crate::place::{Place, Running};
 use crate::run::Run;
 
 /// A counter of the backend, and how much it has to grow until programs are in the middle of it.
@@ -27,17 +27,17 @@ const ENDED: &str = "ended at ";
 
 /// A server and its client.
 pub struct Talk<'a> {
-    line: String,
+    command: String,
     pub server: Box<dyn Running + 'a>,
     pub client: Box<dyn Running + 'a>,
 }
 
 impl<'a> Talk<'a> {
-    /// Starts both.
-    pub fn start(line: &str, server: &'a dyn Place, client: &'a dyn Place) -> Result<Self> {
+    /// Starts both, by a whole command line but for the port and the server's address.
+    pub fn start(command: &str, server: &'a dyn Place, client: &'a dyn Place) -> Result<Self> {
         let port = server.free_port()?;
-        let command = Over::Farlane.command(&format!("{line} -p {port}"));
-        let mut serving = server.spawn(&timed(&command))?;
+        let line = format!("{command} -p {port}");
+        let mut serving = server.spawn(&timed(&line))?;
         let listens = || {
             ensure!(
                 !serving.wait_briefly()?,
@@ -46,10 +46,10 @@ impl<'a> Talk<'a> {
             );
             server.is_listening(port)
         };
-        wait_until("it listens", listens).with_context(|| format!("The server of `{line}`"))?;
-        let asking = client.spawn(&timed(&format!("{command} {}", server.address()?)))?;
+        wait_until("it listens", listens).with_context(|| format!("The server of `{command}`"))?;
+        let asking = client.spawn(&timed(&format!("{line} {}", server.address()?)))?;
         Ok(Self {
-            line: line.to_owned(),
+            command: command.to_owned(),
             server: serving,
             client: asking,
         })
@@ -60,13 +60,13 @@ impl<'a> Talk<'a> {
     pub fn flowing(
         run: &Run<'_>,
         flow: Flow,
-        line: &str,
+        command: &str,
         server: &'a dyn Place,
         client: &'a dyn Place,
     ) -> Result<Self> {
-        let mut talk = Self::start(line, server, client)?;
+        let mut talk = Self::start(command, server, client)?;
         talk.wait_flow(run, flow)?;
-        ensure!(talk.runs()?, "`{line}` ended early: {}", talk.said());
+        ensure!(talk.runs()?, "`{command}` ended early: {}", talk.said());
         Ok(talk)
     }
 
@@ -76,7 +76,7 @@ impl<'a> Talk<'a> {
         let begin = counters(run)?.get(counter)?;
         let grown = || Ok(!self.runs()? || counters(run)?.get(counter)? >= begin + amount);
         let flows = wait_until("data flows", grown);
-        flows.with_context(|| format!("`{}`: {}", self.line, self.said()))
+        flows.with_context(|| format!("`{}`: {}", self.command, self.said()))
     }
 
     /// Whether both run.
@@ -86,7 +86,7 @@ impl<'a> Talk<'a> {
 
     /// Both end by themselves, and well.
     pub fn succeed(self) -> Result<()> {
-        let what = format!("`{}`, which nobody disturbed", self.line);
+        let what = format!("`{}`, which nobody disturbed", self.command);
         for (side, program) in [("client", self.client), ("server", self.server)] {
             let output = program.wait(PATIENCE).with_context(|| what.clone())?;
             output.check(format_args!("The {side} of {what}"))?;
@@ -121,6 +121,21 @@ pub fn was_killed(program: Box<dyn Running + '_>) -> Result<()> {
     ensure!(
         output.ending == Ending::Signalled(9),
         "A killed program ended with {}:\n{}",
+        output.how(),
+        output.all()
+    );
+    Ok(())
+}
+
+/// Ends a program that may be about to end in an error by itself.
+pub fn end(mut program: Box<dyn Running + '_>) -> Result<()> {
+    // One that has ended cannot be killed.
+    let killed = program.kill();
+    let output = program.wait(PATIENCE)?;
+    let in_error = matches!(output.ending, Ending::Exited(code) if code != 0);
+    ensure!(
+        in_error || killed.is_ok() && output.ending == Ending::Signalled(9),
+        "A program that had lost its device ended with {}:\n{}",
         output.how(),
         output.all()
     );

@@ -1,11 +1,11 @@
 //! A program in a guest that waits for the end of its device, and keeps it open beyond that
-//! (`guest/fatal.c`).
+//! (`guest/fatal.c`, `guest/fatal_stock.c`).
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::{Guest, Job};
 
 use crate::conditions::PATIENCE;
-use crate::place::Over;
+use crate::way::Way;
 
 /// What a program that waits for the end of its device has seen.
 pub struct Seen {
@@ -37,13 +37,13 @@ pub struct Watcher<'a>(Job<'a>);
 
 impl<'a> Watcher<'a> {
     /// Its command line.
-    pub fn command() -> String {
-        format!("exec {}", Over::Farlane.command("fatal"))
+    pub fn command(way: Way) -> String {
+        format!("exec {}", way.over().command("fatal"))
     }
 
     /// Starts it; when this returns it waits.
-    pub fn start(guest: &'a Guest) -> Result<Self> {
-        let job = guest.spawn(&Self::command())?;
+    pub fn start(way: Way, guest: &'a Guest) -> Result<Self> {
+        let job = guest.spawn(&Self::command(way))?;
         job.wait_output(PATIENCE, |said| said.contains("ready"))?;
         Ok(Self(job))
     }
