@@ -5,6 +5,8 @@
 //! farlane-attack-rdma witness FILE      writes to FILE what it has, watches it until FILE is gone
 //! farlane-attack-rdma attack FILE       attacks the device, and the witness that FILE tells about
 //! farlane-attack-rdma stranger FD       tries what somebody else's device file is good for
+//! farlane-attack-rdma stock-witness FILE, stock FILE
+//!                                       the same two of the RDMA device of the kernel
 //! ```
 //!
 //! The device is `/dev/farlane0`, or the host socket that `FARLANE_SOCKET` names. Exit status 0
@@ -22,6 +24,7 @@ mod raw;
 mod rings;
 mod session;
 mod shared;
+mod stock;
 mod stranger;
 mod table;
 mod windows;
@@ -43,8 +46,11 @@ fn main() -> ExitCode {
         ["witness", file] => witness::run(Path::new(file)).map(|()| true),
         ["attack", file] => attack(Path::new(file)),
         ["stranger", fd] => stranger::run(fd),
+        ["stock-witness", file] => stock::witness(Path::new(file)).map(|()| true),
+        ["stock", file] => stock::attack(Path::new(file)),
         _ => Err(
-            "Use: farlane-attack-rdma witness|attack FILE, or farlane-attack-rdma stranger FD"
+            "Use: farlane-attack-rdma witness|attack|stock-witness|stock FILE, or \
+                  farlane-attack-rdma stranger FD"
                 .into(),
         ),
     };

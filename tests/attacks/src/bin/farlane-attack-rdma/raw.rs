@@ -15,7 +15,7 @@ use std::path::Path;
 pub struct Device(OwnedFd);
 
 /// The error number of the last failed system call.
-fn last() -> Errno {
+pub fn last() -> Errno {
     let number = std::io::Error::last_os_error().raw_os_error();
     let number = number.and_then(|number| u32::try_from(number).ok());
     number.and_then(Errno::from_wire).unwrap_or(Errno::EIO)

@@ -11,13 +11,13 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Bytes of memory that it watches, of either kind.
-const BYTES: usize = 1 << 20;
+pub const BYTES: usize = 1 << 20;
 
 /// What its memory holds, up to its end.
-const PATTERN: &[u8; 16] = b"do not touch me!";
+pub const PATTERN: &[u8; 16] = b"do not touch me!";
 
 /// Pause between two looks.
-const PAUSE: Duration = Duration::from_millis(50);
+pub const PAUSE: Duration = Duration::from_millis(50);
 
 /// What the attacker knows of the witness.
 #[derive(Debug)]
@@ -38,9 +38,9 @@ pub struct Known {
     pub qp_number: u32,
     /// GID of its port.
     pub gid: [u8; 16],
-    /// Where in the window its buffer is.
+    /// Where in the window its buffer is; of a device of the kernel, what its queue is mapped by.
     pub buffer_offset: u64,
-    /// Its largest region.
+    /// Its largest region; of a device of the kernel, the handle of its memory.
     pub last_region: u32,
 }
 
@@ -70,7 +70,7 @@ impl Known {
     }
 
     /// Writes it, whole or not at all.
-    fn write(&self, path: &Path) -> Result<(), Failure> {
+    pub fn write(&self, path: &Path) -> Result<(), Failure> {
         let (high, low) = self.gid.split_at(8);
         let half = |bytes: &[u8]| {
             bytes
