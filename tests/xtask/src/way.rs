@@ -1,14 +1,16 @@
 //! How a guest's programs of verbs reach the device: through our library, or through the kernel.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
 use farlane_kit::qemu::VmConfig;
-use farlane_kit::wire::End;
+use farlane_kit::wire::{End, Wire};
 
-use crate::farlane::{Farlane, wait_device};
+use crate::farlane::{Farlane, Pair, wait_device};
 use crate::place::Over;
+use crate::run::Run;
 use crate::scenarios::rdma_stock;
 
 /// One of the two.
@@ -67,6 +69,29 @@ impl Way {
             Way::Library => farlane.attach(config, end, sockets),
             Way::Kernel => farlane.attach_kernel(config, end, sockets),
         }
+    }
+
+    /// Boots two guests with further files, on one daemon that, where wanted, serves processes of
+    /// this machine too.
+    pub fn boot_pair(
+        self,
+        run: &Run<'_>,
+        wire: &Wire,
+        files: &[GuestFile],
+        host: Option<&Path>,
+    ) -> Result<Pair> {
+        let farlane = run.context.farlane()?;
+        let sockets = [run.path("a"), run.path("b")];
+        let [a, b] = [End::A, End::B].map(|end| self.vm(end));
+        let guests = [(&*sockets[0], &*a), (&*sockets[1], &*b)];
+        let backend = farlane.daemon(run, &guests, host)?;
+        let [a, b] = run.boot_pair(wire, |config, end| {
+            let config = self.attach(farlane, config, end, &sockets);
+            config.files(files.to_vec())
+        })?;
+        self.start(&a)?;
+        self.start(&b)?;
+        Ok(Pair { a, b, backend })
     }
 
     /// Has a guest that has just booted use its device.

@@ -130,6 +130,9 @@ scenarios! {
          one that uses it";
     test "rdma-isolation" = rdma_isolation::run,
         "forged handles, keys, addresses, indices and packets each get an error and hurt nobody";
+    test "rdma-stock-isolation" = rdma_isolation::stock,
+        "a hostile process with its own mapped queues of the RDMA device of a guest's kernel: an \
+         error for all that it writes there, and nobody is hurt";
     test "rdma-isolation-workers" = |run, to| rdma_workers::whole(rdma_isolation::run, run, to),
         "rdma-isolation with two worker threads";
     test "rdma-buffers-workers" = |run, to| rdma_workers::whole(rdma_buffers::run, run, to),

@@ -1,7 +1,10 @@
 //! A hostile process, in a VM and on this machine, beside victims: the process next to it, and
 //! unmodified programs between two VMs. It gets an error for everything that it tries, and they
 //! notice nothing.
+//!
+//! In a VM it attacks our own driver and the backend behind it, or the RDMA device of the kernel.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,16 +15,19 @@ use farlane_kit::guest_root::GuestFile;
 use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
 
-use crate::conditions::no_complaint;
-use crate::place::{Host, Over, Place, Running};
+use super::rdma_stock::DEVICE;
+use crate::conditions::{no_complaint, wait_until};
+use crate::farlane::Pair;
+use crate::place::{Host, Place, Running};
 use crate::run::Run;
 use crate::tools::{TOOL_TIMEOUT, between};
 use crate::vitals::Vitals;
+use crate::way::Way;
 
 /// What the victims in the two VMs run meanwhile.
 const TRAFFIC: &[&str] = &[
     "ib_write_bw -s 65536 -n 1000 -F",
-    "ibv_rc_pingpong -g 0 -c -s 65536 -n 200",
+    "ibv_rc_pingpong -c -s 65536 -n 200",
     "ib_send_bw -s 65536 -n 500 -e -F",
 ];
 
@@ -34,85 +40,151 @@ const ATTACK_TIMEOUT: Duration = Duration::from_secs(600);
 /// What the daemon says of those who break rules, in a VM and on this machine.
 const REFUSALS: &[&str] = &["is cut off", "queue given up", "Host process"];
 
+/// Through our library, and on this machine.
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
-    let farlane = run.context.farlane()?;
-    let workspace = run.context.workspace();
-    workspace.build(&["farlane-attacks"])?;
-    let hostile = workspace.built("farlane-attack-rdma")?;
-    let files = [GuestFile::new(&hostile, "usr/bin/farlane-attack-rdma")];
     let socket = run.path("host");
-    let wire = Wire::new()?;
-    let mut pair = farlane.boot_pair_with(run, &wire, &files, Some(&socket))?;
-    let host = Host::new(farlane.programs(), &socket, run.logs());
-
-    // What the first programs cost once is no growth: the window, for one, becomes a part of the
-    // VM's memory when it is first used.
-    round(&pair.a, &pair.b)?;
-    for guest in [&pair.a, &pair.b] {
-        Witness::begin(guest, FILE)?.end()?;
-    }
-    let before = Vitals::of(&pair.backend)?;
+    let stage = Stage::boot(run, Way::Library, Some(&socket))?;
+    let host = Host::new(run.context.farlane()?.programs(), &socket, run.logs());
     let on_host = run.path("witness").display().to_string();
-    let rounds = beside(&pair.a, &pair.b, || {
-        // As a user without rights: beside the victim, and from the other VM.
-        let witness = Witness::begin(&pair.a, FILE)?;
-        attack("VM", &pair.a, FILE, "su user -c", report)?;
-        let known = pair.a.read_file(FILE)?;
-        pair.b.write_file(FILE, 0o644, known.as_bytes())?;
-        attack("other VM", &pair.b, FILE, "su user -c", report)?;
-        report.add("VM", "the victim of both", witness.end()?);
-
-        let witness = Witness::begin(&host, &on_host)?;
-        attack("host", &host, &on_host, "sh -c", report)?;
+    stage.attacked(report, |report| {
+        let witness = stage.witness(&host, &on_host)?;
+        stage.attack("host", &host, &on_host, "sh -c", report)?;
         report.add("host", "the victim", witness.end()?);
         Ok(())
     })?;
-    let what = format!("{} beside it", TRAFFIC.join(", "));
-    report.add("two VMs", what, format!("{rounds} rounds, all right"));
+    stage.unharmed(REFUSALS, report)
+}
 
-    ensure!(pair.backend.is_running()?, "The daemon has ended");
-    let after = before.settled("farlane-rdma", &pair.backend)?;
-    report.add(
-        "daemon",
-        "own memory and open files, before and after",
-        format!("{before}; {after}"),
-    );
-    let log = pair.backend.log();
-    for said in REFUSALS {
-        ensure!(log.contains(said), "The daemon has not logged: {said}");
+/// Through the guests' kernel.
+pub fn stock(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let stage = Stage::boot(run, Way::Kernel, None)?;
+    let objects = stage.objects()?;
+    stage.attacked(report, |_| Ok(()))?;
+    wait_until("the guests' kernels have no object of a program", || {
+        Ok(stage.objects()? == objects)
+    })
+    .with_context(|| format!("There was {objects:?}, and now {:?}", stage.objects()))?;
+    // Nothing that a process writes into its queues is worth a line of the log.
+    stage.unharmed(&[], report)
+}
+
+/// Two guests with a hostile program.
+struct Stage {
+    way: Way,
+    pair: Pair,
+    _wire: Wire,
+    before: Vitals,
+}
+
+impl Stage {
+    fn boot(run: &Run<'_>, way: Way, host: Option<&Path>) -> Result<Self> {
+        let workspace = run.context.workspace();
+        workspace.build(&["farlane-attacks"])?;
+        let hostile = workspace.built("farlane-attack-rdma")?;
+        let files = [GuestFile::new(&hostile, "usr/bin/farlane-attack-rdma")];
+        let wire = Wire::new()?;
+        let pair = way.boot_pair(run, &wire, &files, host)?;
+        // What the first programs cost once is no growth: the window, for one, becomes a part of
+        // the VM's memory when it is first used.
+        round(way, &pair.a, &pair.b)?;
+        for guest in [&pair.a, &pair.b] {
+            Witness::begin(way, guest, FILE)?.end()?;
+        }
+        let before = Vitals::of(&pair.backend)?;
+        Ok(Self {
+            way,
+            pair,
+            _wire: wire,
+            before,
+        })
     }
-    ensure!(
-        !log.contains("panicked"),
-        "A thread of the daemon panicked:\n{log}"
-    );
-    let warnings = log.lines().filter(|line| line.contains(" WARN ")).count();
-    report.add(
-        "daemon",
-        "refusals logged, others counted",
-        format!("{warnings} lines"),
-    );
-    for guest in [&pair.a, &pair.b] {
-        unharmed(guest, report)?;
+
+    fn witness<'a>(&self, place: &'a dyn Place, file: &'a str) -> Result<Witness<'a>> {
+        Witness::begin(self.way, place, file)
     }
-    pair.backend.stop()
+
+    /// Attacks in both guests, and what else there is to be done while the victims' traffic goes
+    /// on.
+    fn attacked(
+        &self,
+        report: &mut Report,
+        others: impl FnOnce(&mut Report) -> Result<()>,
+    ) -> Result<()> {
+        let Pair { a, b, .. } = &self.pair;
+        let rounds = beside(self.way, a, b, || {
+            // As a user without rights: beside the victim, and from the other VM.
+            let witness = self.witness(a, FILE)?;
+            self.attack("VM", a, FILE, "su user -c", report)?;
+            let known = a.read_file(FILE)?;
+            b.write_file(FILE, 0o644, known.as_bytes())?;
+            self.attack("other VM", b, FILE, "su user -c", report)?;
+            report.add("VM", "the victim of both", witness.end()?);
+            others(report)
+        })?;
+        let what = format!("{} beside it", TRAFFIC.join(", "));
+        report.add("two VMs", what, format!("{rounds} rounds, all right"));
+        Ok(())
+    }
+
+    /// The daemon lives, has not grown, and has said what it has to; the guests' kernels complain
+    /// of nothing.
+    fn unharmed(self, refusals: &[&str], report: &mut Report) -> Result<()> {
+        let Self {
+            mut pair, before, ..
+        } = self;
+        ensure!(pair.backend.is_running()?, "The daemon has ended");
+        let after = before.settled("farlane-rdma", &pair.backend)?;
+        report.add(
+            "daemon",
+            "own memory and open files, before and after",
+            format!("{before}; {after}"),
+        );
+        let log = pair.backend.log();
+        for said in refusals {
+            ensure!(log.contains(said), "The daemon has not logged: {said}");
+        }
+        ensure!(
+            !log.contains("panicked"),
+            "A thread of the daemon panicked:\n{log}"
+        );
+        let warnings = log.lines().filter(|line| line.contains(" WARN ")).count();
+        report.add(
+            "daemon",
+            "refusals logged, others counted",
+            format!("{warnings} lines"),
+        );
+        for guest in [&pair.a, &pair.b] {
+            unharmed(guest, report)?;
+        }
+        pair.backend.stop()
+    }
+
+    /// What the guests' kernels have of their RDMA devices.
+    fn objects(&self) -> Result<[String; 2]> {
+        let [a, b] = [&self.pair.a, &self.pair.b].map(|guest| {
+            let counts = guest.run(&format!("rdma res show {DEVICE}"))?;
+            anyhow::Ok(counts.trim().to_owned())
+        });
+        Ok([a?, b?])
+    }
 }
 
 /// The victims' traffic once.
-fn round(a: &Guest, b: &Guest) -> Result<()> {
+fn round(way: Way, a: &Guest, b: &Guest) -> Result<()> {
     for line in TRAFFIC {
-        between(Over::Farlane, line, a, b).context("A victim was harmed")?;
+        between(way.over(), &way.line(line), a, b).context("A victim was harmed")?;
     }
     Ok(())
 }
 
 /// Runs the victims' traffic as long as `attacks` runs; returns how often.
-fn beside(a: &Guest, b: &Guest, attacks: impl FnOnce() -> Result<()>) -> Result<u32> {
+fn beside(way: Way, a: &Guest, b: &Guest, attacks: impl FnOnce() -> Result<()>) -> Result<u32> {
     let going = AtomicBool::new(true);
     thread::scope(|scope| {
         let victims = scope.spawn(|| -> Result<u32> {
             let mut rounds = 0;
             while going.load(Ordering::Relaxed) || rounds == 0 {
-                round(a, b)?;
+                round(way, a, b)?;
                 rounds += 1;
             }
             Ok(rounds)
@@ -127,34 +199,46 @@ fn beside(a: &Guest, b: &Guest, attacks: impl FnOnce() -> Result<()>) -> Result<
     })
 }
 
-/// Has a hostile process attack the device of a place, and the victim that `file` tells about.
-fn attack(
-    name: &str,
-    place: &dyn Place,
-    file: &str,
-    shell: &str,
-    report: &mut Report,
-) -> Result<()> {
-    let output = place
-        .spawn(&format!("{shell} 'farlane-attack-rdma attack {file}'"))?
-        .wait(ATTACK_TIMEOUT)?;
-    let said = output.all();
-    let bad: Vec<&str> = said
-        .lines()
-        .filter(|line| line.starts_with("BAD "))
-        .collect();
-    ensure!(
-        output.success() && bad.is_empty(),
-        "Attacks in {name} had effects ({}):\n{}\nThe end of what it said:\n{}",
-        output.how(),
-        bad.join("\n"),
-        farlane_kit::process::tail(&said, 5)
-    );
-    for line in said.lines() {
-        let (what, got) = line.split_once(" -> ").unwrap_or(("in all", line));
-        report.add(name, what, got);
+impl Stage {
+    /// Has a hostile process attack the device of a place, and the victim that `file` tells about.
+    fn attack(
+        &self,
+        name: &str,
+        place: &dyn Place,
+        file: &str,
+        shell: &str,
+        report: &mut Report,
+    ) -> Result<()> {
+        let [attack, _] = programs(self.way);
+        let output = place
+            .spawn(&format!("{shell} 'farlane-attack-rdma {attack} {file}'"))?
+            .wait(ATTACK_TIMEOUT)?;
+        let said = output.all();
+        let bad: Vec<&str> = said
+            .lines()
+            .filter(|line| line.starts_with("BAD "))
+            .collect();
+        ensure!(
+            output.success() && bad.is_empty(),
+            "Attacks in {name} had effects ({}):\n{}\nThe end of what it said:\n{}",
+            output.how(),
+            bad.join("\n"),
+            farlane_kit::process::tail(&said, 5)
+        );
+        for line in said.lines() {
+            let (what, got) = line.split_once(" -> ").unwrap_or(("in all", line));
+            report.add(name, what, got);
+        }
+        Ok(())
     }
-    Ok(())
+}
+
+/// What the hostile program is told to be: the attacker, the victim.
+fn programs(way: Way) -> [&'static str; 2] {
+    match way {
+        Way::Library => ["attack", "witness"],
+        Way::Kernel => ["stock", "stock-witness"],
+    }
 }
 
 /// A process with memory that must not change.
@@ -166,8 +250,9 @@ struct Witness<'a> {
 
 impl<'a> Witness<'a> {
     /// Starts it and waits until it has said in `file` what it has.
-    fn begin(place: &'a dyn Place, file: &'a str) -> Result<Self> {
-        let mut running = place.spawn(&format!("farlane-attack-rdma witness {file}"))?;
+    fn begin(way: Way, place: &'a dyn Place, file: &'a str) -> Result<Self> {
+        let [_, witness] = programs(way);
+        let mut running = place.spawn(&format!("farlane-attack-rdma {witness} {file}"))?;
         let deadline = Instant::now() + TOOL_TIMEOUT;
         loop {
             let there = place
