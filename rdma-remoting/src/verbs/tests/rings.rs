@@ -15,6 +15,7 @@ use std::time::Duration;
 
 mod gids;
 mod hostile;
+mod hostile_kernel;
 mod kernel;
 mod operations;
 mod resizing;

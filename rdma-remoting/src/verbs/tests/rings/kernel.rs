@@ -7,12 +7,12 @@ use farlane_zero_copy::Region;
 use std::collections::BTreeSet;
 
 /// Where the second range of a VM's memory begins.
-const SECOND: u64 = 1 << 32;
+pub(super) const SECOND: u64 = 1 << 32;
 /// Q_Key of general services.
-const QKEY: u32 = 0x8001_0000;
+pub(super) const QKEY: u32 = 0x8001_0000;
 
 /// A datagram to general services of the port of a guest.
-fn message(from: &Guest, to: [u8; 16], number: u32) -> RxeDatagram {
+pub(super) fn message(from: &Guest, to: [u8; 16], number: u32) -> RxeDatagram {
     let ah = from.host().create_ah(CreateAh {
         pd: from.pd,
         dgid: to,
@@ -260,24 +260,27 @@ fn no_program_has_all_memory_of_its_vm() {
 }
 
 /// The kernel's use of a registration that requests make.
-struct Fast {
-    guest: Guest,
-    peer: Guest,
-    memory: SharedMemory,
-    list: SharedMemory,
-    mr: Mr,
+pub(super) struct Fast {
+    pub guest: Guest,
+    pub peer: Guest,
+    pub memory: SharedMemory,
+    pub list: SharedMemory,
+    pub mr: Mr,
 }
 
-/// Region of the list of its pages.
-const LIST: u32 = 4;
-
 impl Fast {
-    fn new() -> Self {
+    /// Region of the list of its pages.
+    pub const LIST: u32 = 4;
+
+    pub fn new() -> Self {
         let server = Server::without_workers();
         let [guest, peer] = [1, 2].map(|gid| Guest::start_kernel(&port(&server, gid)));
         let memory = all_memory(&guest.context, 3).unwrap();
         let (theirs, list) = shared("list", PAGE_BYTES);
-        guest.context.attach_segment(region(LIST), theirs).unwrap();
+        guest
+            .context
+            .attach_segment(region(Fast::LIST), theirs)
+            .unwrap();
         let mr = guest.host().alloc_fast_mr(Self::alloc(&guest)).unwrap();
         Self {
             guest,
@@ -288,27 +291,27 @@ impl Fast {
         }
     }
 
-    fn alloc(guest: &Guest) -> AllocFastMr {
+    pub fn alloc(guest: &Guest) -> AllocFastMr {
         AllocFastMr {
             pd: guest.pd,
-            region: LIST.into(),
+            region: Self::LIST.into(),
             pages: 4.into(),
             page_bytes: u32::try_from(PAGE_BYTES).unwrap().into(),
         }
     }
 
-    fn set_pages(&self, pages: &[u64]) {
+    pub fn set_pages(&self, pages: &[u64]) {
         for (at, page) in pages.iter().enumerate() {
             self.list.write_bytes(8 * at, &page.to_le_bytes()).unwrap();
         }
     }
 
     /// Its key with another tag.
-    fn key(&self, tag: u32) -> u32 {
+    pub fn key(&self, tag: u32) -> u32 {
         (self.mr.rkey.get() & !0xff) | ((self.mr.rkey.get() + tag) & 0xff)
     }
 
-    fn register(&self, tag: u32) -> RxeRegister {
+    pub fn register(&self, tag: u32) -> RxeRegister {
         RxeRegister {
             mr: self.mr.handle,
             pages: 2.into(),
@@ -322,7 +325,7 @@ impl Fast {
     }
 
     /// Carries out requests of the kernel over a connection of their own, one after the other.
-    fn carry_out(&self, requests: &[RxeSendEntry]) -> Vec<u32> {
+    pub fn carry_out(&self, requests: &[RxeSendEntry]) -> Vec<u32> {
         let (pa, pb) = (self.guest.pair(QPT_RC), self.peer.pair(QPT_RC));
         self.guest.connect(&pa, &self.peer, &pb, 7);
         self.peer.connect(&pb, &self.guest, &pa, 7);
@@ -338,7 +341,7 @@ impl Fast {
     }
 
     /// The peer writes 8 bytes there by this key.
-    fn write(&self, addr: u64, key: u32) -> u32 {
+    pub fn write(&self, addr: u64, key: u32) -> u32 {
         let (pa, pb) = (self.guest.pair(QPT_RC), self.peer.pair(QPT_RC));
         self.guest.connect(&pa, &self.peer, &pb, 7);
         self.peer.connect(&pb, &self.guest, &pa, 7);
@@ -358,11 +361,11 @@ impl Fast {
     }
 }
 
-fn registering(register: &RxeRegister) -> RxeSendEntry {
+pub(super) fn registering(register: &RxeRegister) -> RxeSendEntry {
     request(1, WR_REG_MR, register, &[]).0
 }
 
-fn invalidating(key: u32) -> RxeSendEntry {
+pub(super) fn invalidating(key: u32) -> RxeSendEntry {
     let (mut entry, _) = request(2, WR_LOCAL_INVALIDATE, &0_u64, &[]);
     entry.wr.imm = key.into();
     entry
@@ -540,7 +543,10 @@ fn a_list_of_pages_that_makes_no_sense_is_refused() {
     let (user, kernel) = (Guest::start(&vm), Guest::start_kernel(&vm));
     assert_eq!(user.host().alloc_fast_mr(good), Err(Errno::EPERM));
     let (theirs, _) = shared("list", PAGE_BYTES);
-    kernel.context.attach_segment(region(LIST), theirs).unwrap();
+    kernel
+        .context
+        .attach_segment(region(Fast::LIST), theirs)
+        .unwrap();
     let without = kernel.host().alloc_fast_mr(Fast::alloc(&kernel));
     assert_eq!(without, Err(Errno::EINVAL));
 }
