@@ -1,8 +1,7 @@
 //! Completion channels: sleeping until a completion queue has something.
 
 use crate::error::os;
-use crate::pd::Destroyed;
-use crate::{Context, Cq, Error};
+use crate::{Context, Cq, Error, EventBinding};
 use farlane_abi::Errno;
 use farlane_sys::sync::lock;
 use rustix::event::{EventfdFlags, eventfd};
@@ -12,13 +11,11 @@ use std::sync::{Arc, Mutex, Weak};
 /// A completion channel: an eventfd for the events of completion queues.
 #[derive(Debug)]
 pub struct Channel {
-    context: Arc<Context>,
+    binding: EventBinding,
     /// One token an event.
     events: OwnedFd,
-    index: u32,
     /// The queues that raise events here, the one that was served last at the end.
     queues: Mutex<Vec<Weak<Cq>>>,
-    destroyed: Destroyed,
 }
 
 impl Channel {
@@ -30,26 +27,18 @@ impl Channel {
     pub fn create(context: &Arc<Context>) -> Result<Arc<Self>, Error> {
         let events = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)
             .map_err(|error| Error::Refused(os(error)))?;
-        let index = context
-            .take_channel_index()
-            .ok_or(Error::Exhausted("completion channels"))?;
-        if let Err(error) = context.transport().bind_event(index, events.as_fd()) {
-            context.give_channel_index(index);
-            return Err(error.into());
-        }
+        let binding = EventBinding::new(context, events.as_fd())?;
         Ok(Arc::new(Self {
-            context: Arc::clone(context),
+            binding,
             events,
-            index,
             queues: Mutex::default(),
-            destroyed: Destroyed::default(),
         }))
     }
 
     /// The context it belongs to.
     #[must_use]
     pub fn context(&self) -> &Arc<Context> {
-        &self.context
+        self.binding.context()
     }
 
     /// An eventfd that is readable when there is an event. The program may poll it and may make
@@ -66,7 +55,7 @@ impl Channel {
     /// and there is none, `ENODEV` when the device is gone.
     pub fn wait(&self) -> Result<Arc<Cq>, Errno> {
         // Tokens are the parent's, too.
-        if !self.context.header().is_here() {
+        if !self.context().header().is_here() {
             return Err(Errno::ENODEV);
         }
         loop {
@@ -74,7 +63,7 @@ impl Channel {
             if let Some(queue) = self.take_event() {
                 return Ok(queue);
             }
-            if self.context.is_dead() {
+            if self.context().is_dead() {
                 // The one token that announced it is for everybody.
                 let _ = rustix::io::write(&self.events, &1_u64.to_ne_bytes());
                 return Err(Errno::ENODEV);
@@ -94,15 +83,11 @@ impl Channel {
         {
             return Err(Error::Busy);
         }
-        self.destroyed.once(|| {
-            self.context.transport().unbind_event(self.index)?;
-            self.context.give_channel_index(self.index);
-            Ok(())
-        })
+        self.binding.destroy()
     }
 
     pub(crate) fn index(&self) -> u32 {
-        self.index
+        self.binding.index()
     }
 
     pub(crate) fn add(&self, queue: &Arc<Cq>) {
@@ -120,12 +105,5 @@ impl Channel {
         })?;
         queues[at..].rotate_left(1);
         Some(queue)
-    }
-}
-
-impl Drop for Channel {
-    fn drop(&mut self) {
-        // What a hostile answer leaves ends with the context.
-        let _ = self.destroy();
     }
 }

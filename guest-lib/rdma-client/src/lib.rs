@@ -31,6 +31,7 @@ mod cq;
 #[cfg(test)]
 mod destroy_tests;
 mod error;
+mod event_binding;
 mod events;
 mod header;
 #[cfg(test)]
@@ -58,6 +59,7 @@ pub use channel::Channel;
 pub use context::Context;
 pub use cq::{Cq, CqInit};
 pub use error::Error;
+pub use event_binding::EventBinding;
 pub use farlane_abi as abi;
 pub use farlane_abi::Errno;
 pub use farlane_abi::queue::{Completion, SendTail, Sge, TimedCompletion};

@@ -43,14 +43,15 @@ pub mod poll_ex;
 pub mod post;
 pub mod post_ex;
 mod private;
-pub mod qp_attr;
 pub mod queue_pair;
 pub mod rates;
 pub mod srq;
 pub mod strings;
-pub mod sys;
 pub mod sysfs;
 pub mod tables;
 mod unsupported;
 pub mod window;
 pub mod xrcd;
+
+pub use farlane_verbs_sys as sys;
+pub use farlane_verbs_sys::qp_attr;

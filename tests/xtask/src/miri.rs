@@ -32,9 +32,9 @@ const COVERED: &[Covered] = &[
             "attributes::",
             "completion::",
             "strings::",
-            "qp_attr::",
         ],
     ),
+    covered("farlane-verbs-sys", &["qp_attr::"]),
     covered(
         "farlane-io-core",
         &[

@@ -1,8 +1,8 @@
 //! `infiniband/verbs.h` of rdma-core 44: structures and numbers that cross the C interface.
 //!
-//! Made with bindgen and cut to what this library touches. Function pointers that it never fills
+//! Made with bindgen and cut to what our libraries touch. Function pointers that it never fills
 //! in are [`Unset`], structures that it never makes are opaque; offsets and sizes are asserted in
-//! [`crate::layout`]. Names are those of the C header.
+//! `layout.rs` of `libibverbs.so.1`. Names are those of the C header.
 #![allow(
     non_camel_case_types,
     non_snake_case,
@@ -15,7 +15,7 @@ pub use libc::{pthread_cond_t, pthread_mutex_t, timespec};
 /// A function pointer that stays NULL: the caller's inline function then reports `EOPNOTSUPP`.
 pub type Unset = Option<unsafe extern "C" fn()>;
 
-/// Structures that this library never makes: only pointers to them cross the interface.
+/// Structures that our libraries never make: only pointers to them cross the interface.
 macro_rules! opaque {
     ($($name:ident)*) => {
         $(
@@ -60,6 +60,7 @@ mod context;
 mod device;
 mod numbers;
 mod objects;
+pub mod qp_attr;
 mod requests;
 
 pub use context::*;

@@ -3,7 +3,7 @@
 //! A program fills in only the fields that its mask names; the others may be garbage, so nothing
 //! outside the mask is read.
 
-use crate::sys::*;
+use crate::*;
 use farlane_abi::Errno;
 use farlane_abi::rdma::{self, QpAttr, VerbsVersion};
 
@@ -45,6 +45,9 @@ fn byte(value: u32) -> Result<u8, Errno> {
 /// The attributes that `mask` names, as they go to a backend of that version. `EOPNOTSUPP` for one
 /// that cannot be carried (alternate path, resizing, rate limit), `EINVAL` for one that no number
 /// fits.
+///
+/// # Errors
+/// These.
 pub fn to_wire(version: VerbsVersion, attr: &ibv_qp_attr, mask: u32) -> Result<QpAttr, Errno> {
     if mask & !CARRIED != 0 {
         return Err(Errno::EOPNOTSUPP);
@@ -103,7 +106,8 @@ fn address_to_wire(address: &ibv_ah_attr, wire: &mut QpAttr) {
 }
 
 /// An address without anything.
-pub(crate) fn no_address() -> ibv_ah_attr {
+#[must_use]
+pub fn no_address() -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {
             dgid: ibv_gid { raw: [0; 16] },
