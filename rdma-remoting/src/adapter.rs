@@ -2,6 +2,7 @@
 //! context, and the ports' addresses.
 
 use crate::clock::DeviceClock;
+use crate::connections::Connections;
 use crate::context::Context;
 use crate::counters::Counters;
 use crate::engine::{Engine, PortAddress, RawGid};
@@ -66,6 +67,7 @@ pub(crate) struct Adapter {
     pub lids: Arc<Lids>,
     pub gids: Arc<Gids>,
     pub clock: DeviceClock,
+    pub connections: Arc<Connections>,
 }
 
 impl Adapter {
@@ -77,6 +79,7 @@ impl Adapter {
     ) -> Self {
         let gids = Arc::<Gids>::default();
         engine.name_ports(Arc::clone(&gids) as _);
+        let connections = Connections::new(Arc::clone(&engine), Arc::clone(&gids));
         Self {
             engine,
             counters,
@@ -85,6 +88,7 @@ impl Adapter {
             lids: Arc::default(),
             gids,
             clock: DeviceClock::default(),
+            connections,
         }
     }
 

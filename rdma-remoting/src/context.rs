@@ -6,6 +6,7 @@ use crate::address_handles::AddressHandles;
 use crate::async_ring::{AsyncRing, EventSink};
 use crate::call_ring::{CallRing, CallRingError};
 use crate::clock::DeviceClock;
+use crate::connections::PortConnections;
 use crate::context_keys::ContextKeys;
 use crate::counters::{self, Counters};
 use crate::engine::{ContextSpec, Destination, Engine, EngineContext, PortAddress, RawGid, Turn};
@@ -60,6 +61,7 @@ pub(crate) struct Owner {
     pub limit: Arc<LogLimit>,
     pub domains: Arc<DomainsByFile>,
     pub shared: Arc<SharedContexts>,
+    pub connections: Arc<PortConnections>,
     pub clock: DeviceClock,
     pub comp_vectors: u32,
 }
@@ -97,6 +99,8 @@ pub struct Context {
     pub(crate) domains: Arc<DomainsByFile>,
     /// Contexts that its tenant's processes have let others have.
     pub(crate) shared: Arc<SharedContexts>,
+    /// Connection management of its port.
+    pub(crate) connections: Arc<PortConnections>,
     /// The file that stands for it there.
     shared_as: Mutex<Option<Arc<FileId>>>,
     /// By which its completions say when they came.
@@ -168,6 +172,7 @@ impl Context {
             limit,
             domains,
             shared,
+            connections,
             clock,
             comp_vectors,
         } = owner;
@@ -202,6 +207,7 @@ impl Context {
             limit,
             domains,
             shared,
+            connections,
             shared_as: Mutex::default(),
             clock,
             comp_vectors,
@@ -212,6 +218,11 @@ impl Context {
             inbox: Arc::default(),
             failed: AtomicBool::new(false),
         }))
+    }
+
+    /// Its number at its port.
+    pub(crate) fn id(&self) -> ContextId {
+        self.id
     }
 
     /// The GID that the operator has given the port.
@@ -380,14 +391,16 @@ impl Context {
         }
     }
 
-    /// Releases everything, in this order: queue pairs (no new transfer begins, those under way
-    /// end), memory keys, pins and segments, shared receive queues, completion queues, buffers.
+    /// Releases everything, in this order: connections, queue pairs (no new transfer begins, those
+    /// under way end), memory keys, pins and segments, shared receive queues, completion queues,
+    /// buffers.
     /// When it returns nothing touches the process's memory.
     pub(crate) fn teardown(&self) {
         // Nobody comes to what is in it any more.
         if let Some(file) = lock(&self.shared_as).take() {
             self.shared.forget(*file);
         }
+        self.connections.close(self.id);
         let ((qps, windows, pds, srqs, cqs, xrcds, buffers, mapped), leaving) = {
             let mut objects = self.objects();
             let qps = objects.qps.drain();

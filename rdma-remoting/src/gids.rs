@@ -234,6 +234,19 @@ impl PortGids {
         }
     }
 
+    /// Whether this is one of its port's GIDs, that of its operator too.
+    pub fn has(&self, gid: &RawGid) -> bool {
+        self.all.home(gid) == Some(self.home)
+    }
+
+    /// The first entry with this GID, of those that [`get`](Self::get) has.
+    pub fn index(&self, gid: &RawGid) -> Option<usize> {
+        let table = lock(&self.table);
+        let is_it = |entry: &Option<RawGid>| entry.as_ref() == Some(gid);
+        let is_home = *gid == self.home && table.iter().all(Option::is_none);
+        table.iter().position(is_it).or(is_home.then_some(0))
+    }
+
     /// The entry, none where it is not in use. The first one of an empty table is the GID that the
     /// operator has given.
     pub fn get(&self, index: u32) -> Option<RawGid> {

@@ -1,7 +1,7 @@
 //! What the VMs and processes of a backend share, and none may take alone: mappings of the
 //! backend's process (`vm.max_map_count`), queue pairs of its engine, memory for keys, completion
-//! queues, shared receive queues, address handles, memberships of multicast groups and extents,
-//! descriptors.
+//! queues, shared receive queues, address handles, memberships of multicast groups, ids of
+//! connection management and extents, descriptors.
 //!
 //! A tenant never has more than what is left for all others: alone it comes to one half, and the
 //! next one to one half of the rest
@@ -39,6 +39,8 @@ const SHARED_RECEIVE_QUEUES: u64 = 1 << 18;
 const ADDRESS_HANDLES: u64 = 1 << 20;
 /// Memberships of multicast groups of all tenants, as many as an engine has: some 100 bytes each.
 const GROUP_MEMBERSHIPS: u64 = 1 << 16;
+/// Ids of connection management of all tenants: some 1.5 KiB each.
+const CONNECTION_IDS: u64 = 1 << 18;
 /// Extents of all tenants: as often each page of the host's memory can be one, of 64 bytes.
 const EXTENTS_OF_A_PAGE: u64 = 4;
 /// Memory of the host where the system does not say.
@@ -96,6 +98,7 @@ resources! {
     Descriptors, "descriptors", "Descriptors of the backend's process";
     AddressHandles, "address_handles", "Address handles";
     GroupMemberships, "group_memberships", "Memberships of multicast groups";
+    ConnectionIds, "connection_ids", "Ids of connection management";
     BufferPages, "buffer_pages", "Pages of host-allocated buffers of processes";
 }
 
@@ -205,6 +208,7 @@ impl Ledger {
             Resource::Descriptors => descriptors,
             Resource::AddressHandles => ADDRESS_HANDLES,
             Resource::GroupMemberships => GROUP_MEMBERSHIPS,
+            Resource::ConnectionIds => CONNECTION_IDS,
             Resource::BufferPages => memory_bytes / PAGE_BYTES,
         })
     }

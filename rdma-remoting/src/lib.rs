@@ -17,6 +17,7 @@
 //!   `turn`: a context's turn, `drr`: how much of it each has, and `round`: who has one;
 //! * `worker`: the threads that give turns, `hand`: what each has at hand; [`nodes`]: those that
 //!   belong to NUMA nodes;
+//! * `connections`: what connects the programs of ports, by messages of their queue pairs 1;
 //! * [`port`]: what a VM sees as its device, `gids`: what peers name it by, and [`peers`]: whom it
 //!   may connect to; `adapter`: what
 //!   ports share, [`ledger`]: how much of it each has, [`throughput`]: how much each carries out;
@@ -29,6 +30,7 @@ mod async_ring;
 pub mod call_ring;
 mod clock;
 pub mod completion_queue;
+mod connections;
 pub mod context;
 mod context_keys;
 pub mod counters;

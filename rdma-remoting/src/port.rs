@@ -2,6 +2,7 @@
 
 use crate::adapter::Adapter;
 use crate::async_ring::EventSink;
+use crate::connections::{PortConnections, PortSpec};
 use crate::context::{Context, Owner};
 use crate::engine::{PortAddress, RawGid};
 use crate::gids::{GidPolicy, PortGids};
@@ -82,6 +83,7 @@ pub struct Port {
     throughput: Arc<Throughput>,
     limit: Arc<LogLimit>,
     contexts: Mutex<HashMap<ContextId, Arc<Context>>>,
+    connections: Arc<PortConnections>,
 }
 
 impl std::fmt::Debug for Port {
@@ -103,17 +105,24 @@ impl Port {
         let reach = Reach::new(address.gid, config.peers, Arc::clone(&adapter.lids), all());
         let entries = adapter.engine.port().gid_tbl_len.get();
         let gids = PortGids::new(all(), address.gid, config.gids, entries);
+        let (reach, gids) = (Arc::new(reach), Arc::new(gids));
+        let its = PortSpec {
+            address,
+            reach: Arc::clone(&reach),
+            gids: Arc::clone(&gids),
+        };
         Arc::new(Self {
             address,
             label,
-            reach: Arc::new(reach),
-            gids: Arc::new(gids),
+            reach,
+            gids,
             party: Party {
                 account: Account::new(&adapter.ledger, config.limits),
                 domains: Arc::default(),
                 shared: Arc::default(),
                 on_demand: config.on_demand,
             },
+            connections: PortConnections::new(its, &adapter.connections),
             throughput: Arc::new(Throughput::new(config.rates, Instant::now())),
             limit: Arc::default(),
             adapter,
@@ -206,6 +215,7 @@ impl Port {
             help: "Entries of the GID table that the guest has set.",
             value: to_u64(self.gids.list().len()),
         });
+        samples.extend(self.connections.samples());
         samples
     }
 
@@ -280,6 +290,7 @@ impl Port {
             limit: Arc::clone(&self.limit),
             domains: Arc::clone(&party.domains),
             shared: Arc::clone(&party.shared),
+            connections: Arc::clone(&self.connections),
             clock: self.adapter.clock,
             comp_vectors: self.adapter.comp_vectors(),
         };
@@ -347,10 +358,12 @@ impl Port {
         for context in &all {
             context.pause(true);
         }
+        self.connections.pause(true);
     }
 
     /// The VM goes on after [`pause`](Self::pause).
     pub fn resume(&self) {
+        self.connections.pause(false);
         for context in self.contexts().values() {
             context.pause(false);
             self.adapter.enlist(context);

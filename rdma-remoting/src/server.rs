@@ -103,7 +103,9 @@ impl Server {
             })
             .collect::<io::Result<_>>()?;
         let ledger = Ledger::of_this_process(engine.device().max_qp.get().into());
-        Ok(Self::of(engine, counters, workers, ledger))
+        let server = Self::of(engine, counters, workers, ledger);
+        server.adapter.connections.start()?;
+        Ok(server)
     }
 
     pub(crate) fn of(
@@ -177,8 +179,9 @@ impl Server {
         &self.adapter.counters
     }
 
-    /// Stops the workers. Contexts get no more turns.
+    /// Stops the workers, and what carries messages of connections. Contexts get no more turns.
     pub fn shutdown(&self) {
+        self.adapter.connections.stop();
         for worker in &self.adapter.workers {
             worker.stop();
         }

@@ -33,6 +33,11 @@ impl<'a> CallTurn<'a> {
             carried_out: Progress::default(),
         }
     }
+
+    /// When it has begun.
+    pub fn now(&self) -> Instant {
+        self.look.now
+    }
 }
 
 impl Context {
@@ -146,6 +151,8 @@ impl Context {
             pace: Pace::Whole,
             idle: usize::MAX,
         };
-        self.poll(&look, &Budget::UNBOUNDED)
+        let progress = self.poll(&look, &Budget::UNBOUNDED);
+        self.connections.turn(now);
+        progress
     }
 }

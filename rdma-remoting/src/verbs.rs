@@ -6,6 +6,7 @@
 mod address_handles;
 mod buffers;
 mod completion_queues;
+mod connections;
 mod fast_registration;
 mod imports;
 mod memory_regions;
@@ -28,11 +29,13 @@ use crate::turn::CallTurn;
 use farlane_abi::Errno;
 use farlane_abi::ids::RegionId;
 use farlane_abi::rdma::{
-    AllocBuffer, AllocFastMr, AllocMw, Buffer, CreateAh, CreateCq, CreateCqEx, CreateCqRing,
-    CreateQp, CreateQpEx, CreateQpRings, CreateSrq, CreateSrqRing, DeregMr, DeviceAttr,
-    DeviceLimits, DeviceTime, Gid, Handle, ImportMr, ImportPd, ImportedMr, MAX_QPS, MAX_SRQS,
-    McastGroup, ModifyQp, ModifySrq, MoveRing, Mr, Mw, OpenQp, OpenXrcd, PortAttr, Qp, QpAttr,
-    QueryGid, RegMr, ReregMr, ResizeCq, ResizeSrq, Srq, SrqAttr, Verbs, VerbsVersion, VersionRange,
+    AllocBuffer, AllocFastMr, AllocMw, Buffer, CmAccept, CmBind, CmBound, CmConnect, CmEvent,
+    CmListen, CmMigrate, CmQpAttr, CmQpState, CmReject, CreateAh, CreateCq, CreateCqEx,
+    CreateCqRing, CreateQp, CreateQpEx, CreateQpRings, CreateSrq, CreateSrqRing, DeregMr,
+    DeviceAttr, DeviceLimits, DeviceTime, Gid, Handle, ImportMr, ImportPd, ImportedMr, MAX_QPS,
+    MAX_SRQS, McastGroup, ModifyQp, ModifySrq, MoveRing, Mr, Mw, OpenQp, OpenXrcd, PortAttr, Qp,
+    QpAttr, QueryGid, RegMr, ReregMr, ResizeCq, ResizeSrq, Srq, SrqAttr, Verbs, VerbsVersion,
+    VersionRange,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
@@ -404,6 +407,54 @@ impl Verbs for CallHost<'_> {
 
     fn free_buffer(&mut self, buffer: Handle) -> Result<(), Errno> {
         self.remove_buffer(buffer)
+    }
+
+    fn cm_reach(&mut self, gid: Gid) -> Result<(), Errno> {
+        self.connections().reach(gid.raw)
+    }
+
+    fn cm_bind(&mut self, args: CmBind) -> Result<CmBound, Errno> {
+        self.connections().bind(&args)
+    }
+
+    fn cm_listen(&mut self, args: CmListen) -> Result<(), Errno> {
+        self.connections().listen(&args)
+    }
+
+    fn cm_connect(&mut self, args: CmConnect) -> Result<Handle, Errno> {
+        self.connections().connect(&args).map(Into::into)
+    }
+
+    fn cm_accept(&mut self, args: CmAccept) -> Result<(), Errno> {
+        self.connections().accept(&args)
+    }
+
+    fn cm_reject(&mut self, args: CmReject) -> Result<(), Errno> {
+        self.connections().reject(&args)
+    }
+
+    fn cm_establish(&mut self, id: Handle) -> Result<(), Errno> {
+        self.connections().establish(id.get())
+    }
+
+    fn cm_disconnect(&mut self, id: Handle) -> Result<(), Errno> {
+        self.connections().disconnect(id.get())
+    }
+
+    fn cm_destroy(&mut self, id: Handle) -> Result<(), Errno> {
+        self.connections().destroy(id.get())
+    }
+
+    fn cm_migrate(&mut self, args: CmMigrate) -> Result<(), Errno> {
+        self.connections().migrate(&args)
+    }
+
+    fn cm_qp_attr(&mut self, args: CmQpState) -> Result<CmQpAttr, Errno> {
+        self.connections().qp_attributes(&args)
+    }
+
+    fn cm_next_event(&mut self, event: U32) -> Result<CmEvent, Errno> {
+        self.connections().next_event(event.get())
     }
 }
 

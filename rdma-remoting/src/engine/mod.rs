@@ -118,6 +118,29 @@ pub trait PortNames: Send + Sync {
     fn home(&self, gid: &RawGid) -> Option<RawGid>;
 }
 
+/// Bytes of a management datagram (IBTA 13.4).
+pub const MANAGEMENT_BYTES: usize = 256;
+
+/// A management datagram between queue pairs 1 of two ports (IBTA 13.5.1).
+#[derive(Clone, Copy, Debug)]
+pub struct ManagementDatagram<'a> {
+    /// The sender's port.
+    pub port: PortAddress,
+    /// GID of the sender.
+    pub from: RawGid,
+    /// GID of the receiver.
+    pub to: RawGid,
+    /// The datagram.
+    pub bytes: &'a [u8; MANAGEMENT_BYTES],
+}
+
+/// Serves queue pair 1 of ports that have none of their own.
+pub trait Management: Send + Sync {
+    /// Takes what a queue pair 1 has sent to such a port. Whoever calls holds locks of queue pairs:
+    /// none of them is taken, and nobody waited for who has one.
+    fn take(&self, datagram: &ManagementDatagram<'_>);
+}
+
 /// A turn of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
@@ -195,6 +218,17 @@ pub trait Engine: Send + Sync {
     /// Peers may name a port by more than the GID of its [address](ContextSpec::address): who
     /// knows which. Called once, before any context is open.
     fn name_ports(&self, _names: Arc<dyn PortNames>) {}
+    /// Who serves queue pair 1 of ports that have none. Called once, before any context is open.
+    fn manage_by(&self, _management: Arc<dyn Management>) {}
+    /// Whether the port with this address has a queue pair 1.
+    fn has_general_services(&self, _port: &RawGid) -> bool {
+        false
+    }
+    /// Brings a datagram to queue pair 1 of the port that it is for, or loses it. False where that
+    /// has none. It is sent by a port that has none.
+    fn deliver_management(&self, _datagram: &ManagementDatagram<'_>) -> bool {
+        false
+    }
     /// Opens a context, in which nothing is.
     ///
     /// # Errors

@@ -105,8 +105,12 @@ errnos! {
     EOPNOTSUPP = 95;
     /// Address in use.
     EADDRINUSE = 98;
+    /// There is no such address here.
+    EADDRNOTAVAIL = 99;
     /// Timed out.
     ETIMEDOUT = 110;
+    /// There is no way to that port.
+    EHOSTUNREACH = 113;
 }
 
 impl Errno {

@@ -2,6 +2,7 @@
 //!
 //! The data path (posting work, polling completions) makes no call: see [`crate::queue`].
 
+mod connections;
 mod device;
 mod memory;
 mod numbers;
@@ -11,6 +12,7 @@ mod version;
 use crate::call_table;
 use zerocopy::little_endian::U32;
 
+pub use connections::*;
 pub use device::*;
 pub use memory::*;
 pub use numbers::*;
@@ -173,5 +175,35 @@ call_table! {
         30 => fn alloc_mw(AllocMw) -> Mw;
         /// Frees a memory window, bound or not.
         31 => fn dealloc_mw(Handle) -> ();
+        /// Whether the port may have to do with one that has this GID: `EHOSTUNREACH` where there
+        /// is none such, `EACCES` where an operator does not let them, `EOPNOTSUPP` where the
+        /// guest's kernel manages the connections of the port itself, as of all calls that ask for
+        /// connections.
+        56 => fn cm_reach(Gid) -> ();
+        /// Binds an id. `EADDRINUSE` where another one is, `EADDRNOTAVAIL` of a GID that the port
+        /// does not have, `ENOMEM` where there are as many ids as there may be.
+        57 => fn cm_bind(CmBind) -> CmBound;
+        /// Has an id listen: requests of peers come as events.
+        58 => fn cm_listen(CmListen) -> ();
+        /// Asks for a connection, or a queue pair of datagrams. The answer comes as an event.
+        59 => fn cm_connect(CmConnect) -> Handle;
+        /// Accepts a request. `EINVAL` of an id that is not in a state for it, as of the calls that
+        /// follow.
+        60 => fn cm_accept(CmAccept) -> ();
+        /// Rejects a request, or a reply.
+        61 => fn cm_reject(CmReject) -> ();
+        /// The connection's queue pair is ready, after a reply; or, at the other end, data has come
+        /// before the peer has said so.
+        62 => fn cm_establish(Handle) -> ();
+        /// Ends a connection.
+        63 => fn cm_disconnect(Handle) -> ();
+        /// Destroys an id, whatever it is. No event of it comes any more.
+        64 => fn cm_destroy(Handle) -> ();
+        /// Has the events of an id, those that wait too, come by another event index.
+        65 => fn cm_migrate(CmMigrate) -> ();
+        /// Attributes of a connection's queue pair.
+        66 => fn cm_qp_attr(CmQpState) -> CmQpAttr;
+        /// The next event that has come by this event index. `EAGAIN` where none waits.
+        67 => fn cm_next_event(U32) -> CmEvent;
     }
 }

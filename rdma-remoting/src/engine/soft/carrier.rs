@@ -38,7 +38,7 @@ use super::target::Target;
 use super::transfer::{Refusal, Transfer};
 use super::transport::Transport;
 use crate::address::GroupGid;
-use crate::engine::{PortAddress, QpNumber, Spending};
+use crate::engine::{ManagementDatagram, PortAddress, QpNumber, Spending};
 use crate::memory::Part;
 use crate::request::SendWqe;
 use farlane_abi::Errno;
@@ -72,6 +72,11 @@ pub trait Carrier: Send + 'static {
     fn pause(&mut self, paused: bool);
     /// The queue pair of this name.
     fn find(&self, name: QpName) -> Option<Self::Peer>;
+    /// A management datagram of the queue pair that this carries for is for a port that has no
+    /// queue pair 1. False where nobody serves such ports.
+    fn manage(&self, _datagram: &ManagementDatagram<'_>) -> bool {
+        false
+    }
     /// The queue pair that this carries for receives what is sent to a group from now on, wherever
     /// that was sent: where other hosts have to know, they are told. Twice is as once.
     ///

@@ -4,11 +4,14 @@
 
 use super::carrier::{Failed, Payload};
 use super::common::QpCommon;
-use super::gather::{self, Source, move_message};
+use super::gather::{self, Source, move_message, read_message};
+use super::local_copy::Named;
 use super::responder::{Arrival, Responder, Word};
 use super::route_header::route_header;
 use super::target::Target;
-use crate::address::{Datagram, Destination, QpNumber, RawGid, Recipients};
+use crate::address::{AddressVector, Datagram, Destination, QpNumber, RawGid, Recipients};
+use crate::counters::{self, Counters};
+use crate::engine::{MANAGEMENT_BYTES, ManagementDatagram};
 use crate::memory::Part;
 use crate::request::SendWqe;
 use farlane_abi::queue::{GRH_BYTES, WC_FLAG_GRH, WC_STATUS_LOC_PROT_ERR};
@@ -20,6 +23,14 @@ pub const MAX_DATAGRAM_BYTES: u32 = 4096;
 
 /// Bit of a request's Q_Key by which the sender's own is meant (IBTA 10.2.5).
 const OWN_QKEY: u32 = 1 << 31;
+
+/// Q_Key of queue pairs 1 (IBTA 10.2.5).
+const MANAGEMENT_QKEY: u32 = 0x8001_0000;
+/// Bytes of a management datagram.
+const MANAGEMENT_LENGTH: u16 = 256;
+const _: () = assert!(MANAGEMENT_LENGTH as usize == MANAGEMENT_BYTES);
+/// Hop limit of management datagrams.
+const MANAGEMENT_HOPS: u8 = 64;
 
 /// Why a receiver has not got a datagram.
 pub enum Undelivered {
@@ -52,6 +63,34 @@ impl Packet<'_> {
         }
     }
 
+    /// Has somebody take it who serves queue pair 1 of ports that have none, if it is for such a
+    /// one. Returns whether it has been taken, or the status that its request completes with.
+    pub fn manage(&self, by: impl FnOnce(&ManagementDatagram<'_>) -> bool) -> Result<bool, u8> {
+        let general = QpNumber::GENERAL_SERVICES;
+        let Recipients::Port(Destination::Gid(to)) = self.datagram.address.to else {
+            return Ok(false);
+        };
+        if self.from.number != general
+            || self.datagram.number != general
+            || self.length != MANAGEMENT_LENGTH
+        {
+            return Ok(false);
+        }
+        let mut bytes = [0; MANAGEMENT_BYTES];
+        let named = Named::new(&self.from.counters, self.request, self.parts);
+        read_message(named.source(), &mut bytes).map_err(|e| {
+            log::debug!("Datagram: local memory: {e}");
+            WC_STATUS_LOC_PROT_ERR
+        })?;
+        let source = self.datagram.address.source;
+        Ok(by(&ManagementDatagram {
+            port: self.from.address,
+            from: source.unwrap_or(self.from.address.gid),
+            to,
+            bytes: &bytes,
+        }))
+    }
+
     /// The responder of one that it is for: whose port and its own let the two have to do with each
     /// other, and that has the Q_Key.
     pub fn receiver<'t>(&self, to: &'t Target) -> Option<MutexGuard<'t, Responder>> {
@@ -77,41 +116,18 @@ impl Packet<'_> {
         to: &QpCommon,
         receiver: &mut Responder,
     ) -> Result<(), Undelivered> {
-        if !to.state().responds() || receiver.is_paused() {
-            return Err(Undelivered::Dropped);
-        }
-        let room = u64::from(GRH_BYTES) + u64::from(self.length);
-        let ready = receiver.ready_receive(to);
-        ready
-            .and_then(|()| receiver.open_receive(to, room))
-            .map_err(|_| Undelivered::Dropped)?;
         let header = self.header_to().map(|gid| {
             let address = &self.datagram.address;
             let from = address.source.unwrap_or(self.from.address.gid);
             route_header(&from, &gid, address, self.length)
         });
-        let parts = receiver.parts();
-        let header = header.as_ref().map_or(Ok(()), |header| {
-            let (counters, length) = (&self.from.counters, GRH_BYTES.into());
-            let moved = move_message(counters, parts, Source::Inline(header), 0, length);
-            moved.map_err(
-                |(gather::Failed::Source(e) | gather::Failed::Destination(e))| Failed::Responder(e),
-            )
-        });
-        let moved =
-            header.and_then(|()| data.write(parts, GRH_BYTES.into(), 0, self.length.into()));
-        moved.map_err(|failed| match failed {
-            Failed::Requester(e) => {
-                log::debug!("Datagram: local memory: {e}");
-                Undelivered::Local(WC_STATUS_LOC_PROT_ERR)
-            }
-            Failed::Responder(e) => {
-                log::debug!("Datagram: receiver's memory: {e}");
-                receiver.fail_receive(to, WC_STATUS_LOC_PROT_ERR);
-                receiver.break_down(to, WC_STATUS_LOC_PROT_ERR, EVENT_QP_FATAL);
-                Undelivered::Dropped
-            }
-        })
+        place(
+            &self.from.counters,
+            header.as_ref().map(|header| &header[..]),
+            (data, self.length),
+            to,
+            receiver,
+        )
     }
 
     /// What the receiver is told of it.
@@ -131,4 +147,81 @@ impl Packet<'_> {
             route: u32::from(self.from.address.lid) | sl << 16,
         }
     }
+}
+
+/// Moves a datagram of so many bytes into the memory of a receiver, behind its header.
+fn place(
+    counters: &Counters,
+    header: Option<&[u8]>,
+    (data, length): (&mut impl Payload, u16),
+    to: &QpCommon,
+    receiver: &mut Responder,
+) -> Result<(), Undelivered> {
+    if !to.state().responds() || receiver.is_paused() {
+        return Err(Undelivered::Dropped);
+    }
+    let room = u64::from(GRH_BYTES) + u64::from(length);
+    let ready = receiver.ready_receive(to);
+    ready
+        .and_then(|()| receiver.open_receive(to, room))
+        .map_err(|_| Undelivered::Dropped)?;
+    let parts = receiver.parts();
+    let header = header.map_or(Ok(()), |header| {
+        let length = GRH_BYTES.into();
+        let moved = move_message(counters, parts, Source::Inline(header), 0, length);
+        moved.map_err(
+            |(gather::Failed::Source(e) | gather::Failed::Destination(e))| Failed::Responder(e),
+        )
+    });
+    let moved = header.and_then(|()| data.write(parts, GRH_BYTES.into(), 0, length.into()));
+    moved.map_err(|failed| match failed {
+        Failed::Requester(e) => {
+            log::debug!("Datagram: local memory: {e}");
+            Undelivered::Local(WC_STATUS_LOC_PROT_ERR)
+        }
+        Failed::Responder(e) => {
+            log::debug!("Datagram: receiver's memory: {e}");
+            receiver.fail_receive(to, WC_STATUS_LOC_PROT_ERR);
+            receiver.break_down(to, WC_STATUS_LOC_PROT_ERR, EVENT_QP_FATAL);
+            Undelivered::Dropped
+        }
+    })
+}
+
+/// Brings a management datagram of a port without a queue pair 1 to one, or loses it.
+pub fn deliver_management(datagram: &ManagementDatagram<'_>, to: &Target) {
+    let qp = &to.common;
+    if !qp.admits(&datagram.port.gid) {
+        return;
+    }
+    let mut receiver = to.responder();
+    if !receiver.has_qkey(MANAGEMENT_QKEY) {
+        return;
+    }
+    let address = AddressVector {
+        to: Recipients::Port(Destination::Gid(datagram.to)),
+        sl: 0,
+        flow_label: 0,
+        traffic_class: 0,
+        hop_limit: MANAGEMENT_HOPS,
+        source: Some(datagram.from),
+    };
+    let header = route_header(&datagram.from, &datagram.to, &address, MANAGEMENT_LENGTH);
+    let mut data = Named::own(&qp.counters, datagram.bytes);
+    let data = (&mut data, MANAGEMENT_LENGTH);
+    if place(&qp.counters, Some(&header[..]), data, qp, &mut receiver).is_err() {
+        counters::count(&qp.counters.dropped, 1);
+        return;
+    }
+    let arrival = Arrival {
+        from: QpNumber::GENERAL_SERVICES,
+        length: GRH_BYTES + u32::from(MANAGEMENT_LENGTH),
+        word: Word::None,
+        by_write: false,
+        solicited: false,
+        flags: WC_FLAG_GRH,
+        route: datagram.port.lid.into(),
+    };
+    receiver.complete_receive(qp, &arrival);
+    receiver.end_message();
 }

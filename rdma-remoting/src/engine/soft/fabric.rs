@@ -3,7 +3,7 @@
 use super::groups::Groups;
 use super::target::Target;
 use crate::draws::Draws;
-use crate::engine::{Destination, PortAddress, PortNames, QpNumber, RawGid};
+use crate::engine::{Destination, Management, PortAddress, PortNames, QpNumber, RawGid};
 use crate::nodes::TransferObserver;
 use farlane_abi::Errno;
 use farlane_abi::width::halves;
@@ -95,6 +95,8 @@ pub struct Fabric {
     pub names: Names,
     /// Multicast groups.
     pub groups: Groups,
+    /// Who serves queue pair 1 of ports that have none.
+    pub management: OnceLock<Arc<dyn Management>>,
     /// Told of what is moved.
     pub transfers: Option<Arc<dyn TransferObserver>>,
 }
@@ -161,6 +163,14 @@ impl Fabric {
             Destination::Lid(lid) => ports.gids.get(lid)?,
         };
         ports.ports.get(gid)?.qps.get(&name.number).cloned()
+    }
+
+    /// Queue pair 1 of the port that has this GID.
+    pub fn general_services(&self, gid: RawGid) -> Option<Arc<Target>> {
+        self.find(QpName {
+            destination: Destination::Gid(gid),
+            number: QpNumber::GENERAL_SERVICES,
+        })
     }
 
     /// Takes the queue pair of this port out that has this number.

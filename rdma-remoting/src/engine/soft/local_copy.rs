@@ -13,7 +13,7 @@ use super::target::Target;
 use super::transfer::{Incoming, Refusal, Transfer, WORD_BYTES};
 use crate::address::GroupGid;
 use crate::counters::Counters;
-use crate::engine::Spending;
+use crate::engine::{ManagementDatagram, Spending};
 use crate::memory::Part;
 use crate::request::SendWqe;
 use farlane_abi::Errno;
@@ -42,6 +42,11 @@ impl Carrier for LocalCopy {
 
     fn find(&self, name: QpName) -> Option<Arc<Target>> {
         self.0.find(name)
+    }
+
+    fn manage(&self, datagram: &ManagementDatagram<'_>) -> bool {
+        let management = self.0.management.get();
+        management.map(|all| all.take(datagram)).is_some()
     }
 
     fn attach(&self, group: GroupGid, member: &Arc<Target>) -> Result<(), Errno> {
@@ -176,7 +181,16 @@ impl<'a> Named<'a> {
         }
     }
 
-    fn source(&self) -> Source<'a> {
+    /// Bytes of the backend's own.
+    pub fn own(counters: &'a Counters, bytes: &'a [u8]) -> Self {
+        Self {
+            counters,
+            parts: &[],
+            inline: Some(bytes),
+        }
+    }
+
+    pub(super) fn source(&self) -> Source<'a> {
         self.inline
             .map_or(Source::Parts(self.parts), Source::Inline)
     }

@@ -29,7 +29,9 @@ mod waits;
 #[cfg(test)]
 mod waits_tests;
 
-use super::{ContextSpec, Engine, EngineContext, PortNames};
+use super::{
+    ContextSpec, Engine, EngineContext, Management, ManagementDatagram, PortNames, RawGid,
+};
 use crate::memory::MemoryTable;
 use crate::nodes::TransferObserver;
 use attributes::MAX_READS;
@@ -142,6 +144,22 @@ impl Engine for SoftEngine {
 
     fn name_ports(&self, names: Arc<dyn PortNames>) {
         self.fabric.names.set(names);
+    }
+
+    fn manage_by(&self, management: Arc<dyn Management>) {
+        // The first one stays.
+        let _ = self.fabric.management.set(management);
+    }
+
+    fn has_general_services(&self, port: &RawGid) -> bool {
+        self.fabric.general_services(*port).is_some()
+    }
+
+    fn deliver_management(&self, datagram: &ManagementDatagram<'_>) -> bool {
+        let target = self.fabric.general_services(datagram.to);
+        target
+            .map(|target| datagram::deliver_management(datagram, &target))
+            .is_some()
     }
 
     fn open(&self, spec: ContextSpec) -> Result<Arc<dyn EngineContext>, Errno> {

@@ -68,7 +68,14 @@ impl<C: Carrier> Requester<C> {
                     destination,
                     number,
                 }) else {
-                    return self.dropped(qp);
+                    return match packet.manage(|datagram| self.carrier.manage(datagram)) {
+                        Ok(true) => {
+                            self.complete(qp, length.into(), length.into());
+                            Step::Done
+                        }
+                        Ok(false) => self.dropped(qp),
+                        Err(status) => Step::Failed(status),
+                    };
                 };
                 let Some(mut session) = peer.admit(&packet) else {
                     return self.dropped(qp);

@@ -8,9 +8,10 @@ use farlane_abi::Errno;
 use farlane_abi::arena::CALL_PAYLOAD_BYTES;
 use farlane_abi::queue::QpLayout;
 use farlane_abi::rdma::{
-    AllocBuffer, AllocMw, CreateAh, CreateCq, CreateCqEx, CreateQp, CreateQpEx, CreateSrq,
-    MR_SOURCE_BUFFER, MW_TYPE_2, McastGroup, ModifyQp, ModifySrq, QPT_RC, RegMr, ReregMr, ResizeCq,
-    ResizeSrq, VERBS_CALLS, VerbsStubs, VersionRange,
+    AllocBuffer, AllocMw, CmAccept, CmBind, CmConnect, CmListen, CmMigrate, CmQpState, CmReject,
+    CreateAh, CreateCq, CreateCqEx, CreateQp, CreateQpEx, CreateSrq, MR_SOURCE_BUFFER, MW_TYPE_2,
+    McastGroup, ModifyQp, ModifySrq, QPT_RC, RegMr, ReregMr, ResizeCq, ResizeSrq, VERBS_CALLS,
+    VerbsStubs, VersionRange,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_attacks::Random;
@@ -339,6 +340,14 @@ fn random_arguments(session: &Session, table: &mut Table) -> Result<(), Failure>
             "create_ah" => size_of::<CreateAh>(),
             "attach_mcast" | "detach_mcast" => size_of::<McastGroup>(),
             "alloc_mw" => size_of::<AllocMw>(),
+            "cm_reach" => 16,
+            "cm_bind" => size_of::<CmBind>(),
+            "cm_listen" => size_of::<CmListen>(),
+            "cm_connect" => size_of::<CmConnect>(),
+            "cm_accept" => size_of::<CmAccept>(),
+            "cm_reject" => size_of::<CmReject>(),
+            "cm_migrate" => size_of::<CmMigrate>(),
+            "cm_qp_attr" => size_of::<CmQpState>(),
             _ => 4,
         };
         let mut answers = BTreeMap::new();
@@ -376,7 +385,7 @@ fn wrong_lengths(session: &Session, table: &mut Table) {
         .step_by(7)
         .chain([498, 512, 4096, 1 << 20, u32::MAX - 15, u32::MAX]);
     for length in lengths {
-        for number in (0..64).chain([1 << 31, u32::MAX]) {
+        for number in (0..72).chain([1 << 31, u32::MAX]) {
             let answer = session.raw_call(number, &args, length);
             silent |= answer == Err(Errno::ETIMEDOUT) || answer == Err(Errno::ENODEV);
             tried += 1;
