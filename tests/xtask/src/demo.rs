@@ -52,6 +52,7 @@ const PACKAGES: &[&str] = &[
     "farlane-lend",
     "farlane-net",
     "farlane-rdma",
+    "farlane-rdmacm",
     "farlane-run",
     "farlane-topology",
     "farlane-verbs",

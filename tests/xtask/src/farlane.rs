@@ -22,7 +22,13 @@ use crate::run::Run;
 use crate::tools::Ends;
 
 /// The packages that make the programs and libraries.
-const PACKAGES: &[&str] = &["farlane-rdma", "farlane-run", "farlane-verbs", "farlane"];
+const PACKAGES: &[&str] = &[
+    "farlane-rdma",
+    "farlane-run",
+    "farlane-verbs",
+    "farlane-rdmacm",
+    "farlane",
+];
 
 /// Where guests have the driver of the RDMA device.
 pub const RDMA_MODULE: &str = "/usr/lib/farlane/farlane_ib.ko";
@@ -37,7 +43,7 @@ pub struct OnHost {
 pub struct Farlane {
     on_host: OnHost,
     modules: Vec<GuestFile>,
-    libraries: [GuestFile; 3],
+    libraries: [GuestFile; 4],
 }
 
 /// Two guests with a Farlane device each, on one daemon.
@@ -145,6 +151,7 @@ impl Farlane {
         let libraries = [
             built("farlane-run", "usr/bin/farlane-run")?,
             built("libfarlane_verbs.so", "usr/lib/farlane/libibverbs.so.1")?,
+            built("libfarlane_rdmacm.so", "usr/lib/farlane/librdmacm.so.1")?,
             built("libfarlane.so", "usr/lib/farlane/libfarlane.so")?,
         ];
         Ok(Self {
@@ -248,6 +255,7 @@ fn link_libraries(workspace: &Workspace) -> Result<()> {
     let folder = workspace.programs().join("verbs");
     for (name, built) in [
         ("libibverbs.so.1", "../libfarlane_verbs.so"),
+        ("librdmacm.so.1", "../libfarlane_rdmacm.so"),
         ("libfarlane.so", "../libfarlane.so"),
     ] {
         let link = folder.join(name);

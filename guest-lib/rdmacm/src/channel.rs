@@ -1,0 +1,151 @@
+//! Event channels: an eventfd with a token for each event that has come.
+//!
+//! Events of ids come from the backend of their device, which raises the eventfd itself; those that
+//! this library makes wait here, and raise it, too. So a program may poll it.
+
+use crate::device::Device;
+use crate::errno::{called, pointer};
+use crate::id::Address;
+use crate::sys::{rdma_cm_event_type, rdma_cm_id, rdma_event_channel};
+use farlane_abi::Errno;
+use farlane_rdma_client::EventBinding;
+use farlane_sys::sync::lock;
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+/// An event that this library has made.
+#[derive(Clone, Copy)]
+pub struct Local {
+    pub id: Address,
+    pub kind: rdma_cm_event_type,
+    pub status: i32,
+    /// Of a multicast group that was joined: its number among those of the id.
+    pub group: Option<u64>,
+}
+
+/// A device whose events come here.
+pub struct Bound {
+    pub device: Arc<Device>,
+    pub binding: EventBinding,
+    /// It is gone, and the program has been told.
+    pub is_gone: bool,
+}
+
+/// An event channel, with the state of this library behind it.
+#[repr(C)]
+pub struct Channel {
+    c: rdma_event_channel,
+    events: OwnedFd,
+    local: Mutex<VecDeque<Local>>,
+    bound: Mutex<Vec<Bound>>,
+}
+
+/// The state behind an event channel.
+pub unsafe fn of<'a>(channel: *mut rdma_event_channel) -> &'a Channel {
+    // SAFETY: by the caller's contract this library has made it.
+    unsafe { &*channel.cast::<Channel>() }
+}
+
+/// `rdma_create_event_channel`.
+pub fn create() -> *mut rdma_event_channel {
+    pointer(make())
+}
+
+/// Makes an event channel.
+pub fn make() -> Result<*mut rdma_event_channel, Errno> {
+    if crate::device::all().is_empty() {
+        return Err(Errno::ENODEV);
+    }
+    let events = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE);
+    let events = events.map_err(|e| crate::errno::number(e.raw_os_error()))?;
+    let channel = Channel {
+        c: rdma_event_channel {
+            fd: events.as_raw_fd(),
+        },
+        events,
+        local: Mutex::default(),
+        bound: Mutex::default(),
+    };
+    Ok(Box::into_raw(Box::new(channel)).cast())
+}
+
+/// `rdma_destroy_event_channel`.
+pub unsafe fn destroy(channel: *mut rdma_event_channel) {
+    if channel.is_null() {
+        return;
+    }
+    // SAFETY: it is the box that `make` has leaked, which nobody uses any more.
+    drop(unsafe { Box::from_raw(channel.cast::<Channel>()) });
+}
+
+impl Channel {
+    /// The event index by which events of a device come here.
+    pub fn index(&self, device: &Arc<Device>) -> Result<u32, Errno> {
+        let mut bound = lock(&self.bound);
+        if let Some(bound) = bound
+            .iter()
+            .find(|bound| Arc::ptr_eq(&bound.device, device))
+        {
+            return Ok(bound.binding.index());
+        }
+        let binding = called(EventBinding::new(device.context(), self.events.as_fd()))?;
+        let index = binding.index();
+        bound.push(Bound {
+            device: Arc::clone(device),
+            binding,
+            is_gone: false,
+        });
+        Ok(index)
+    }
+
+    /// Tells of an event.
+    pub fn tell(&self, event: Local) {
+        lock(&self.local).push_back(event);
+        self.raise(1);
+    }
+
+    fn raise(&self, count: u64) {
+        // It holds more than there can ever be.
+        let _ = rustix::io::write(&self.events, &count.to_ne_bytes());
+    }
+
+    /// Takes the events of an id that wait here.
+    pub fn take_those_of(&self, id: *mut rdma_cm_id) -> Vec<Local> {
+        let mut local = lock(&self.local);
+        let (its, others): (VecDeque<_>, _) =
+            local.drain(..).partition(|event| event.id == Address(id));
+        *local = others;
+        its.into()
+    }
+
+    /// Waits for a token.
+    pub fn wait(&self) -> Result<(), Errno> {
+        match rustix::io::read(&self.events, &mut [0; 8]) {
+            Ok(_) => Ok(()),
+            Err(e) => Err(crate::errno::number(e.raw_os_error())),
+        }
+    }
+
+    /// The next event that this library has made.
+    pub fn next_local(&self) -> Option<Local> {
+        lock(&self.local).pop_front()
+    }
+
+    /// Goes through the devices whose events come here, until `what` has something.
+    pub fn find<T>(&self, mut what: impl FnMut(&mut Bound) -> Option<T>) -> Option<T> {
+        lock(&self.bound).iter_mut().find_map(&mut what)
+    }
+}
+
+/// That of an id, which has one.
+pub unsafe fn of_id<'a>(id: *mut rdma_cm_id) -> Result<&'a Channel, Errno> {
+    // SAFETY: by the caller's contract.
+    let channel = unsafe { (*id).channel };
+    if channel.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: as above.
+    Ok(unsafe { of(channel) })
+}
