@@ -27,7 +27,7 @@ pub enum MappingError {
         #[source]
         source: std::io::Error,
     },
-    /// Too many at a time, see [`fault`](crate::fault).
+    /// Too many at a time, see [`fault`].
     #[error("There are {} mappings already", fault::PLACES)]
     Full,
 }
@@ -60,7 +60,7 @@ impl Mapping {
     ///
     /// # Errors
     /// Zero length, or what `mmap` says. The file must not shrink while it is mapped: see
-    /// [`fault`](crate::fault).
+    /// [`fault`].
     pub fn new(
         fd: BorrowedFd<'_>,
         offset: u64,
@@ -119,7 +119,7 @@ impl Mapping {
     }
 
     /// How many of its pages had gone when they were touched, because somebody shrank the file:
-    /// see [`fault`](crate::fault).
+    /// see [`fault`].
     #[must_use]
     pub fn lost_pages(&self) -> u64 {
         self.covered.lost()

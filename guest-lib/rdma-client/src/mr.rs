@@ -174,7 +174,7 @@ fn check(address: usize, length: usize, access: u32) -> Result<(), Error> {
 impl Mr {
     /// Registers `length` bytes at `address`, which work requests name from `iova` up. `access`
     /// is `ACCESS_*` of [`farlane_abi::rdma`]. Memory of a host-allocated
-    /// [`Buffer`](crate::Buffer) is recognised; other memory is pinned.
+    /// [`Buffer`] is recognised; other memory is pinned.
     ///
     /// # Errors
     /// `EINVAL` for nothing or for rights that contradict each other, `ENOMEM` where kernel

@@ -1,6 +1,6 @@
 //! System calls behind safe functions, without knowledge of virtual machines or devices.
 //!
-//! * [`chain`]: an error with its causes, in one line.
+//! * [`chain()`]: an error with its causes, in one line.
 //! * [`closing`]: descriptors of others, which may take for ever to close.
 //! * [`eventfd`]: event descriptors that somebody else has made.
 //! * [`log_limit`]: log lines that somebody else can cause.
