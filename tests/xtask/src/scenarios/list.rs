@@ -7,8 +7,8 @@ use super::{
     driver_kernels, gpu_coherence, gpu_hostile, gpu_p2pmem, gpu_raid, gpu_read, gpu_scan, gpu_soft,
     gpu_stacks, gpu_unmodified, gpu_write, kills, lend_crash, lend_hostile, lend_partition,
     lend_reassign, lend_soft, lend_vfio, lend_vs_local, net_vs_tap, octo_net, octo_net_flood,
-    octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, rdma_buffers, rdma_crash,
-    rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs, rdma_stock,
+    octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, rdma_buffers, rdma_cm,
+    rdma_crash, rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs, rdma_stock,
     rdma_tenants, rdma_users, rdma_verbs, rdma_vs_rxe, rdma_workers, topology, vmkit,
 };
 use crate::versus::Form;
@@ -44,6 +44,9 @@ scenarios! {
         "rdma-crash with two worker threads, half as many kills";
     long "rdma-crash-workers-long" = |run, to| rdma_workers::whole(rdma_crash::run, run, to),
         "rdma-crash with two worker threads";
+    test "rdma-cm" = rdma_cm::run,
+        "Debian's programs of connections by addresses (rping, ucmatose, udaddy, mckey, cmtime, \
+         rdma_server, perftest -R), between two processes, and between a VM and a process";
     test "rdma-perftest" = rdma_perftest::run,
         "perftest for send, write and read between two VMs: bandwidth at all sizes, latency at \
          single ones";

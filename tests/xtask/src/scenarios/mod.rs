@@ -35,6 +35,7 @@ pub mod octo_ssd;
 mod octo_ssd_failover;
 mod p2p_lent;
 mod rdma_buffers;
+mod rdma_cm;
 mod rdma_crash;
 pub mod rdma_host;
 mod rdma_isolation;

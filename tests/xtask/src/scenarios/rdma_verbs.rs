@@ -2,10 +2,10 @@
 //! two guests, and the same between two processes of this machine.
 //!
 //! Plain reliable connections are in `rdma_pingpong` and `rdma_perftest`, whose lines `rdma_host`
-//! runs on this machine. Some of the packages' programs cannot work: perftest's `raw_ethernet_*`
-//! send and receive frames of a network interface (queue pairs of the type RAW_PACKET), which the
-//! device has none of; qperf's `xrc_*` is missing from Debian's build; and there is no connection
-//! manager (`-R`).
+//! runs on this machine; connections by addresses (`-R`) are in `rdma_cm`. Some of the packages'
+//! programs cannot work: perftest's `raw_ethernet_*` send and receive frames of a network interface
+//! (queue pairs of the type RAW_PACKET), which the device has none of; and qperf's `xrc_*` is
+//! missing from Debian's build.
 
 use std::iter::zip;
 use std::path::Path;

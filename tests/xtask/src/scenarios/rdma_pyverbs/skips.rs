@@ -51,7 +51,7 @@ pub const SKIPS: &[Skip] = &[
     Skip {
         reason: "Device farlane0 doesn't have net interface",
         at_most: 10,
-        because: "no connection manager, which needs a network interface with the port's address",
+        because: "no network interface with the port's address, by which they find a device",
         places: OURS,
     },
     Skip {
