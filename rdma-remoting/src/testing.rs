@@ -44,7 +44,8 @@ pub fn region(id: u32) -> RegionId {
     RegionId::new(id).unwrap()
 }
 
-fn file(name: &str, bytes: u64) -> OwnedFd {
+/// A memfd of this name that can be memory of a program or a VM.
+pub fn file(name: &str, bytes: u64) -> OwnedFd {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(name, flags).unwrap();
     rustix::fs::ftruncate(&file, bytes).unwrap();

@@ -1,6 +1,7 @@
 //! The memory of one VM as its backend sees it.
 
 use crate::memory_file::{self, MemoryFileError};
+use crate::registration::Registration;
 use crate::snapshot::{AddressSpaceError, Range, RangeKind, Snapshot};
 use crate::topology::{Node, Topology, majority};
 use crate::view::View;
@@ -34,13 +35,16 @@ pub struct Placed {
 ///
 /// A lookup sees one consistent state. A range that goes away is drained before
 /// [`replace_ram`](Self::replace_ram) or [`clear`](Self::clear) returns: every
-/// [`Region`](crate::Region) over it is revoked and no transfer touches it any more.
+/// [`Region`](crate::Region) over it is revoked, but those of all memory, which have the rest of it
+/// then, and no transfer touches it any more.
 #[derive(Debug, Default)]
 pub struct AddressSpace {
     current: RwLock<Arc<Snapshot>>,
     /// Held while the space is changed, but not while views are waited for: earlier states of which
     /// there may be some.
     change: Mutex<Vec<Weak<Snapshot>>>,
+    /// Regions that have all memory there is.
+    led: Mutex<Vec<Weak<Registration>>>,
     kind: RangeKind,
 }
 
@@ -62,6 +66,20 @@ impl AddressSpace {
 
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
         Arc::clone(&read(&self.current))
+    }
+
+    /// Has a region that follows have all memory that there is, from now on.
+    pub(crate) fn lead(&self, region: &Arc<Registration>) {
+        let mut led = lock(&self.led);
+        led.retain(|region| region.strong_count() > 0);
+        led.push(Arc::downgrade(region));
+        drop(led);
+        self.show(region);
+    }
+
+    /// The state is asked for during the exchange: of two that change it, the last one has its way.
+    fn show(&self, region: &Registration) {
+        region.exchange(|| self.snapshot().all_ram());
     }
 
     /// Takes a vhost-user memory table. Ranges that are in the old and in the new one (same
@@ -218,11 +236,15 @@ impl AddressSpace {
         *write(&self.current) = Arc::new(Snapshot::new(ranges));
         earlier.retain(|state| state.upgrade().is_some_and(|s| s.views.any()));
         earlier.push(Arc::downgrade(old));
+        let states: Vec<_> = earlier.iter().filter_map(Weak::upgrade).collect();
+        drop(earlier);
+        let led: Vec<_> = lock(&self.led).iter().filter_map(Weak::upgrade).collect();
+        for region in led {
+            self.show(&region);
+        }
         if gone.is_empty() {
             return;
         }
-        let states: Vec<_> = earlier.iter().filter_map(Weak::upgrade).collect();
-        drop(earlier);
         for range in gone {
             range.drain();
         }

@@ -4,7 +4,7 @@ use crate::memory_file::{self, MemoryFileError, Source};
 use crate::placement::Given;
 use crate::registration::{Access, Gates, Memory, Piece, Registration};
 use crate::topology::{Node, Topology};
-use crate::{AddressSpace, AddressSpaceError, Mapping, MappingError, RangeKind};
+use crate::{AddressSpace, AddressSpaceError, Mapping, MappingError};
 use crate::{PoolBuffer, Process, SharedFiles, SharedMemory};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::width::to_usize;
@@ -119,7 +119,7 @@ fn has_memory(gates: &Gates<'_>, offset: u64, length: u64) -> Result<(), RegionE
 impl Region {
     pub(crate) fn new(memory: Memory, length: u64, writable: bool) -> Self {
         Self {
-            inner: Registration::new(memory, length, writable, false),
+            inner: Registration::new(memory, length, writable),
         }
     }
 
@@ -173,39 +173,20 @@ impl Region {
         Ok(region)
     }
 
-    /// All memory that a VM has now: the offset of a byte is its guest-physical address. Where
-    /// there is no memory nothing is reached. It ends when a part of the memory goes.
+    /// All memory that a VM has, also what comes later: the offset of a byte is its guest-physical
+    /// address. Where there is no memory, or none any more, nothing is reached.
     ///
     /// # Errors
-    /// [`RegionError::Empty`] where there is none, [`RegionError::Space`] where it is just going.
+    /// [`RegionError::Empty`] where there is none now.
     pub fn all_of_guest(space: &AddressSpace, writable: bool) -> Result<Self, RegionError> {
-        let ranges = space.ranges();
-        let ram = ranges.iter().filter(|range| range.2 == RangeKind::Ram);
-        let mut extents: Vec<_> = ram.map(|&(address, length, _)| (address, length)).collect();
-        extents.sort_unstable();
-        let snapshot = space.snapshot();
-        let mut pieces = Vec::with_capacity(extents.len());
-        for &(address, length) in &extents {
-            let mut start = address;
-            snapshot.resolve(address, length, |range, offset, run| {
-                pieces.push(Piece {
-                    start,
-                    length: run,
-                    guest: Some(start),
-                    offset,
-                    mapping: Arc::clone(&range.mapping),
-                    file: Arc::clone(&range.file),
-                    file_offset: range.file_offset + offset as u64,
-                });
-                start += run;
-            })?;
+        let region = Self {
+            inner: Registration::following(writable),
+        };
+        space.lead(&region.inner);
+        match region.extents() {
+            0 => Err(RegionError::Empty),
+            _ => Ok(region),
         }
-        let last = pieces.last().ok_or(RegionError::Empty)?;
-        let length = last.start + last.length;
-        let memory = Memory::Mapped(pieces);
-        let inner = Registration::new(memory, length, writable, true);
-        snapshot.attach(&extents, &inner)?;
-        Ok(Self { inner })
     }
 
     /// The first `length` bytes of a memfd that somebody else made. It must be sealed against
@@ -446,7 +427,8 @@ impl Region {
     ///
     /// # Errors
     /// [`RegionError::ReadOnly`] where it is not writable; [`RegionError::NotContiguous`] where it
-    /// does not begin at a page boundary, or extents do not meet at such; what `mmap` says.
+    /// does not begin at a page boundary, or extents do not meet at such, or where it is all memory
+    /// of a VM; what `mmap` says.
     pub fn stitch(&self) -> Result<SharedMemory, RegionError> {
         if !self.inner.writable {
             return Err(RegionError::ReadOnly);
@@ -458,7 +440,7 @@ impl Region {
         let refuse = || RegionError::NotContiguous {
             extents: pieces.len(),
         };
-        if pieces.len() > MAX_STITCHED_EXTENTS {
+        if pieces.len() > MAX_STITCHED_EXTENTS || self.inner.has_gaps {
             return Err(refuse());
         }
         let length = self.inner.length;

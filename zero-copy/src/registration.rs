@@ -1,6 +1,7 @@
 //! What all handles to a registered buffer share: its memory, and the gates of who touches it.
 
 mod access;
+mod following;
 
 use crate::topology::Node;
 use crate::{Mapping, Process};
@@ -10,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard};
 
 pub(crate) use access::{Access, MappedRuns, Runs};
+use following::Following;
 
 /// A run of mapped memory inside of a region.
 #[derive(Debug)]
@@ -70,8 +72,27 @@ enum Behind {
 #[derive(Debug)]
 struct Own {
     gate: RwLock<Option<Memory>>,
+    /// Where the memory is, of a region that has whatever its VM has: nothing lies behind the gate
+    /// then, so that transfers of other regions do not look here.
+    following: Option<Box<Following>>,
     /// Where it was found to lie.
     node: AtomicU32,
+}
+
+impl Own {
+    fn new(memory: Option<Memory>, following: Option<Box<Following>>) -> Self {
+        Self {
+            gate: RwLock::new(memory),
+            following,
+            node: AtomicU32::new(NO_NODE),
+        }
+    }
+
+    /// Opens the gate of what does not lie behind the one that all regions have.
+    #[cold]
+    fn enter_following(&self) -> Option<Gates<'_>> {
+        self.following.as_ref()?.enter()
+    }
 }
 
 /// A node that is not known.
@@ -97,16 +118,31 @@ impl Memory {
 }
 
 impl Registration {
-    pub fn new(memory: Memory, length: u64, writable: bool, has_gaps: bool) -> Arc<Self> {
+    pub fn new(memory: Memory, length: u64, writable: bool) -> Arc<Self> {
         Arc::new(Self {
-            behind: Behind::Own(Own {
-                gate: RwLock::new(Some(memory)),
-                node: AtomicU32::new(NO_NODE),
-            }),
+            behind: Behind::Own(Own::new(Some(memory), None)),
             length,
             writable,
-            has_gaps,
+            has_gaps: false,
         })
+    }
+
+    /// One that has the memory that it is [given](Self::exchange), none yet, at any address.
+    pub fn following(writable: bool) -> Arc<Self> {
+        Arc::new(Self {
+            behind: Behind::Own(Own::new(None, Some(Box::new(Following::new())))),
+            length: u64::MAX,
+            writable,
+            has_gaps: true,
+        })
+    }
+
+    /// Gives one that [follows](Self::following) what `now` finds, unless it has ended. When this
+    /// returns, no transfer touches what it had before.
+    pub fn exchange(&self, now: impl FnOnce() -> Memory) {
+        if let Some(following) = &self.own().following {
+            following.exchange(now);
+        }
     }
 
     /// One of the same memory with an end of its own.
@@ -149,13 +185,13 @@ impl Registration {
     /// Opens the gates for a transfer, unless the region has ended, or is about to.
     pub fn enter(&self) -> Option<Gates<'_>> {
         match &self.behind {
-            Behind::Own(own) => {
-                let memory = own.gate.try_read().ok()?;
-                memory.is_some().then_some(Gates {
+            Behind::Own(own) => match own.gate.try_read() {
+                Ok(memory) if memory.is_some() => Some(Gates {
                     memory,
                     _shared: None,
-                })
-            }
+                }),
+                _ => own.enter_following(),
+            },
             Behind::Shared { open, of } => {
                 let open = open.try_read().ok().filter(|open| **open)?;
                 let gates = of.enter()?;
@@ -177,6 +213,9 @@ impl Registration {
                 drop(gate);
                 // Many extents take long: nobody who finds the gate locked has to.
                 drop(memory);
+                if let Some(following) = &own.following {
+                    following.end();
+                }
             }
             Behind::Shared { open, .. } => {
                 *write(open) = false;

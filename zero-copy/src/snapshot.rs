@@ -1,7 +1,7 @@
 //! One state of an address space: its ranges, and who looks at them.
 
 use crate::memory_file::MemoryFileError;
-use crate::registration::Registration;
+use crate::registration::{Memory, Piece, Registration};
 use crate::{Mapping, MappingError};
 use farlane_abi::width::to_usize;
 use farlane_sys::sync::{held, lock};
@@ -208,6 +208,21 @@ impl Snapshot {
             at += run;
         }
         Ok(())
+    }
+
+    /// The VM's memory, at its guest-physical addresses.
+    pub fn all_ram(&self) -> Memory {
+        let ram = self.ranges.iter().filter(|r| r.kind == RangeKind::Ram);
+        let pieces = ram.map(|range| Piece {
+            start: range.start,
+            length: range.length,
+            guest: Some(range.start),
+            offset: 0,
+            mapping: Arc::clone(&range.mapping),
+            file: Arc::clone(&range.file),
+            file_offset: range.file_offset,
+        });
+        Memory::Mapped(pieces.collect())
     }
 
     /// How many of `length` bytes at `address` are memory of devices.

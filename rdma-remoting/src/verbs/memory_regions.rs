@@ -160,11 +160,13 @@ impl CallHost<'_> {
     }
 
     /// A registration of all memory of the VM, at guest-physical addresses that the first one is
-    /// added to: a kernel has all of it mapped in a row.
+    /// added to: a kernel has all of it mapped in a row. Those that would wrap around it does not
+    /// have.
     fn register_all(&self, args: &RegMr, region: Region) -> Result<Mr, Errno> {
         let access = Access::from_wire(args.access.get()).ok_or(Errno::EOPNOTSUPP)?;
         let iova = args.iova.get();
-        if access.lacks_local_write() || iova.checked_add(region.len()).is_none() {
+        let length = region.len().min(u64::MAX - iova);
+        if access.lacks_local_write() || length == 0 {
             return Err(Errno::EINVAL);
         }
         let objects = self.context.objects();
@@ -174,7 +176,7 @@ impl CallHost<'_> {
             pd: pd.engine,
             iova,
             offset: 0,
-            length: region.len(),
+            length,
             access,
             region,
             owner: MemoryRegionUses::owner(uses),

@@ -147,32 +147,121 @@ fn no_memory_reads_as_zeroes_and_takes_what_is_written() {
 
 mod all_memory {
     use super::*;
-    use crate::{copy_from_slice, copy_to_slice};
+    use crate::{copy, copy_from_slice, copy_to_slice};
     use proptest::prelude::*;
 
     const PAGE: u64 = PAGE_BYTES;
 
     /// Two ranges that touch nothing between: pages 1 and 2, and page 5.
     fn space() -> Arc<AddressSpace> {
-        let space = AddressSpace::new();
-        let fd = rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&fd, 3 * PAGE).unwrap();
+        let (space, fd) = (AddressSpace::new(), memory(3));
         space.map(PAGE, 2 * PAGE, fd.as_fd(), 0, true).unwrap();
         let last = space.map(5 * PAGE, PAGE, fd.as_fd(), 2 * PAGE, true);
         last.unwrap();
         space
     }
 
+    fn memory(pages: u64) -> OwnedFd {
+        let fd = rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, pages * PAGE).unwrap();
+        fd
+    }
+
     #[test]
-    fn it_ends_when_a_part_of_it_goes_and_reading_it_is_no_writing() {
+    fn it_has_what_is_plugged_in_and_the_rest_of_what_is_unplugged() {
+        let space = space();
+        let region = Region::all_of_guest(&space, true).unwrap();
+        let key = region.clone().share();
+        let is_reached = |page: u64| {
+            let [a, b] = [&region, &key].map(|r| copy_from_slice(r, page * PAGE, &[1; 8]).is_ok());
+            assert_eq!(a, b);
+            a
+        };
+        let reached = || [1, 2, 5, 9].map(is_reached);
+        assert_eq!(reached(), [true, true, true, false]);
+        space
+            .map(9 * PAGE, PAGE, memory(1).as_fd(), 0, true)
+            .unwrap();
+        assert_eq!(reached(), [true, true, true, true]);
+        space.unmap(5 * PAGE, PAGE).unwrap();
+        assert_eq!(reached(), [true, true, false, true]);
+        space.clear();
+        assert_eq!(reached(), [false; 4]);
+        assert!(Region::all_of_guest(&space, true).is_err());
+        space
+            .map(5 * PAGE, PAGE, memory(1).as_fd(), 0, true)
+            .unwrap();
+        assert_eq!(reached(), [false, false, true, false]);
+        key.revoke();
+        assert!(copy_from_slice(&key, 5 * PAGE, &[1; 8]).is_err());
+        region.revoke();
+        space.map(PAGE, PAGE, memory(1).as_fd(), 0, true).unwrap();
+        assert!(copy_from_slice(&region, PAGE, &[1; 8]).is_err());
+        assert_eq!(region.extents(), 0);
+    }
+
+    #[test]
+    fn transfers_between_its_parts_go_on_while_memory_comes_and_goes() {
+        let space = space();
+        let region = Region::all_of_guest(&space, true).unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let copiers = [(PAGE, 5 * PAGE), (2 * PAGE, 5 * PAGE + 64)].map(|(from, to)| {
+                let (region, is_over) = (&region, &is_over);
+                scope.spawn(move || {
+                    let mut copied = 0u64;
+                    while copied == 0 || !is_over.load(Ordering::Relaxed) {
+                        copy(region, from, region, to, 64)?;
+                        copied += 1;
+                    }
+                    Ok::<_, crate::CopyError>(())
+                })
+            });
+            let file = memory(1);
+            for _ in 0..200 {
+                space.map(9 * PAGE, PAGE, file.as_fd(), 0, true).unwrap();
+                copy_from_slice(&region, 9 * PAGE, &[1; 8]).unwrap();
+                space.unmap(9 * PAGE, PAGE).unwrap();
+                assert!(copy_from_slice(&region, 9 * PAGE, &[1; 8]).is_err());
+            }
+            is_over.store(true, Ordering::Relaxed);
+            for copier in copiers {
+                copier.join().unwrap().unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn memory_that_is_unplugged_is_waited_for() {
+        let space = space();
+        let region = Region::all_of_guest(&space, true).unwrap();
+        let copying = region.access(5 * PAGE, 8, true).unwrap();
+        std::thread::scope(|scope| {
+            let unplugging = scope.spawn(|| space.unmap(5 * PAGE, PAGE).unwrap());
+            while region.access(5 * PAGE, 8, true).is_ok() {
+                std::thread::yield_now();
+            }
+            assert!(!unplugging.is_finished());
+            // One that has begun meanwhile, in what is left.
+            copy_from_slice(&region, PAGE, &[1; 8]).unwrap();
+            drop(copying);
+        });
+        assert_eq!(region.extents(), 1);
+    }
+
+    #[test]
+    fn reading_it_is_no_writing_and_it_is_never_one_mapping() {
         let space = space();
         let region = Region::all_of_guest(&space, false).unwrap();
-        assert_eq!((region.len(), region.extents()), (6 * PAGE, 2));
+        assert_eq!(region.extents(), 2);
         copy_to_slice(&region, PAGE, &mut [0; 8]).unwrap();
         assert!(copy_from_slice(&region, PAGE, &[0; 8]).is_err());
-        space.clear();
-        assert!(copy_to_slice(&region, PAGE, &mut [0; 8]).is_err());
-        assert!(Region::all_of_guest(&space, true).is_err());
+        assert!(
+            Region::all_of_guest(&space, true)
+                .unwrap()
+                .stitch()
+                .is_err()
+        );
     }
 
     proptest! {

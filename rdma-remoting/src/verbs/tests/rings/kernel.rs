@@ -1,10 +1,11 @@
 //! What a context of a guest's kernel may do, and no other.
 
 use super::*;
-use crate::testing::guest_memory;
+use crate::testing::{file, guest_memory};
 use crate::{Peers, PortConfig};
 use farlane_zero_copy::Region;
 use std::collections::BTreeSet;
+use std::os::fd::AsFd as _;
 
 /// Where the second range of a VM's memory begins.
 pub(super) const SECOND: u64 = 1 << 32;
@@ -199,6 +200,16 @@ fn all_memory_is_reached_at_its_addresses_and_nothing_between() {
     ] {
         assert_eq!(read(addr, length), refused, "{addr:#x}");
     }
+    // What is plugged in or out later.
+    let space = a.context.space().unwrap();
+    let plugged = file("plugged", PAGE_BYTES);
+    let behind = SECOND + PAGE_BYTES;
+    let mapped = space.map(behind, PAGE_BYTES, plugged.as_fd(), 0, true);
+    mapped.unwrap();
+    assert_eq!(read(behind - 4, 8), 0);
+    space.unmap(SECOND, PAGE_BYTES).unwrap();
+    assert_eq!(read(behind - 4, 8), refused);
+    assert_eq!(read(behind, 8), 0);
     assert_eq!(read(0, 8), 0);
     a.context.detach(region(3)).unwrap();
     assert_eq!(read(0, 8), refused);
@@ -220,7 +231,7 @@ fn all_memory_lies_where_the_kernel_has_it_mapped() {
             ..Default::default()
         })
     };
-    assert_eq!(at(u64::MAX - SECOND), Err(Errno::EINVAL));
+    assert_eq!(at(u64::MAX), Err(Errno::EINVAL));
     let lkey = at(MAPPED).unwrap().lkey;
     b.fill(0, b"remotely");
     let (pa, pb) = (a.pair(QPT_RC), b.pair(QPT_RC));
