@@ -132,7 +132,8 @@ fn backwards(table: &mut Table) -> Result<(), Failure> {
     a.post(&pair.device, &entry, pair.own(8).as_bytes())?;
     a.send.store(RING_OFF_PRODUCED, 0);
     pair.device.ring(a.handle)?;
-    // What it waits for; then the rest of the ring is what is behind.
+    // What it waits for. Where it was taken the rest of the ring is what is behind; where it was
+    // not yet, there is nothing any more.
     let mut receive = RxeRecvEntry::new_zeroed();
     receive.dma.num_sge = 1.into();
     let (memory, mr) = &pair.memory[1];
@@ -142,7 +143,7 @@ fn backwards(table: &mut Table) -> Result<(), Failure> {
     }
     let count = completions(&pair.cq);
     let said = format!("{count} completions");
-    let good = (1..2 * a.send.slots).contains(&count);
+    let good = count < 2 * a.send.slots;
     table.note(GROUP, "a producer that goes back", &said, good);
     works(table, "a new context after that")
 }
