@@ -15,10 +15,13 @@ use std::sync::Arc;
 /// Unicast LIDs are 1 to this one (IBTA 4.1.3).
 const LAST_LID: u16 = 0xbfff;
 
-/// The address that was asked for. An address without a global route header needs a LID.
+/// What a flow label has room for (IBTA 8.3.2).
+const FLOW_LABEL: u32 = 0xf_ffff;
+
+/// The address that was asked for. An address without a global route header needs a LID. Of a flow
+/// label the bits are taken that it has room for, as devices do: UCX asks for one of ones.
 fn address(args: &CreateAh, gids: &PortGids) -> Result<AddressVector, Errno> {
-    let flow_label = args.flow_label.get();
-    if args.port_num != 1 || args.sl > 15 || flow_label > 0xf_ffff {
+    if args.port_num != 1 || args.sl > 15 {
         return Err(Errno::EINVAL);
     }
     let mut source = None;
@@ -39,7 +42,7 @@ fn address(args: &CreateAh, gids: &PortGids) -> Result<AddressVector, Errno> {
     Ok(AddressVector {
         to,
         sl: args.sl,
-        flow_label,
+        flow_label: args.flow_label.get() & FLOW_LABEL,
         traffic_class: args.traffic_class,
         hop_limit: args.hop_limit,
         source,

@@ -227,10 +227,6 @@ fn an_address_is_looked_at_when_its_handle_is_made() {
             ..good
         },
         CreateAh {
-            flow_label: (1 << 20).into(),
-            ..good
-        },
-        CreateAh {
             dlid: 0.into(),
             ..local
         },
@@ -249,7 +245,12 @@ fn an_address_is_looked_at_when_its_handle_is_made() {
         let pd = pd.into();
         assert_eq!(host.create_ah(CreateAh { pd, ..good }), Err(Errno::EBADF));
     }
-    let handles = [good, local, to(program.pd, GROUP)].map(|ah| host.create_ah(ah).unwrap());
+    let any_flow = CreateAh {
+        flow_label: u32::MAX.into(),
+        ..good
+    };
+    let handles =
+        [good, any_flow, local, to(program.pd, GROUP)].map(|ah| host.create_ah(ah).unwrap());
     for handle in handles {
         host.destroy_ah(handle).unwrap();
         assert_eq!(host.destroy_ah(handle), Err(Errno::EBADF));
