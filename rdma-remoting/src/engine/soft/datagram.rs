@@ -7,7 +7,7 @@ use super::common::QpCommon;
 use super::gather::{self, Source, move_message, read_message};
 use super::local_copy::Named;
 use super::responder::{Arrival, Responder, Word};
-use super::route_header::route_header;
+use super::route_header::{header_type, route_header};
 use super::target::Target;
 use crate::address::{AddressVector, Datagram, Destination, QpNumber, RawGid, Recipients};
 use crate::counters::{self, Counters};
@@ -63,6 +63,12 @@ impl Packet<'_> {
         }
     }
 
+    /// The GID that it is from, where it has a header.
+    fn source(&self) -> RawGid {
+        let source = self.datagram.address.source;
+        source.unwrap_or(self.from.address.gid)
+    }
+
     /// Has somebody take it who serves queue pair 1 of ports that have none, if it is for such a
     /// one. Returns whether it has been taken, or the status that its request completes with.
     pub fn manage(&self, by: impl FnOnce(&ManagementDatagram<'_>) -> bool) -> Result<bool, u8> {
@@ -82,10 +88,9 @@ impl Packet<'_> {
             log::debug!("Datagram: local memory: {e}");
             WC_STATUS_LOC_PROT_ERR
         })?;
-        let source = self.datagram.address.source;
         Ok(by(&ManagementDatagram {
             port: self.from.address,
-            from: source.unwrap_or(self.from.address.gid),
+            from: self.source(),
             to,
             bytes: &bytes,
         }))
@@ -116,11 +121,9 @@ impl Packet<'_> {
         to: &QpCommon,
         receiver: &mut Responder,
     ) -> Result<(), Undelivered> {
-        let header = self.header_to().map(|gid| {
-            let address = &self.datagram.address;
-            let from = address.source.unwrap_or(self.from.address.gid);
-            route_header(&from, &gid, address, self.length)
-        });
+        let header = self.header_to();
+        let header = header
+            .map(|gid| route_header(&self.source(), &gid, &self.datagram.address, self.length));
         place(
             &self.from.counters,
             header.as_ref().map(|header| &header[..]),
@@ -133,7 +136,10 @@ impl Packet<'_> {
     /// What the receiver is told of it.
     pub fn arrival(&self) -> Arrival {
         let opcode = self.request.opcode;
-        let sl = u32::from(self.datagram.address.sl);
+        let header = self.header_to();
+        let sl = header.map_or(self.datagram.address.sl, |to| {
+            header_type(&self.source(), &to)
+        });
         Arrival {
             from: self.from.number,
             length: GRH_BYTES + u32::from(self.length),
@@ -143,8 +149,8 @@ impl Packet<'_> {
             },
             by_write: false,
             solicited: self.request.solicited,
-            flags: self.header_to().map_or(0, |_| WC_FLAG_GRH),
-            route: u32::from(self.from.address.lid) | sl << 16,
+            flags: header.map_or(0, |_| WC_FLAG_GRH),
+            route: route(self.from.address.lid, sl),
         }
     }
 }
@@ -188,6 +194,11 @@ fn place(
     })
 }
 
+/// The sender's LID, and the service level or what is in its place.
+fn route(lid: u16, sl: u8) -> u32 {
+    u32::from(lid) | u32::from(sl) << 16
+}
+
 /// Brings a management datagram of a port without a queue pair 1 to one, or loses it.
 pub fn deliver_management(datagram: &ManagementDatagram<'_>, to: &Target) {
     let qp = &to.common;
@@ -220,7 +231,7 @@ pub fn deliver_management(datagram: &ManagementDatagram<'_>, to: &Target) {
         by_write: false,
         solicited: false,
         flags: WC_FLAG_GRH,
-        route: datagram.port.lid.into(),
+        route: route(datagram.port.lid, header_type(&datagram.from, &datagram.to)),
     };
     receiver.complete_receive(qp, &arrival);
     receiver.end_message();

@@ -23,6 +23,15 @@ pub fn route_header(from: &RawGid, to: &RawGid, how: &AddressVector, length: u16
     }
 }
 
+/// What a completion has in place of a service level, which Ethernet has none of: which header that
+/// is, as mlx5's completions say it. UCX finds its address in the header by that.
+pub fn header_type(from: &RawGid, to: &RawGid) -> u8 {
+    match (ipv4(from), ipv4(to)) {
+        (Some(_), Some(_)) => 0b1010,
+        _ => 0b1001,
+    }
+}
+
 fn over_ipv6(from: &RawGid, to: &RawGid, how: &AddressVector, length: u16) -> RouteHeader {
     let mut header = [0; GRH_BYTES as usize];
     let version = 6 << 28 | u32::from(how.traffic_class) << 20 | (how.flow_label & 0xf_ffff);
@@ -99,6 +108,8 @@ mod tests {
         let ip = &header[20..];
         assert_eq!(ip[..10], [0x45, 0x67, 0, 135, 0, 0, 0x40, 0, 64, 17]);
         assert_eq!(ip[12..], [192, 168, 0, 1, 192, 168, 0, 199]);
+        assert_eq!(header_type(&gid(1), &gid(199)), 10);
+        assert_eq!(header_type(&gid(1), &[2; 16]), 9);
         // With its checksum in it a right header sums to nothing.
         assert_eq!(checksum(ip), 0);
     }
