@@ -24,6 +24,8 @@ pub struct TreeSpec {
     pub packages: &'static [&'static str],
     /// Packages of its backports suite.
     pub backports: &'static [&'static str],
+    /// Packages of the release of which only the files are wanted: nothing that they depend on.
+    pub unpacked: &'static [&'static str],
 }
 
 /// QEMU, its storage daemon, the guests' kernel and everything that runs in a guest; also builds
@@ -79,6 +81,7 @@ pub const GUEST_TREE: TreeSpec = TreeSpec {
         "qemu-utils",
         "seabios",
     ],
+    unpacked: &[],
 };
 
 /// Linux 6.1, its modules, and the compiler it was built with.
@@ -87,6 +90,7 @@ pub const HEADERS_6_1: TreeSpec = TreeSpec {
     suite: "bookworm",
     packages: &["linux-headers-amd64", "linux-image-amd64", "make"],
     backports: &[],
+    unpacked: &[],
 };
 
 /// Linux 6.12, its modules, and the compiler it was built with.
@@ -95,6 +99,23 @@ pub const HEADERS_6_12: TreeSpec = TreeSpec {
     suite: "trixie",
     packages: &["linux-headers-amd64", "linux-image-amd64", "make"],
     backports: &[],
+    unpacked: &[],
+};
+
+/// Programs that use RDMA through UCX, libfabric and MPI, for guests of the [`GUEST_TREE`]: a tree
+/// of its own, as with UCX come the libraries of vendors' GPUs.
+pub const RDMA_PROGRAMS: TreeSpec = TreeSpec {
+    name: "rdma-programs",
+    suite: "trixie",
+    packages: &[
+        "libfabric-bin",
+        "netpipe-openmpi",
+        "openmpi-bin",
+        "ucx-utils",
+    ],
+    backports: &[],
+    // Its headers are for a C compiler; it depends on one of Fortran.
+    unpacked: &["libopenmpi-dev"],
 };
 
 /// The source of the guests' kernel, and what builds it.
@@ -112,6 +133,7 @@ pub const KERNEL_SOURCE: TreeSpec = TreeSpec {
         "xz-utils",
     ],
     backports: &["linux-source"],
+    unpacked: &[],
 };
 
 /// The Debian mirror of this machine: what its own apt uses.

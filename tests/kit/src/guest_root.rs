@@ -169,13 +169,14 @@ impl GuestRoot {
         images.extend(config.storage.then(|| self.storage.clone()));
         images.extend(config.network_programs.then(|| self.network.clone()));
         images.extend(config.python.then(|| self.python.clone()));
+        images.extend(config.images.iter().cloned());
         images.push(self.base.clone());
         Ok(images)
     }
 }
 
 /// Makes a file; it is there as a whole or not at all.
-fn whole(path: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+pub(crate) fn whole(path: &Path, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let part = path.with_extension("part");
     if part.exists() {
         fs::remove_file(&part).with_context(|| format!("Cannot remove {}", part.display()))?;

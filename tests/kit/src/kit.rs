@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::debian::{GUEST_TREE, HEADERS_6_1, HEADERS_6_12};
+use crate::debian::{GUEST_TREE, HEADERS_6_1, HEADERS_6_12, RDMA_PROGRAMS};
 use crate::guest::Guest;
 use crate::guest_root::{GuestFile, GuestRoot};
 use crate::kernel::Kernel;
@@ -38,7 +38,7 @@ pub fn prepare_root(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Makes that and the Debian trees of other kernels, two at a time.
+/// Makes that and the other Debian trees, two at a time.
 ///
 /// # Errors
 /// When one cannot be made.
@@ -46,7 +46,8 @@ pub fn prepare_trees(workspace: &Workspace) -> Result<()> {
     thread::scope(|scope| {
         let older = scope.spawn(|| {
             Tree::ensure(workspace, &HEADERS_6_1)?;
-            Tree::ensure(workspace, &HEADERS_6_12)
+            Tree::ensure(workspace, &HEADERS_6_12)?;
+            Tree::ensure(workspace, &RDMA_PROGRAMS)
         });
         prepare_root(workspace)?;
         match older.join() {

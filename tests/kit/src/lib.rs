@@ -34,6 +34,7 @@ pub mod progress;
 pub mod protocol;
 pub mod qemu;
 pub mod qmp;
+pub mod rdma_programs;
 pub mod recorder;
 pub mod report;
 mod root_contents;

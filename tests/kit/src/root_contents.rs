@@ -145,11 +145,15 @@ const MODULES: &[&str] = &[
     "loop",
     "null_blk",
     "nvme",
+    "nvme_rdma",
     "nvme_tcp",
     "nvmet",
+    "nvmet_rdma",
     "nvmet_tcp",
     "nfsd",
     "nfsv4",
+    "rds_rdma",
+    "rpcrdma",
     "vfio_iommu_type1",
     "vfio_pci",
     "virtio_blk",
@@ -174,8 +178,8 @@ const CHECKSUMS: &str = "crc32c_generic";
 /// The folder of busybox and its other names.
 const BUSYBOX_FOLDER: &str = "usr/lib/busybox";
 
-/// Where the tree has further libraries; guests have them beside the others.
-const OTHER_LIBRARIES: &[&str] = &["ceph"];
+/// Where a tree has further libraries; guests have them beside the others.
+const OTHER_LIBRARIES: &[&str] = &["ceph", "ucx"];
 
 /// What all of this depends on, apart from the tree and the kernel.
 pub fn make_up() -> impl Hash {
@@ -299,20 +303,27 @@ pub fn python_contents(tree: &Tree, there_already: &BTreeSet<PathBuf>) -> Result
     contents.link("usr/bin/python3", release);
     let modules = format!("usr/lib/{release}");
     for folder in PYTHON_FOLDERS.iter().copied().chain([modules.as_str()]) {
-        for file in files_below(&tree.join(folder))? {
-            if file.extension().is_some_and(|kind| kind == "so") {
-                libraries.extend(linked_libraries(tree, &file)?);
-            }
-            let path = file.strip_prefix(tree.path())?;
-            let source = match fs::read_link(&file) {
-                Ok(target) if target.is_absolute() => tree.join(target),
-                _ => file.clone(),
-            };
-            contents.copy(&path.to_string_lossy(), &source)?;
-        }
+        libraries.extend(add_folder(tree, folder, &mut contents)?);
     }
     contents.copy_libraries(libraries.difference(there_already))?;
     Ok(contents)
+}
+
+/// Adds a folder of the tree; returns the libraries that those in it need.
+pub fn add_folder(tree: &Tree, folder: &str, contents: &mut Contents) -> Result<BTreeSet<PathBuf>> {
+    let mut needed = BTreeSet::new();
+    for file in files_below(&tree.join(folder))? {
+        if file.extension().is_some_and(|kind| kind == "so") {
+            needed.extend(linked_libraries(tree, &file)?);
+        }
+        let path = file.strip_prefix(tree.path())?;
+        let source = match fs::read_link(&file) {
+            Ok(target) if target.is_absolute() => tree.join(target),
+            _ => file.clone(),
+        };
+        contents.copy(&path.to_string_lossy(), &source)?;
+    }
+    Ok(needed)
 }
 
 fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
@@ -329,7 +340,7 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Adds programs; returns the libraries that they need.
-fn add_programs(
+pub fn add_programs(
     tree: &Tree,
     programs: &[&str],
     contents: &mut Contents,

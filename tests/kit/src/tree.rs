@@ -252,12 +252,14 @@ fn lock(path: &Path) -> Result<File> {
 }
 
 fn stamp(spec: &TreeSpec) -> String {
-    format!(
-        "{FORMAT}\n{}\n{}\n{}\n",
-        spec.suite,
-        spec.packages.join(" "),
-        spec.backports.join(" ")
-    )
+    let lists = [spec.packages, spec.backports, spec.unpacked];
+    // A tree without the last list is as it was before there was one.
+    let lists = lists
+        .iter()
+        .enumerate()
+        .filter(|(n, list)| *n < 2 || !list.is_empty());
+    let lists: String = lists.map(|(_, list)| list.join(" ") + "\n").collect();
+    format!("{FORMAT}\n{}\n{lists}", spec.suite)
 }
 
 fn make(spec: &TreeSpec, path: &Path, stamp: &str, mirror: &str) -> Result<()> {
@@ -289,6 +291,13 @@ fn make(spec: &TreeSpec, path: &Path, stamp: &str, mirror: &str) -> Result<()> {
     // dpkg keeps the folder that a pattern begins with, and none above it.
     command.arg(format!("--dpkgopt=path-include=/{RDMA_CORE}/*"));
     command.arg(format!("--include={}", spec.packages.join(",")));
+    if !spec.unpacked.is_empty() {
+        command.arg(format!(
+            "--customize-hook=chroot \"$1\" sh -c 'cd /tmp && apt-get download -qq {} && \
+             for deb in *.deb; do dpkg-deb --extract $deb / && rm $deb; done'",
+            spec.unpacked.join(" ")
+        ));
+    }
     let mut sources = vec![format!("deb {mirror} {} main", spec.suite)];
     if !spec.backports.is_empty() {
         let backports = format!("{}-backports", spec.suite);

@@ -71,6 +71,8 @@ pub struct VmConfig<'a> {
     /// Whether it has Python, pyverbs, and rdma-core's tests of verbs, in
     /// [`RDMA_CORE`](crate::tree::RDMA_CORE).
     pub python: bool,
+    /// Further read-only file systems (EROFS) that its root is made of.
+    pub images: Vec<PathBuf>,
     /// Files laid over its root.
     pub files: Vec<GuestFile>,
     /// Further words on QEMU's command line.
@@ -109,6 +111,7 @@ impl<'a> VmConfig<'a> {
             storage: false,
             network_programs: false,
             python: false,
+            images: Vec::new(),
             files: Vec::new(),
             qemu_arguments: Vec::new(),
             kernel_arguments: Vec::new(),
@@ -352,6 +355,13 @@ impl<'a> VmConfig<'a> {
     #[must_use]
     pub fn python(mut self) -> Self {
         self.python = true;
+        self
+    }
+
+    /// With a further read-only file system (EROFS) in its root.
+    #[must_use]
+    pub fn image(mut self, image: impl Into<PathBuf>) -> Self {
+        self.images.push(image.into());
         self
     }
 
