@@ -35,6 +35,7 @@ mod scenarios;
 mod seed;
 mod soak;
 mod stacks;
+mod stock;
 mod table;
 mod test_run;
 mod tools;

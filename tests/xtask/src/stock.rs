@@ -1,0 +1,66 @@
+//! Two guests with nothing of ours but kernel modules: an RDMA device of their kernel, for the
+//! distribution's own programs and for what the kernel itself does over RDMA.
+
+use anyhow::Result;
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::Guest;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::wire::{End, Wire};
+
+use crate::conditions::no_complaint;
+use crate::metrics::Metrics;
+use crate::run::Run;
+use crate::scenarios::rdma_stock::{start, vm};
+use crate::tools::Ends;
+
+/// Two guests on one daemon, which knows the interface of each.
+pub struct Stock<'a> {
+    pub a: Guest,
+    pub b: Guest,
+    backend: Backend,
+    run: &'a Run<'a>,
+}
+
+impl<'a> Stock<'a> {
+    /// Boots them, with what else they are to have.
+    pub fn boot<'w>(
+        run: &'a Run<'a>,
+        wire: &'w Wire,
+        configure: impl Fn(VmConfig<'w>, End) -> VmConfig<'w>,
+    ) -> Result<Self> {
+        let farlane = run.context.farlane()?;
+        let sockets = [run.path("a"), run.path("b")];
+        let [vm_a, vm_b] = [End::A, End::B].map(vm);
+        let guests = [(&*sockets[0], &*vm_a), (&*sockets[1], &*vm_b)];
+        let backend = farlane.daemon(run, &guests, None)?;
+        let [a, b] = run.boot_pair(wire, |config, end| {
+            configure(farlane.attach_kernel(config, end, &sockets), end)
+        })?;
+        start(&a)?;
+        start(&b)?;
+        Ok(Self { a, b, backend, run })
+    }
+
+    /// From the second guest to the first one, where servers run.
+    pub fn ends(&self) -> Ends<'_> {
+        Ends {
+            name: "two VMs",
+            server: &self.a,
+            client: &self.b,
+        }
+    }
+
+    /// How many bytes the daemon has moved.
+    pub fn moved(&self) -> Result<u64> {
+        let metrics = Metrics::read(&self.run.metrics(), "farlane_rdma_")?;
+        Ok(metrics.sum("bytes_out")? + metrics.sum("bytes_in")?)
+    }
+
+    /// Ends all, if no kernel has found anything wrong with itself.
+    pub fn stop(self) -> Result<()> {
+        no_complaint(&self.a)?;
+        no_complaint(&self.b)?;
+        drop((self.a, self.b));
+        self.backend.stop()
+    }
+}
