@@ -219,7 +219,9 @@ int fv_post_send(struct ib_qp *ibqp, const struct ib_send_wr *wr, const struct i
 		posted = true;
 	}
 	spin_unlock_irqrestore(&qp->send_lock, flags);
-	*bad = wr;
+	/* RDS looks whether it is as before where all was posted. */
+	if (err)
+		*bad = wr;
 	if (posted)
 		fv_posted(qp, true);
 	return err;
@@ -265,7 +267,8 @@ int fv_post_recv(struct ib_qp *ibqp, const struct ib_recv_wr *wr, const struct i
 		posted = true;
 	}
 	spin_unlock_irqrestore(&qp->recv_lock, flags);
-	*bad = wr;
+	if (err)
+		*bad = wr;
 	if (posted)
 		fv_posted(qp, false);
 	return err;
@@ -297,6 +300,7 @@ int fv_post_srq_recv(struct ib_srq *ibsrq, const struct ib_recv_wr *wr,
 			break;
 	}
 	spin_unlock_irqrestore(&srq->lock, flags);
-	*bad = wr;
+	if (err)
+		*bad = wr;
 	return err;
 }
