@@ -1,6 +1,8 @@
 //! Two guests with nothing of ours but kernel modules: an RDMA device of their kernel, for the
 //! distribution's own programs and for what the kernel itself does over RDMA.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 use farlane_kit::backend::Backend;
 use farlane_kit::guest::Guest;
@@ -17,6 +19,7 @@ use crate::tools::Ends;
 pub struct Stock<'a> {
     pub a: Guest,
     pub b: Guest,
+    sockets: [PathBuf; 2],
     backend: Backend,
     run: &'a Run<'a>,
 }
@@ -38,7 +41,27 @@ impl<'a> Stock<'a> {
         })?;
         start(&a)?;
         start(&b)?;
-        Ok(Self { a, b, backend, run })
+        Ok(Self {
+            a,
+            b,
+            sockets,
+            backend,
+            run,
+        })
+    }
+
+    /// Boots the first one again, after it was killed, with what else it is to have.
+    pub fn boot_a_again<'w>(
+        &self,
+        wire: &'w Wire,
+        configure: impl Fn(VmConfig<'w>) -> VmConfig<'w>,
+    ) -> Result<Guest> {
+        let farlane = self.run.context.farlane()?;
+        let config = VmConfig::new("a-again").wire(wire, End::A);
+        let config = farlane.attach_kernel(config, End::A, &self.sockets);
+        let [again] = self.run.boot([configure(config)])?;
+        start(&again)?;
+        Ok(again)
     }
 
     /// From the second guest to the first one, where servers run.

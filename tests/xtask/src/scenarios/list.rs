@@ -9,7 +9,8 @@ use super::{
     lend_reassign, lend_soft, lend_vfio, lend_vs_local, net_vs_tap, octo_net, octo_net_flood,
     octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, rdma_apps, rdma_buffers,
     rdma_cm, rdma_crash, rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs,
-    rdma_stock, rdma_tenants, rdma_users, rdma_verbs, rdma_vs_rxe, rdma_workers, topology, vmkit,
+    rdma_stock, rdma_tenants, rdma_ulps, rdma_users, rdma_verbs, rdma_vs_rxe, rdma_workers,
+    topology, vmkit,
 };
 use crate::versus::Form;
 
@@ -34,6 +35,9 @@ scenarios! {
          of ours: ibv_devinfo, rdma, ping-pongs, perftest";
     test "rdma-apps" = rdma_apps::run,
         "Debian's UCX and Open MPI between two VMs over the RDMA device of their kernels";
+    test "rdma-ulps" = rdma_ulps::run,
+        "NVMe over RDMA (a disk of farlane-blk, its VM killed), NFS over RDMA and RDS between two \
+         VMs, by their kernels";
     test "rdma-crash" = rdma_crash::run,
         "kill -9 of programs, VMs and the backend in mid-transfer; resets, driver reloads, hot- \
          unplug and hot-plug";

@@ -45,6 +45,7 @@ pub mod rdma_pingpong;
 mod rdma_pyverbs;
 pub mod rdma_stock;
 mod rdma_tenants;
+mod rdma_ulps;
 mod rdma_users;
 mod rdma_verbs;
 mod rdma_vs_rxe;
