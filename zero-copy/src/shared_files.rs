@@ -72,6 +72,68 @@ impl Mapped {
     }
 }
 
+/// Bytes of a file that are to be registered.
+struct Part {
+    fd: OwnedFd,
+    id: FileId,
+    /// Of the file.
+    size: u64,
+    /// An offset, and how many.
+    range: (u64, u64),
+}
+
+impl Part {
+    fn new(fd: OwnedFd, range: (u64, u64)) -> Result<Self, RegionError> {
+        Region::check_memfd(&fd, range, false)?;
+        let stat = fstat(&fd).map_err(MemoryFileError::from)?;
+        Ok(Self {
+            fd,
+            id: (stat.st_dev, stat.st_ino),
+            size: memory_file::size_of(&stat)?,
+            range,
+        })
+    }
+
+    fn end(&self) -> u64 {
+        self.range.0.saturating_add(self.range.1)
+    }
+}
+
+/// All that a registration has of one file.
+#[derive(Default)]
+struct Together {
+    start: u64,
+    end: u64,
+    /// Their lengths.
+    bytes: u64,
+}
+
+impl Together {
+    fn of(parts: &[Part], id: FileId) -> Self {
+        let its = || parts.iter().filter(|part| part.id == id);
+        let lengths = its().map(|part| part.range.1);
+        Self {
+            start: its().map(|part| part.range.0).min().unwrap_or_default(),
+            end: its().map(Part::end).max().unwrap_or_default(),
+            bytes: lengths.fold(0, u64::saturating_add),
+        }
+    }
+
+    /// From where to where a file is mapped: addresses for much more than is registered are none's
+    /// to take.
+    fn to_map(&self, size: u64, (offset, length): (u64, u64)) -> (u64, u64) {
+        let most = LONGEST_WHOLE.max(self.bytes.saturating_mul(2));
+        let page = |offset: u64| offset / PAGE_BYTES * PAGE_BYTES;
+        if size <= most {
+            (0, size)
+        } else if self.end.saturating_sub(self.start) <= most {
+            (page(self.start), self.end)
+        } else {
+            (page(offset), offset.saturating_add(length))
+        }
+    }
+}
+
 impl SharedFiles {
     /// Bytes of files that another process has mapped, too, at an offset of each so many, one
     /// behind the other. Nobody can change the files any more but for their bytes: they are sealed
@@ -87,14 +149,23 @@ impl SharedFiles {
         files: Vec<(OwnedFd, u64, u64)>,
         writable: bool,
     ) -> Result<Region, RegionError> {
-        let mut pieces = Vec::with_capacity(files.len());
-        let mut start = 0_u64;
+        let mut parts = Vec::with_capacity(files.len());
         for (fd, offset, length) in files {
+            parts.push(Part::new(fd, (offset, length))?);
+        }
+        let of_each: Vec<_> = parts
+            .iter()
+            .map(|part| Together::of(&parts, part.id))
+            .collect();
+        let mut pieces = Vec::with_capacity(parts.len());
+        let mut start = 0_u64;
+        for (part, together) in parts.into_iter().zip(of_each) {
             let address = start;
+            let (offset, length) = part.range;
             start = address
                 .checked_add(length)
                 .ok_or(RegionError::Wraps { address, length })?;
-            let of = self.map(fd, (offset, length), writable)?;
+            let of = self.map(part, &together, writable)?;
             if !memory_file::has_pages(of.file.as_fd(), (offset, length))? {
                 return Err(RegionError::Sparse);
             }
@@ -114,11 +185,10 @@ impl SharedFiles {
         Ok(Region::new(Memory::Mapped(pieces), start, writable))
     }
 
-    /// The mapping of a file that has these bytes of it.
-    fn map(&self, fd: OwnedFd, range: (u64, u64), writable: bool) -> Result<Mapped, RegionError> {
-        Region::check_memfd(&fd, range, false)?;
-        let stat = fstat(&fd).map_err(MemoryFileError::from)?;
-        let id = (stat.st_dev, stat.st_ino);
+    /// The mapping of a file that has these bytes of it, and where none has them yet a new one, of
+    /// what is registered of it together.
+    fn map(&self, part: Part, of: &Together, writable: bool) -> Result<Mapped, RegionError> {
+        let Part { fd, id, range, .. } = part;
         let mut known = lock(&self.0);
         let found = known.files.get(&id).and_then(KnownFile::upgrade);
         if let Some(found) = found.filter(|found| found.has(range, writable)) {
@@ -130,13 +200,7 @@ impl SharedFiles {
             return Ok(found);
         }
         Region::check_memfd(&fd, range, writable)?;
-        let (offset, length) = range;
-        let size = memory_file::size_of(&stat)?;
-        let is_whole = size <= LONGEST_WHOLE.max(length.saturating_mul(2));
-        let (start, end) = match is_whole {
-            true => (0, size),
-            false => (offset / PAGE_BYTES * PAGE_BYTES, offset + length),
-        };
+        let (start, end) = of.to_map(part.size, range);
         // It cannot be mapped for writing afterwards.
         let source = Source::Peer;
         let is_writable = writable || memory_file::check(fd.as_fd(), range, true, source).is_ok();
@@ -242,6 +306,44 @@ mod tests {
         // Nothing is mapped, and cannot be any more.
         assert!(part(0, true).is_err());
         part(0, false).unwrap();
+    }
+
+    #[test]
+    fn pieces_of_a_long_file_are_mapped_together() {
+        let files = SharedFiles::default();
+        let fd = memfd_create("t", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        // More than is mapped whole, and more than twice the first piece.
+        let middle = LONGEST_WHOLE / 2;
+        ftruncate(&fd, 2 * LONGEST_WHOLE).unwrap();
+        for place in [0, middle, LONGEST_WHOLE - PAGE] {
+            rustix::io::pwrite(&fd, &[3; 8], place).unwrap();
+        }
+        fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        let piece = |place| (again(&fd), place, 8);
+        let pieces = vec![piece(middle), piece(0), piece(LONGEST_WHOLE - PAGE)];
+        let region = files.region(pieces, true).unwrap();
+        copy_from_slice(&region, 0, &[7; 24]).unwrap();
+        for place in [0, middle, LONGEST_WHOLE - PAGE] {
+            let mut bytes = [0; 8];
+            rustix::io::pread(&fd, &mut bytes, place).unwrap();
+            assert_eq!(bytes, [7; 8], "{place:#x}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_not_taken_for_much_more_than_is_registered() {
+        let together = |start, end, bytes| Together { start, end, bytes };
+        let page = PAGE;
+        let long = 1 << 50;
+        let small = together(page + 8, long - page, 16);
+        assert_eq!(small.to_map(long, (page + 8, 8)), (page, page + 16));
+        assert_eq!(
+            small.to_map(LONGEST_WHOLE, (page + 8, 8)),
+            (0, LONGEST_WHOLE)
+        );
+        let half = together(long / 4 + 1, long, long / 2);
+        assert_eq!(half.to_map(long, (long / 4 + 1, 8)), (0, long));
+        assert_eq!(half.to_map(2 * long, (long / 4 + 1, 8)), (long / 4, long));
     }
 
     #[test]
