@@ -18,6 +18,11 @@ impl FileId {
             inode: stat.st_ino,
         }
     }
+
+    /// Whether it is the one with these two numbers.
+    pub(crate) fn is_of(self, device: u64, inode: u64) -> bool {
+        (self.device, self.inode) == (device, inode)
+    }
 }
 
 /// What all bytes of a range are.
@@ -98,12 +103,16 @@ impl<'a> Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// What its pages are. A stack grows at its end, so that is its own run.
-    fn runs(&self) -> impl Iterator<Item = Run> + use<> {
+    /// Whether the kernel calls it a stack.
+    fn is_stack(&self) -> bool {
+        self.name.starts_with("[stack")
+    }
+
+    /// What its pages are, those at the end of a stack set apart.
+    fn runs(&self, stack_ends: &[Range<usize>]) -> impl Iterator<Item = Run> + use<> {
         let Range { start, end } = self.range.clone();
-        let is_stack = self.name.starts_with("[stack");
-        let skip = if is_stack { STACK_END_BYTES } else { 0 };
-        let begin = start.saturating_add(skip).min(end);
+        let stack_end = stack_ends.iter().find(|stack| stack.contains(&start));
+        let begin = stack_end.map_or(start, |stack| stack.end).min(end);
         let pages = match (self.rights, self.file) {
             ("rw-p", None) => Pages::Private,
             ("rw-p", Some(_)) if !self.name.starts_with("/anon_hugepage") => Pages::Private,
@@ -118,10 +127,22 @@ impl Entry<'_> {
     }
 }
 
+/// The ends of stacks. Where something of one has moved it is several mappings, and only the one in
+/// which it has begun has its name: it grows at the lowest of them.
+fn stack_ends(entries: &[Entry<'_>]) -> Vec<Range<usize>> {
+    let joined = entries.chunk_by(|one, next| one.range.end == next.range.start);
+    let stacks = joined.filter(|all| all.iter().any(Entry::is_stack));
+    let starts = stacks.filter_map(|all| Some(all.first()?.range.start));
+    let end = |start: usize| start..start.saturating_add(STACK_END_BYTES);
+    starts.map(end).collect()
+}
+
 /// What all mappings of such a list are, those next to each other that are one put together.
 pub(crate) fn runs(maps: &str) -> Vec<Run> {
+    let entries: Vec<_> = maps.lines().filter_map(Entry::parse).collect();
+    let stack_ends = stack_ends(&entries);
     let mut all: Vec<Run> = Vec::new();
-    for run in maps.lines().filter_map(Entry::parse).flat_map(|e| e.runs()) {
+    for run in entries.iter().flat_map(|entry| entry.runs(&stack_ends)) {
         match all.last_mut() {
             Some(last) if last.range.end == run.range.start && goes_on(last, run.pages) => {
                 last.range.end = run.range.end;
@@ -312,6 +333,32 @@ mod tests {
         ] {
             assert_eq!(of(gap.clone()), None, "{gap:x?}");
         }
+    }
+
+    #[test]
+    fn a_stack_of_which_something_has_moved_has_one_end_all_the_same() {
+        let maps = "\
+7ffff0000000-7ffff0001000 rw-p 00000000 00:00 0 
+7ffff0001000-7ffff0018000 rw-p 00000000 00:00 0 
+7ffff0018000-7ffff0019000 rw-s 00000000 00:01 42                 /memfd:a (deleted)
+7ffff0019000-7ffff0021000 rw-p 00000000 00:00 0                  [stack]
+7ffff0030000-7ffff0040000 rw-p 00000000 00:00 0 
+";
+        let all = runs(maps);
+        let found = |pages| {
+            let found = all.iter().filter(move |run| run.pages == pages);
+            found.map(|run| run.range.clone()).collect::<Vec<_>>()
+        };
+        let end = 0x7fff_f000_0000..0x7fff_f001_0000;
+        let others = found(Pages::Other);
+        assert_eq!(others.iter().map(Range::len).sum::<usize>(), end.len());
+        assert!(others.iter().all(|other| end.contains(&other.start)));
+        let private = [
+            0x7fff_f001_0000..0x7fff_f001_8000,
+            0x7fff_f001_9000..0x7fff_f002_1000,
+            0x7fff_f003_0000..0x7fff_f004_0000,
+        ];
+        assert_eq!(found(Pages::Private), private);
     }
 
     #[test]
