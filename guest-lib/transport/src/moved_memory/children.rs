@@ -12,10 +12,10 @@
 //! registered, finds nothing there.
 
 use super::{Files, LEDGER, Ledger, file_of, mappings};
-use crate::maps::Run;
+use crate::maps::{FileId, Run};
 use farlane_sys::Mmap;
 use rustix::mm::{MremapFlags, mremap_fixed};
-use std::cell::RefCell;
+use std::cell::UnsafeCell;
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::{MutexGuard, Once};
@@ -31,10 +31,14 @@ pub(super) fn prepare_for() {
     });
 }
 
-thread_local! {
-    /// What the thread that makes a child holds meanwhile.
-    static FORKING: RefCell<Option<Forking>> = const { RefCell::new(None) };
-}
+/// What the thread that makes a child holds meanwhile. No variable of the thread's: the C library
+/// takes memory of the heap for the first one of a thread that has a destructor.
+static FORKING: Slot = Slot(UnsafeCell::new(None));
+
+struct Slot(UnsafeCell<Option<Forking>>);
+
+// SAFETY: it is touched by the thread alone that has the ledger's lock, and by a child's only one.
+unsafe impl Sync for Slot {}
 
 struct Forking {
     /// No other thread moves something meanwhile.
@@ -45,8 +49,8 @@ struct Forking {
 /// Copies of pages, in memory that a child inherits.
 struct Copies {
     pages: Mmap,
-    /// `count` of [`Copy`], and the numbers of the files: memory of the heap may be missing in the
-    /// child.
+    /// `count` of [`Copy`], and the files' numbers, each with whose it is to be: memory of the heap
+    /// may be missing in the child.
     list: Mmap,
     count: usize,
     files: usize,
@@ -61,6 +65,9 @@ struct Copy {
     /// What is copied.
     from: *mut u8,
 }
+
+/// A descriptor, and the file that it is to be of.
+type Number = (RawFd, FileId);
 
 impl Copies {
     fn new(files: &Files) -> Option<Self> {
@@ -102,7 +109,7 @@ impl Copies {
         if bytes == 0 {
             return None;
         }
-        let room = moved.len() * size_of::<Copy>() + files.len() * size_of::<RawFd>();
+        let room = moved.len() * size_of::<Copy>() + files.len() * size_of::<Number>();
         let (pages, list) = (Mmap::anonymous(bytes).ok()?, Mmap::anonymous(room).ok()?);
         let first = list.base().cast::<Copy>();
         for (index, copy) in moved.iter().enumerate() {
@@ -112,8 +119,8 @@ impl Copies {
         for (index, file) in files.iter().enumerate() {
             // SAFETY: there is room for them behind the copies.
             unsafe {
-                let first = first.add(moved.len()).cast::<RawFd>();
-                first.add(index).write(file.file.as_raw_fd());
+                let first = first.add(moved.len()).cast::<Number>();
+                first.add(index).write((file.file.as_raw_fd(), file.id));
             }
         }
         Some(Self {
@@ -148,10 +155,15 @@ impl Copies {
             at += length;
         }
         for index in 0..self.files {
-            // SAFETY: so many were written; the parent's files, of which the child has nothing.
+            // SAFETY: so many were written; what is closed are the parent's files, of which the
+            // child has nothing, and not what the parent has opened in their place.
             unsafe {
-                let first = copies.add(self.count).cast::<RawFd>();
-                libc::close(first.add(index).read());
+                let first = copies.add(self.count).cast::<Number>();
+                let (number, id) = first.add(index).read();
+                let mut stat = std::mem::zeroed();
+                if libc::fstat(number, &raw mut stat) == 0 && id.is_of(stat.st_dev, stat.st_ino) {
+                    libc::close(number);
+                }
             }
         }
         // Its pages are elsewhere now.
@@ -163,19 +175,22 @@ impl Copies {
 unsafe extern "C" fn before() {
     let ledger = farlane_sys::sync::lock(LEDGER.get());
     let copies = Copies::new(&ledger.files);
-    FORKING.with(|forking| *forking.borrow_mut() = Some(Forking { ledger, copies }));
+    // SAFETY: this thread has the lock. Nothing is in it that would have to be dropped.
+    unsafe { FORKING.0.get().write(Some(Forking { ledger, copies })) };
 }
 
 /// Afterwards.
 unsafe extern "C" fn in_parent() {
-    let forking = FORKING.with(|forking| forking.borrow_mut().take());
+    // SAFETY: `before` has left this thread the lock, which is given back behind that.
+    let forking = unsafe { (*FORKING.0.get()).take() };
     drop(forking);
 }
 
 /// In the child.
 unsafe extern "C" fn in_child() {
-    let Some(Forking { ledger, copies }) = FORKING.with(|forking| forking.borrow_mut().take())
-    else {
+    // SAFETY: a child has no other thread.
+    let forking = unsafe { (*FORKING.0.get()).take() };
+    let Some(Forking { ledger, copies }) = forking else {
         return;
     };
     // The parent's, in memory of the heap.
