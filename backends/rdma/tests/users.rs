@@ -259,3 +259,44 @@ fn memory_of_another_users_process_is_written_and_read_where_it_is_registered() 
     partner.tell("end");
     assert_eq!(partner.hear(), "ended");
 }
+
+/// Threads that register, and end that, what lies on pages of their own and on one of all.
+fn registers_again_and_again(socket: &str) {
+    become_user(USER, OTHER, OTHER);
+    let context = context(Arc::new(SocketTransport::open(socket.as_ref()).unwrap()));
+    let mut buffer = vec![0_u8; LENGTH];
+    let address = buffer.as_mut_ptr().expose_provenance();
+    // SAFETY: kept until the end is gone.
+    let end = unsafe { End::new(&context, address, 100) };
+    let pd = Arc::clone(&end.pd);
+    drop(end);
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let pd = &pd;
+            scope.spawn(move || {
+                for round in 0..30 {
+                    let at = address + (thread * 2 + round % 2) * 5000;
+                    // SAFETY: as above.
+                    let again =
+                        unsafe { Mr::register(pd, at, 6000, at as u64, ACCESS_LOCAL_WRITE) };
+                    drop(again.unwrap());
+                }
+            });
+        }
+    });
+    say("registered");
+}
+
+#[test]
+fn another_users_process_registers_again_what_is_registered_no_more() {
+    const NAME: &str = "another_users_process_registers_again_what_is_registered_no_more";
+    if let Ok(socket) = std::env::var(SOCKET) {
+        return registers_again_and_again(&socket);
+    }
+    if !is_root() {
+        return;
+    }
+    let backend = Backend::start_for(&format!(",user={USER}"));
+    let mut partner = Partner::start(NAME, SOCKET, &backend.path("host"));
+    assert_eq!(partner.hear(), "registered");
+}

@@ -11,6 +11,10 @@
 //! registration are a list of pieces ([`Piece`]), which the backend puts together. Which pages lie
 //! where the kernel says (`/proc/self/maps`), whatever the program has unmapped meanwhile.
 //!
+//! A backend seals a file against any mapping but the one that it has made, and ends that when
+//! nothing in the file is registered any more. From then on the file is over: what still lies there
+//! moves into another one when it is registered again. A file is of one backend alone.
+//!
 //! A child has copies of them: see [`children`].
 
 mod children;
@@ -26,8 +30,12 @@ use farlane_sys::{Mmap, memory_file};
 use rustix::fs::{FallocateFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MremapFlags, mmap_anonymous, mremap_fixed};
+use rustix::net::getpeername;
+use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, getrlimit};
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, with_exposed_provenance_mut};
@@ -54,13 +62,43 @@ type Files = Vec<Arc<MemoryFile>>;
 /// A file that has pages of the program.
 #[derive(Debug)]
 struct MemoryFile {
-    file: OwnedFd,
+    /// A number of the program's: it may have closed it, and opened something else with it.
+    file: ManuallyDrop<OwnedFd>,
     id: FileId,
+    /// Who maps it.
+    backend: Backend,
     /// All of it, from which parts are mapped at the program's addresses: also where the backend
     /// has sealed it against any other mapping.
     pages: Mmap,
-    /// Bytes that were given out. Changed under the lock of all files only.
-    used: Mutex<usize>,
+    /// Changed under the lock of all files only.
+    uses: Mutex<Uses>,
+}
+
+/// What a file is used for.
+#[derive(Debug, Default)]
+struct Uses {
+    /// Bytes that were given out.
+    bytes: usize,
+    /// Pieces of it that are registered.
+    pieces: usize,
+    /// Something was, and the backend cannot map it any more.
+    is_over: bool,
+}
+
+/// Whoever maps files: of two, none can map what the other has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Backend(u64);
+
+impl Backend {
+    /// That at the other end of a connected socket.
+    pub fn of_peer(socket: BorrowedFd<'_>) -> Self {
+        let mut hasher = DefaultHasher::new();
+        // Of another PID namespace all have the same number.
+        let process = socket_peercred(socket).map(|peer| peer.pid.as_raw_nonzero());
+        process.ok().hash(&mut hasher);
+        getpeername(socket).ok().flatten().hash(&mut hasher);
+        Self(hasher.finish())
+    }
 }
 
 /// Bytes of a file.
@@ -95,11 +133,17 @@ impl Registered {
     /// program's own nor moved already (files that it has mapped, devices, huge pages, what cannot
     /// be written, the end of the stack), where its threads cannot be stopped, and for more than
     /// [`MAX_SHARED_BYTES`]; `ENOSPC` for more than [`MAX_SHARED_PIECES`] pieces; `EBUSY` where a
-    /// thread does not stop; what the system says.
+    /// thread does not stop, or another backend has something that lies on the same pages; `EBADF`
+    /// where it is on pages of a file whose descriptor the program has closed; what the system
+    /// says.
     ///
     /// # Safety
     /// The memory is the caller's, and neither unmapped nor mapped anew meanwhile.
-    pub(crate) unsafe fn new(address: usize, length: usize) -> Result<(Self, Vec<Piece>), Errno> {
+    pub(crate) unsafe fn new(
+        backend: Backend,
+        address: usize,
+        length: usize,
+    ) -> Result<(Self, Vec<Piece>), Errno> {
         if length as u64 > MAX_SHARED_BYTES {
             return Err(Errno::OPNOTSUPP);
         }
@@ -109,8 +153,9 @@ impl Registered {
         let origin = Origin::here();
         let mut ledger = lock(LEDGER.get());
         // SAFETY: as promised.
-        let pieces = unsafe { ledger.share(&range, &pages) };
+        let pieces = unsafe { ledger.share(backend, &range, &pages) };
         let pieces = pieces.inspect_err(|_| ledger.move_back(&pages))?;
+        pieces.iter().for_each(|piece| piece.of.begin());
         let id = ledger.next;
         ledger.next += 1;
         ledger.registered.insert(id, pages);
@@ -132,6 +177,7 @@ impl Drop for Registered {
             return;
         }
         let mut ledger = lock(LEDGER.get());
+        pieces.iter().for_each(|piece| piece.of.end());
         drop(pieces);
         if let Some(pages) = ledger.registered.remove(&self.id) {
             ledger.move_back(&pages);
@@ -146,30 +192,34 @@ impl Ledger {
     /// As of [`Registered::new`].
     unsafe fn share(
         &mut self,
+        backend: Backend,
         range: &Range<usize>,
         pages: &Range<usize>,
     ) -> Result<Vec<Piece>, Errno> {
         let all = mappings()?;
         self.tidy(&all);
-        let private = own(&self.files, &parts(&all, pages).ok_or(Errno::FAULT)?)?;
+        let parts = parts(&all, pages).ok_or(Errno::FAULT)?;
+        let private = own(&self.files, backend, &parts)?;
         if private.is_empty() {
             return pieces(&self.files, &all, range);
         }
-        // SAFETY: as promised, and private, as the kernel says.
-        unsafe { move_into_file(&mut self.files, &private) }?;
+        // SAFETY: as promised, and private or nobody else's any more, as the kernel says.
+        unsafe { move_into_file(&mut self.files, backend, &private) }?;
         pieces(&self.files, &mappings()?, range)
     }
 
     /// Forgets files of which the program has nothing mapped any more, and no backend anything, but
-    /// one of the usual length, which is used anew.
+    /// one of the usual length that none has ever had, which is used anew.
     fn tidy(&mut self, all: &[Run]) {
         let mut is_first = true;
         self.files.retain(|file| {
             if Arc::strong_count(file) > 1 || file.is_mapped(all) {
                 return true;
             }
-            *lock(&file.used) = 0;
-            file.pages.len() == FILE_BYTES && std::mem::take(&mut is_first)
+            let mut uses = lock(&file.uses);
+            uses.bytes = 0;
+            let is_usable = !uses.is_over && file.pages.len() == FILE_BYTES;
+            is_usable && std::mem::take(&mut is_first)
         });
     }
 
@@ -241,7 +291,7 @@ fn file_of(files: &Files, pages: Pages) -> Option<(&Arc<MemoryFile>, u64)> {
 }
 
 impl MemoryFile {
-    fn new(bytes: usize) -> Result<Arc<Self>, Errno> {
+    fn new(backend: Backend, bytes: usize) -> Result<Arc<Self>, Errno> {
         let length = bytes as u64;
         // Beyond it the kernel would end the program.
         let most = getrlimit(Resource::Fsize).current;
@@ -256,22 +306,46 @@ impl MemoryFile {
         // And so is what is mapped from there.
         pages.keep_from_children()?;
         Ok(Arc::new(Self {
-            file,
+            file: ManuallyDrop::new(file),
             id,
+            backend,
             pages,
-            used: Mutex::new(0),
+            uses: Mutex::default(),
         }))
     }
 
-    /// Gives out `bytes` of it, all of which are there.
+    /// Whether its descriptor is still its own.
+    fn is_open(&self) -> bool {
+        fstat(&*self.file).is_ok_and(|stat| FileId::of(&stat) == self.id)
+    }
+
+    /// Whether a backend can map it no more.
+    fn is_over(&self) -> bool {
+        lock(&self.uses).is_over
+    }
+
+    /// A piece of it is registered.
+    fn begin(&self) {
+        lock(&self.uses).pieces += 1;
+    }
+
+    /// One is no more.
+    fn end(&self) {
+        let mut uses = lock(&self.uses);
+        uses.pieces = uses.pieces.saturating_sub(1);
+        uses.is_over |= uses.pieces == 0;
+    }
+
+    /// Gives out `bytes` of it, all of which are there, if it has them.
     fn take(&self, bytes: usize) -> Result<Option<usize>, Errno> {
-        let mut used = lock(&self.used);
-        let at = *used;
-        if self.pages.get(at, bytes).is_none() {
+        let mut uses = lock(&self.uses);
+        let at = uses.bytes;
+        if uses.is_over || self.pages.get(at, bytes).is_none() || !self.is_open() {
             return Ok(None);
         }
-        fallocate(&self.file, FallocateFlags::empty(), at as u64, bytes as u64)?;
-        *used += bytes;
+        let all = FallocateFlags::empty();
+        fallocate(&*self.file, all, at as u64, bytes as u64)?;
+        uses.bytes += bytes;
         Ok(Some(at))
     }
 
@@ -290,8 +364,17 @@ impl MemoryFile {
     }
 }
 
+impl Drop for MemoryFile {
+    fn drop(&mut self) {
+        if self.is_open() {
+            // SAFETY: used no more.
+            unsafe { ManuallyDrop::drop(&mut self.file) };
+        }
+    }
+}
+
 /// What of these parts is to be moved, where all of them can be registered then.
-fn own(files: &Files, parts: &[Run]) -> Result<Vec<Range<usize>>, Errno> {
+fn own(files: &Files, backend: Backend, parts: &[Run]) -> Result<Vec<Range<usize>>, Errno> {
     if parts.len() > to_usize(MAX_SHARED_PIECES.into()) {
         return Err(Errno::NOSPC);
     }
@@ -299,8 +382,14 @@ fn own(files: &Files, parts: &[Run]) -> Result<Vec<Range<usize>>, Errno> {
     for part in parts {
         match part.pages {
             Pages::Private => private.push(part.range.clone()),
-            pages if file_of(files, pages).is_some() => {}
-            _ => return Err(Errno::OPNOTSUPP),
+            pages => {
+                let (file, _) = file_of(files, pages).ok_or(Errno::OPNOTSUPP)?;
+                if file.is_over() {
+                    private.push(part.range.clone());
+                } else if file.backend != backend {
+                    return Err(Errno::BUSY);
+                }
+            }
         }
     }
     Ok(private)
@@ -313,25 +402,29 @@ fn pieces(files: &Files, all: &[Run], range: &Range<usize>) -> Result<Vec<Piece>
         return Err(Errno::NOSPC);
     }
     let piece = |part: &Run| {
-        let (of, offset) = file_of(files, part.pages)?;
-        Some(Piece {
+        let (of, offset) = file_of(files, part.pages).ok_or(Errno::FAULT)?;
+        of.is_open().then_some(()).ok_or(Errno::BADF)?;
+        Ok(Piece {
             of: Arc::clone(of),
             offset,
             length: part.range.len() as u64,
         })
     };
-    let pieces: Option<Vec<_>> = parts.iter().map(piece).collect();
-    pieces.ok_or(Errno::FAULT)
+    parts.iter().map(piece).collect()
 }
 
-/// Moves private pages into a file, one range behind the other.
+/// Moves pages into a file of a backend's, one range behind the other.
 ///
 /// # Safety
-/// They are private memory, which nobody unmaps meanwhile.
-unsafe fn move_into_file(files: &mut Files, private: &[Range<usize>]) -> Result<(), Errno> {
+/// They are private memory, or of files that are over, which nobody unmaps meanwhile.
+unsafe fn move_into_file(
+    files: &mut Files,
+    backend: Backend,
+    private: &[Range<usize>],
+) -> Result<(), Errno> {
     let bytes = private.iter().map(Range::len).sum();
     let mut found = None;
-    for file in files.iter() {
+    for file in files.iter().filter(|file| file.backend == backend) {
         if let Some(at) = file.take(bytes)? {
             found = Some((Arc::clone(file), at));
             break;
@@ -340,7 +433,7 @@ unsafe fn move_into_file(files: &mut Files, private: &[Range<usize>]) -> Result<
     let (file, at) = match found {
         Some(found) => found,
         None => {
-            let made = MemoryFile::new(bytes.max(FILE_BYTES))?;
+            let made = MemoryFile::new(backend, bytes.max(FILE_BYTES))?;
             let at = made.take(bytes)?.ok_or(Errno::NOMEM)?;
             files.push(Arc::clone(&made));
             (made, at)

@@ -1,14 +1,14 @@
 //! How the backend of a socket reaches memory that the program registers.
 
 use crate::socket::SocketTransport;
-use crate::{PinKind, TransportError, moved_memory, shared_memory};
+use crate::{PerProcess, PinKind, TransportError, moved_memory, shared_memory};
 use farlane_abi::Errno;
 use farlane_abi::control::{FLAG_WRITABLE, KIND_ADDRESS_SPACE, KIND_PIN, KIND_SHARED, Request};
 use farlane_sys::sync::lock;
 use rustix::process::{PTracer, Pid, set_ptracer};
 use std::collections::HashMap;
-use std::os::fd::AsFd as _;
-use std::sync::Mutex;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::{Mutex, MutexGuard};
 
 const WHAT: &str = "Attaching memory";
 
@@ -20,19 +20,45 @@ pub(crate) enum Pins {
     /// So it does, and private memory may become shared: the program's user has said so.
     Shareable(Mutex<HashMap<u32, shared_memory::Registered>>),
     /// It reaches none, as it is another user's: all that is registered lies in files.
-    Moved(Mutex<HashMap<u32, moved_memory::Registered>>),
+    Moved {
+        all: Mutex<HashMap<u32, moved_memory::Registered>>,
+        backend: moved_memory::Backend,
+    },
 }
 
+/// Held from before a file is chosen until its backend has mapped it, and from before the backend
+/// ends a registration until that is known here: else the last one of a file could end while
+/// another is begun there. All transports of a process share the files.
+static TURN: PerProcess<Mutex<()>> = PerProcess::new();
+
 impl Pins {
-    /// For a backend that has named the process which reaches memory by system calls, or zero.
-    pub fn new(process: u64) -> Self {
+    /// For a backend at the other end of a socket that has named the process which reaches memory
+    /// by system calls, or zero.
+    pub fn new(process: u64, socket: BorrowedFd<'_>) -> Self {
         if process == 0 {
-            return Self::Moved(Mutex::default());
+            return Self::Moved {
+                all: Mutex::default(),
+                backend: moved_memory::Backend::of_peer(socket),
+            };
         }
         let_backend_reach_memory(process);
         match shared_memory::is_sharing_allowed() {
             true => Self::Shareable(Mutex::default()),
             false => Self::Reached,
+        }
+    }
+
+    /// To be held while the backend ends registrations, until they are [released](Self::release).
+    pub fn turn(&self) -> Option<MutexGuard<'static, ()>> {
+        matches!(self, Self::Moved { .. }).then(|| lock(TURN.get()))
+    }
+
+    /// The backend has nothing any more.
+    pub fn release_all(&self) {
+        match self {
+            Self::Reached => {}
+            Self::Shareable(all) => drop(std::mem::take(&mut *lock(all))),
+            Self::Moved { all, .. } => drop(std::mem::take(&mut *lock(all))),
         }
     }
 
@@ -44,7 +70,7 @@ impl Pins {
                 let registered = lock(all).remove(&region);
                 drop(registered);
             }
-            Self::Moved(all) => {
+            Self::Moved { all, .. } => {
                 let registered = lock(all).remove(&region);
                 drop(registered);
             }
@@ -111,11 +137,12 @@ pub(crate) unsafe fn attach_pin(
             lock(all).insert(region, registered);
             Ok(region)
         }
-        Pins::Moved(_) if is_all => Err(refuse(Errno::EOPNOTSUPP)),
-        Pins::Moved(_) if length == 0 => Err(refuse(Errno::EINVAL)),
-        Pins::Moved(all) => {
+        Pins::Moved { .. } if is_all => Err(refuse(Errno::EOPNOTSUPP)),
+        Pins::Moved { .. } if length == 0 => Err(refuse(Errno::EINVAL)),
+        Pins::Moved { all, backend } => {
+            let _turn = lock(TURN.get());
             // SAFETY: mapped, as promised.
-            let moved = unsafe { moved_memory::Registered::new(address, length) };
+            let moved = unsafe { moved_memory::Registered::new(*backend, address, length) };
             let (registered, pieces) = moved.map_err(|error| TransportError::os(WHAT, error))?;
             let extents: Vec<_> = pieces.iter().map(|p| (p.offset, p.length)).collect();
             let files: Vec<_> = pieces.iter().map(|piece| piece.file()).collect();

@@ -78,8 +78,8 @@ impl SocketTransport {
         let connection = socket.enter().ok_or(TransportError::Gone)?;
         let what = "Opening a context";
         let (reply, _) = exchange(connection.as_fd(), what, &request, &[], &fds)?;
+        let pins = Pins::new(reply.value.get(), connection.as_fd());
         drop(connection);
-        let pins = Pins::new(reply.value.get());
 
         Ok(Self {
             watcher: Mutex::default(),
@@ -210,8 +210,10 @@ impl Transport for SocketTransport {
             region: region.into(),
             ..Request::default()
         };
+        let turn = self.pins.turn();
         let detached = self.request("Detaching a region", &request, &[]);
         self.pins.release(region);
+        drop(turn);
         detached?;
         let mut ids = lock(&self.regions);
         ids.give(region);
@@ -304,8 +306,10 @@ impl Drop for SocketTransport {
             op: control::OP_CLOSE.into(),
             ..Request::default()
         };
+        let _turn = self.pins.turn();
         // A backend that is gone has closed the context itself.
         let _ = self.request("Closing a context", &request, &[]);
+        self.pins.release_all();
     }
 }
 

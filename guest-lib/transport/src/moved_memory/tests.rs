@@ -1,5 +1,6 @@
 use super::*;
 use std::io::{Read as _, Write as _, pipe};
+use std::os::fd::AsRawFd as _;
 use std::ptr::from_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
@@ -27,7 +28,7 @@ fn read(memory: &Mmap, offset: usize) -> u8 {
 
 fn register_at(address: usize, length: usize) -> Result<(Registered, Vec<Piece>), Errno> {
     // SAFETY: tests register what they have, and keep it.
-    unsafe { Registered::new(address, length) }
+    unsafe { Registered::new(Backend(0), address, length) }
 }
 
 fn register(memory: &Mmap, offset: usize, length: usize) -> (Registered, Vec<Piece>) {
@@ -253,6 +254,96 @@ fn what_the_program_has_unmapped_is_given_to_nothing_else_while_it_is_registered
     drop(registered);
 }
 
+/// A backend has sealed a file, and cannot map it once more.
+#[test]
+fn what_no_backend_has_any_more_moves_into_another_file() {
+    if !runs_alone("moved_memory::tests::what_no_backend_has_any_more_moves_into_another_file") {
+        return;
+    }
+    let memory = pages(2);
+    (0..2).for_each(|page| write(&memory, page * PAGE, 7));
+    let (first, one) = register(&memory, 0, 8);
+    let (second, other) = register(&memory, PAGE, 8);
+    // While it has something there it is one file.
+    assert_eq!(one[0].of.id, other[0].of.id);
+    drop(first);
+    let (third, again) = register(&memory, 0, 8);
+    assert_eq!(one[0].of.id, again[0].of.id);
+    drop((second, third));
+    let (_registered, anew) = register(&memory, 0, PAGE + 8);
+    assert!(anew.iter().all(|piece| piece.of.id != one[0].of.id));
+    assert_eq!(read_pieces(&anew)[..8], [7, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+/// Pages that could not move back when their last registration ended.
+#[test]
+fn what_is_left_in_a_file_that_is_over_moves_out_of_it() {
+    if !runs_alone("moved_memory::tests::what_is_left_in_a_file_that_is_over_moves_out_of_it") {
+        return;
+    }
+    let memory = pages(1);
+    write(&memory, 0, 7);
+    let (registered, one) = register(&memory, 0, 8);
+    one[0].of.end();
+    let (_registered, anew) = register(&memory, 0, 8);
+    assert_ne!(one[0].of.id, anew[0].of.id);
+    assert_eq!(read_pieces(&anew)[0], 7);
+    write_pieces(&anew, &[8; 8]);
+    assert_eq!(read(&memory, 7), 8);
+    drop(registered);
+    assert!(!is_private(&memory, 0));
+}
+
+#[test]
+fn two_backends_have_nothing_in_one_file() {
+    if !runs_alone("moved_memory::tests::two_backends_have_nothing_in_one_file") {
+        return;
+    }
+    let memory = pages(2);
+    let (registered, one) = register(&memory, 0, 8);
+    let other = |offset| {
+        let address = at(&memory, offset).expose_provenance();
+        // SAFETY: the test's own, which is kept.
+        unsafe { Registered::new(Backend(1), address, 8) }
+    };
+    assert_eq!(other(8).map(drop), Err(Errno::BUSY));
+    let (_second, pieces) = other(PAGE).unwrap();
+    assert_ne!(pieces[0].of.id, one[0].of.id);
+    drop(registered);
+    other(8).unwrap();
+}
+
+/// The program has closed all descriptors, and opened its own with the same number.
+#[test]
+fn a_file_that_has_taken_the_number_of_one_of_memory_is_left_alone() {
+    if !runs_alone(
+        "moved_memory::tests::a_file_that_has_taken_the_number_of_one_of_memory_is_left_alone",
+    ) {
+        return;
+    }
+    let memory = pages(2);
+    let (registered, pieces) = register(&memory, 0, 8);
+    let of = Arc::clone(&pieces[0].of);
+    let theirs = memory_file("t").unwrap();
+    let number = of.file.as_raw_fd();
+    let kept = of.file.try_clone().unwrap();
+    let replace = |by: &OwnedFd| {
+        // SAFETY: a number of this test's alone, which stays one of a file.
+        let replaced = unsafe { libc::dup3(by.as_raw_fd(), number, libc::O_CLOEXEC) };
+        assert_eq!(replaced, number);
+    };
+    replace(&theirs);
+    assert_eq!(of.take(PAGE), Ok(None));
+    let address = at(&memory, 8).expose_provenance();
+    assert_eq!(register_at(address, 8).map(drop), Err(Errno::BADF));
+    let (_other, elsewhere) = register(&memory, PAGE, 8);
+    assert_ne!(elsewhere[0].of.id, of.id);
+    drop((registered, pieces));
+    assert_eq!(fstat(&theirs).unwrap().st_size, 0);
+    replace(&kept);
+    assert!(of.is_open());
+}
+
 #[test]
 fn registering_again_and_again_needs_no_more_files() {
     let memory = pages(1);
@@ -286,19 +377,26 @@ fn was_right(child: i32) -> bool {
     status == 0
 }
 
+/// Whether this is a process that runs one test alone: others register in the same files, and would
+/// change the heap just before a child is made. Where it is not, one has done so.
+fn runs_alone(name: &str) -> bool {
+    const ALONE: &str = "FARLANE_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--test-threads=1"])
+        .env(ALONE, "1")
+        .stdout(std::process::Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success());
+    false
+}
+
 #[test]
 fn a_child_has_copies_and_can_register_them() {
-    const NAME: &str = "moved_memory::tests::a_child_has_copies_and_can_register_them";
-    const ALONE: &str = "FARLANE_TEST_ALONE";
-    if std::env::var_os(ALONE).is_none() {
-        // Threads of other tests would change the heap just before the child is made.
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", NAME, "--test-threads=1"])
-            .env(ALONE, "1")
-            .stdout(std::process::Stdio::null())
-            .status()
-            .unwrap();
-        assert!(status.success());
+    if !runs_alone("moved_memory::tests::a_child_has_copies_and_can_register_them") {
         return;
     }
     let memory = pages(3);
@@ -333,4 +431,24 @@ fn a_child_has_copies_and_can_register_them() {
     assert!(was_right(made));
     assert_eq!([read(&memory, 20), read(&memory, 9)], [9, 5]);
     drop((registered, of_heap, filler));
+}
+
+/// The end of the heap, from which memory is taken next, lies on a page that has moved.
+#[test]
+fn a_child_takes_memory_from_the_end_of_the_heap() {
+    if !runs_alone("moved_memory::tests::a_child_takes_memory_from_the_end_of_the_heap") {
+        return;
+    }
+    // Behind the C library's own data at the heap's beginning.
+    // SAFETY: memory of this test's alone.
+    let last = unsafe { (libc::malloc(60_000), libc::malloc(30_000)).1 };
+    let (_registered, _) = register_at(last.expose_provenance(), 30_000).unwrap();
+    let made = child(|| {
+        (0..200).all(|_| {
+            // SAFETY: as above.
+            let more = unsafe { libc::malloc(1000) };
+            !more.is_null()
+        })
+    });
+    assert!(was_right(made));
 }
