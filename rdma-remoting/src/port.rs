@@ -65,6 +65,17 @@ impl Party {
         self.account.take(of, amount)
     }
 
+    /// What somebody else has who finds nothing of its by a file, and has shares and turns with it.
+    #[must_use]
+    pub fn of_another(&self) -> Self {
+        Self {
+            account: Arc::clone(&self.account),
+            domains: Arc::default(),
+            shared: Arc::default(),
+            on_demand: self.on_demand,
+        }
+    }
+
     /// Whether something is taken, or a context open.
     #[must_use]
     pub fn is_in_use(&self) -> bool {

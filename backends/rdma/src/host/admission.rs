@@ -14,6 +14,15 @@ pub struct Admission {
     pub groups: BTreeSet<u32>,
 }
 
+/// By what a process of another user is let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Admitted {
+    /// Its user is named.
+    User(u32),
+    /// A group of its is, and not its user.
+    Group(u32),
+}
+
 impl Admission {
     /// Whether there is nobody whom it lets in.
     #[must_use]
@@ -21,17 +30,18 @@ impl Admission {
         self.users.is_empty() && self.groups.is_empty()
     }
 
-    /// Whether it lets in the process of `user` at the other end of a socket: by the user and the
-    /// groups that it had when it connected.
-    pub(super) fn admits(&self, user: u32, socket: BorrowedFd<'_>) -> io::Result<bool> {
+    /// By what it lets in the process of `user` at the other end of a socket, if it does: by the
+    /// user and the groups that it had when it connected.
+    pub(super) fn admits(&self, user: u32, socket: BorrowedFd<'_>) -> io::Result<Option<Admitted>> {
         if self.users.contains(&user) {
-            return Ok(true);
+            return Ok(Some(Admitted::User(user)));
         }
         if self.groups.is_empty() {
-            return Ok(false);
+            return Ok(None);
         }
-        let groups = peer_groups(socket)?;
-        Ok(groups.iter().any(|group| self.groups.contains(group)))
+        let its = peer_groups(socket)?;
+        let found = self.groups.iter().find(|group| its.contains(group));
+        Ok(found.copied().map(Admitted::Group))
     }
 }
 
@@ -51,10 +61,12 @@ mod tests {
             admission.admits(7, near.as_fd()).unwrap()
         };
         let own = rustix::process::getegid().as_raw();
-        assert!(only(&[7], &[]) && only(&[8], &[u32::MAX, own]));
-        assert!(!only(&[], &[]) && !only(&[8], &[u32::MAX]));
+        assert_eq!(only(&[7], &[own]), Some(Admitted::User(7)));
+        assert_eq!(only(&[8], &[u32::MAX, own]), Some(Admitted::Group(own)));
+        assert_eq!((only(&[], &[]), only(&[8], &[u32::MAX])), (None, None));
         for group in rustix::process::getgroups().unwrap() {
-            assert!(only(&[], &[group.as_raw()]));
+            let group = group.as_raw();
+            assert_eq!(only(&[], &[group]), Some(Admitted::Group(group)));
         }
     }
 }

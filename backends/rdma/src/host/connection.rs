@@ -1,5 +1,6 @@
 //! One connection of a process: its context, and what it has asked for.
 
+use super::admission::Admitted;
 use super::events::ProcessEvents;
 use super::packet::{Incoming, receive, send};
 use super::{HostState, Sender, file};
@@ -38,8 +39,9 @@ pub(crate) struct Seat {
     pub id: ContextId,
     /// With whom it has what there is.
     pub party: Arc<Party>,
-    /// Its user, where that is not the daemon's: its memory is not reached but where it shares it.
-    pub another_user: Option<u32>,
+    /// By what it was let in, where its user is not the daemon's: its memory is not reached but
+    /// where it shares it.
+    pub another: Option<Admitted>,
     /// Descriptors of a connection.
     pub share: Share,
 }
@@ -96,9 +98,9 @@ impl Connection {
     /// Whose descriptors it has: its process's or its user's, where it was let in.
     pub fn sender(&self) -> Sender {
         match &self.seat {
-            Ok(seat) => match seat.another_user {
+            Ok(seat) => match seat.another {
                 None => Sender::Process(self.process.pid()),
-                Some(user) => Sender::User(user),
+                Some(by) => Sender::Other(by),
             },
             Err(_) => Sender::Stranger,
         }
@@ -342,7 +344,7 @@ impl Connection {
         log::debug!("Host process {} has opened a context", self.process.pid());
         Ok(Answer {
             // Whom the process has to let into its memory, which is nobody of another user.
-            value: match seat.another_user {
+            value: match seat.another {
                 None => std::process::id().into(),
                 Some(_) => 0,
             },
@@ -435,8 +437,8 @@ impl Open {
                 }
             }
             // Nothing is reached that the process of another user does not share.
-            Kind::Pin { .. } if seat.another_user.is_some() => return Err(Errno::EPERM),
-            Kind::AddressSpace { .. } if seat.another_user.is_some() => {
+            Kind::Pin { .. } if seat.another.is_some() => return Err(Errno::EPERM),
+            Kind::AddressSpace { .. } if seat.another.is_some() => {
                 return Err(Errno::EOPNOTSUPP);
             }
             Kind::Pin { writable } | Kind::AddressSpace { writable } => {

@@ -5,8 +5,9 @@
 //! first: a child of it may still hold the connection.
 //!
 //! Processes of other users whom the operator lets in ([`Admission`]) have a part of what there is
-//! for processes, and nothing together with those of a third one. Their memory is never reached by
-//! system calls: it is what they share.
+//! for processes, and find nothing of those of a third one. Those who are let in by a group have
+//! one part: an account may have as many users as it likes (subuid(5)), and they keep its groups.
+//! Their memory is never reached by system calls: it is what they share.
 
 mod admission;
 mod connection;
@@ -17,6 +18,7 @@ mod packet;
 pub use admission::Admission;
 
 use crate::nodes::Nodes;
+use admission::Admitted;
 use connection::{Connection, Next, Seat};
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
@@ -38,7 +40,8 @@ use std::time::{Duration, Instant};
 /// Connections that one process can have, with the descriptors that wait to be closed where it is
 /// one of the daemon's user.
 const MAX_OF_PROCESS: usize = 64;
-/// Descriptors of another user's processes that wait to be closed: then none of them is heard.
+/// Descriptors of another user's processes, or of those let in by a group, that wait to be closed:
+/// then none of them is heard.
 const MOST_CLOSING_OF_USER: usize = 256;
 /// Connections of processes of other users, which say something once and hear that they are
 /// refused. The oldest of more goes unheard.
@@ -109,7 +112,7 @@ impl HostState {
     fn is_full(&self, sender: Sender) -> bool {
         let most = match sender {
             Sender::Process(_) => MAX_OF_PROCESS,
-            Sender::User(_) => MOST_CLOSING_OF_USER,
+            Sender::Other(_) => MOST_CLOSING_OF_USER,
             Sender::Stranger | Sender::Refused => MOST_CLOSING,
         };
         self.closing.of(&sender) >= most
@@ -121,8 +124,8 @@ impl HostState {
 pub(crate) enum Sender {
     /// A process of the daemon's user, with this number.
     Process(i32),
-    /// Processes of another user that was let in.
-    User(u32),
+    /// Processes of another user that was let in, or of all who were by a group.
+    Other(Admitted),
     /// One of another user that was not.
     Stranger,
     /// One that was not let in, because there are too many.
@@ -137,7 +140,9 @@ pub struct HostSocket {
     user: u32,
     admission: Admission,
     /// What the processes of each other user have together.
-    parties: BTreeMap<u32, Arc<Party>>,
+    parties: BTreeMap<(Admitted, u32), Arc<Party>>,
+    /// And those who are let in by each group, whatever users they are.
+    groups: BTreeMap<u32, Party>,
     connections: BTreeMap<u64, Connection>,
     /// Those of them that are refused, the oldest first.
     refused: VecDeque<u64>,
@@ -188,6 +193,7 @@ impl HostSocket {
             user: rustix::process::geteuid().as_raw(),
             admission,
             parties: BTreeMap::new(),
+            groups: BTreeMap::new(),
             connections: BTreeMap::new(),
             refused: VecDeque::new(),
             free: (0..MAX_CONTEXTS).rev().filter_map(ContextId::new).collect(),
@@ -309,8 +315,13 @@ impl HostSocket {
     fn examine(&mut self, socket: &OwnedFd) -> io::Result<(Arc<Process>, Result<Seat, Errno>)> {
         let process = Process::of_peer(socket.as_fd())?;
         let user = process.uid();
-        let is_refused = user != self.user && !self.admission.admits(user, socket.as_fd())?;
-        if is_refused {
+        let admitted = if user == self.user {
+            Ok(None)
+        } else {
+            let by = self.admission.admits(user, socket.as_fd())?;
+            by.map(Some).ok_or(Errno::EPERM)
+        };
+        if admitted.is_err() {
             warn_limited!(
                 self.host.limit,
                 "Host socket: process {} of user {} is refused",
@@ -325,22 +336,20 @@ impl HostSocket {
         epoll::add(&self.epoll, socket, key, readable | hangup)?;
         let key = Key::Process(number).encode();
         epoll::add(&self.epoll, process.pidfd(), key, readable)?;
-        let seat = if is_refused {
-            Err(Errno::EPERM)
-        } else {
-            Ok(self.seat(&process)?)
+        let seat = match admitted {
+            Ok(another) => Ok(self.seat(&process, another)?),
+            Err(errno) => Err(errno),
         };
         Ok((process, seat))
     }
 
     /// Lets a process in, unless it has, or its user or all have, as much as they can.
-    fn seat(&mut self, process: &Process) -> io::Result<Seat> {
+    fn seat(&mut self, process: &Process, another: Option<Admitted>) -> io::Result<Seat> {
         let (pid, user) = (process.pid(), process.uid());
-        let another_user = (user != self.user).then_some(user);
-        let sender = another_user.map_or(Sender::Process(pid), Sender::User);
+        let sender = another.map_or(Sender::Process(pid), Sender::Other);
         let seated = || self.connections.values().filter(|c| c.sender() == sender);
         let its = seated().filter(|c| c.pid() == pid).count();
-        let closing = match another_user {
+        let closing = match another {
             None => self.host.closing.of(&sender),
             Some(_) => 0,
         };
@@ -349,15 +358,15 @@ impl HostSocket {
             return Err(io::Error::other(why));
         }
         // It leaves others as many as its user has.
-        if another_user.is_some()
+        if another.is_some()
             && (seated().count() + 1 >= self.free.len() || self.host.is_full(sender))
         {
-            let why = format!("processes of user {user} have too many connections");
+            let why = format!("processes of user {user} ({sender:?}) have too many connections");
             return Err(io::Error::other(why));
         }
-        let party = match another_user {
+        let party = match another {
             None => Arc::new(self.host.port.party().clone()),
-            Some(user) => self.party(user),
+            Some(by) => self.party(by, user),
         };
         let share = party.take(Resource::Descriptors, DESCRIPTORS);
         let share = share.ok_or_else(|| io::Error::other("processes have too many files"))?;
@@ -365,19 +374,31 @@ impl HostSocket {
         Ok(Seat {
             id: id.ok_or_else(|| io::Error::other("there are too many"))?,
             party,
-            another_user,
+            another,
             share,
         })
     }
 
     /// What processes of another user have together.
-    fn party(&mut self, user: u32) -> Arc<Party> {
-        // Those are forgotten that have nothing any more.
-        let is_left = |party: &Arc<Party>| Arc::strong_count(party) > 1 || party.is_in_use();
-        self.parties
-            .retain(|of, party| *of == user || is_left(party));
-        let make = || Arc::new(self.host.port.another_party());
-        Arc::clone(self.parties.entry(user).or_insert_with(make))
+    fn party(&mut self, by: Admitted, user: u32) -> Arc<Party> {
+        // Those are forgotten that have nothing any more. What a group has taken is known of it.
+        self.parties.retain(|of, party| {
+            let is_left = Arc::strong_count(party) > 1;
+            *of == (by, user)
+                || is_left
+                || matches!(of, (Admitted::User(_), _)) && party.is_in_use()
+        });
+        let port = &self.host.port;
+        let groups = &mut self.groups;
+        let mut make = || match by {
+            Admitted::User(_) => port.another_party(),
+            Admitted::Group(group) => {
+                let all = groups.entry(group);
+                all.or_insert_with(|| port.another_party()).of_another()
+            }
+        };
+        let party = self.parties.entry((by, user));
+        Arc::clone(party.or_insert_with(|| Arc::new(make())))
     }
 
     fn serve(&mut self, number: u64) {

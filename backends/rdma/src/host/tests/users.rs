@@ -94,16 +94,54 @@ fn what_a_user_has_is_forgotten_with_its_last_connection() {
     let user = rustix::process::geteuid().as_raw();
     let client = rig.connect();
     assert_eq!(open(&mut rig, &client).status.get(), 0);
-    let first = Arc::as_ptr(&rig.host.parties[&user]);
+    let key = (Admitted::User(user), user);
+    let first = Arc::as_ptr(&rig.host.parties[&key]);
     let second = rig.connect();
-    assert_eq!(Arc::as_ptr(&rig.host.parties[&user]), first);
+    assert_eq!(Arc::as_ptr(&rig.host.parties[&key]), first);
     drop((client, second));
     serve_all(&mut rig);
     // Whoever closes has what it holds a moment longer.
-    while rig.host.parties.contains_key(&user) {
-        rig.host.party(user + 1);
+    while rig.host.parties.contains_key(&key) {
+        rig.host.party(Admitted::User(user + 1), user + 1);
         std::thread::yield_now();
     }
+}
+
+/// Of one account there may be as many users as it likes: they have its groups.
+#[test]
+fn users_who_are_let_in_by_a_group_have_one_part_together() {
+    use farlane_rdma_remoting::Resource::Descriptors;
+    let mut rig = Rig::new();
+    let all = |party: &Arc<Party>| -> Vec<_> {
+        std::iter::from_fn(|| party.take(Descriptors, 8)).collect()
+    };
+    let alone = all(&rig.host.party(Admitted::User(0), 0)).len();
+    assert!(alone > 2);
+    let hold = |rig: &mut Rig, user| {
+        let party = rig.host.party(Admitted::Group(9), user);
+        all(&party)
+    };
+    let first = hold(&mut rig, 1);
+    assert_eq!(first.len(), alone);
+    for user in 2..10 {
+        assert!(hold(&mut rig, user).is_empty(), "{user}");
+    }
+    assert!(rig.host.parties.len() < 3);
+    drop(first);
+    assert_eq!(hold(&mut rig, 2).len(), alone);
+}
+
+#[test]
+fn users_who_are_let_in_by_a_group_have_one_part_of_the_connections() {
+    let mut rig = rig();
+    rig.host.admission.users.clear();
+    let own = rustix::process::getegid().as_raw();
+    rig.host.admission.groups.insert(own);
+    rig.host.free.truncate(9);
+    let _clients: Vec<_> = (0..6).map(|_| rig.connect()).collect();
+    let by = Sender::Other(Admitted::Group(own));
+    let all = rig.host.connections.values();
+    assert_eq!(all.filter(|one| one.sender() == by).count(), 4);
 }
 
 #[test]
@@ -116,7 +154,13 @@ fn a_user_whose_descriptors_are_not_closed_is_not_heard_and_others_are() {
     let user = rustix::process::geteuid().as_raw();
     let client = rig.connect();
     let number = rig.host.next - 1;
-    while rig.host.host.closing.of(&Sender::User(user)) < MOST_CLOSING_OF_USER {
+    while rig
+        .host
+        .host
+        .closing
+        .of(&Sender::Other(Admitted::User(user)))
+        < MOST_CLOSING_OF_USER
+    {
         send(&client, OP_BIND_EVENT, &[file.as_fd()]);
         let end = || disk.await_held_close().unwrap();
         rig = before(rig, end, move |rig| rig.host.serve(number));
@@ -131,5 +175,5 @@ fn a_user_whose_descriptors_are_not_closed_is_not_heard_and_others_are() {
     let own = rig.connect();
     assert_eq!(ping(&mut rig, &own), Some(0));
     disk.release_closes();
-    rig.await_closed(Sender::User(user));
+    rig.await_closed(Sender::Other(Admitted::User(user)));
 }
