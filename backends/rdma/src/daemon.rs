@@ -28,9 +28,6 @@ const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_pidfd_open,
 ];
 
-/// Permissions of a socket to which every user can connect.
-const EVERYBODY: u32 = 0o666;
-
 /// `farlane-rdma`.
 pub struct RdmaDaemon {
     /// Where each VM's VMM connects, in the order of the command line.
@@ -62,15 +59,13 @@ impl Daemon for RdmaDaemon {
         Ok(Self {
             vms: Socket::listen_all(sockets, &options.daemon.access)?,
             host: match &options.host_socket {
-                // Where others are let in it is by what the kernel says of each, and not by who
-                // may connect: those who are not are told so.
+                // Who may connect is let in by what the kernel says of each, besides.
                 Some(host) => {
-                    let others = !host.admission.is_empty();
-                    let access = Access {
-                        socket_mode: others.then_some(EVERYBODY),
-                        ..Access::default()
-                    };
-                    Some(Listener::bind(&host.path, Kind::SeqPacket, &access)?)
+                    let (access, others) = (Access::default(), &host.admission);
+                    let (users, groups) = (&others.users, &others.groups);
+                    let kind = Kind::SeqPacket;
+                    let path = &host.path;
+                    Some(Listener::bind_for(path, kind, &access, users, groups)?)
                 }
                 None => None,
             },

@@ -1,9 +1,10 @@
 //! Who may connect to a daemon's sockets.
 
 use crate::names;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use rustix::process::Gid;
+use std::collections::BTreeSet;
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
@@ -48,6 +49,60 @@ impl Access {
         let held = format!("/proc/self/fd/{}", file.as_raw_fd());
         rustix::fs::chmod(held, mode).map_err(|e| ("protect", e))
     }
+}
+
+/// Lets these users and groups connect to a socket's file besides its own user, and nobody else:
+/// by an access control list (acl(5)), or everybody where its file system has none. Such a socket
+/// is [this user's alone](Access::apply) before.
+///
+/// # Errors
+/// What was tried, and why it failed.
+pub(crate) fn let_in(
+    path: &Path,
+    users: &BTreeSet<u32>,
+    groups: &BTreeSet<u32>,
+) -> Result<(), (&'static str, Errno)> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| ("examine", e))?;
+    let held = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let list = access_list(users, groups);
+    let name = "system.posix_acl_access";
+    match rustix::fs::setxattr(&held, name, &list, XattrFlags::empty()) {
+        Ok(()) => Ok(()),
+        Err(_) => {
+            let everybody = Mode::from_bits_truncate(0o666);
+            rustix::fs::chmod(held, everybody).map_err(|e| ("protect", e))
+        }
+    }
+}
+
+/// The list as the kernel reads it (`linux/posix_acl_xattr.h`), its entries in the order of their
+/// tags and numbers.
+fn access_list(users: &BTreeSet<u32>, groups: &BTreeSet<u32>) -> Vec<u8> {
+    const VERSION: u32 = 2;
+    const USER_OBJ: u16 = 0x01;
+    const USER: u16 = 0x02;
+    const GROUP_OBJ: u16 = 0x04;
+    const GROUP: u16 = 0x08;
+    const MASK: u16 = 0x10;
+    const OTHER: u16 = 0x20;
+    const READ_WRITE: u16 = 6;
+    const NOBODY: u32 = u32::MAX;
+    let mut list = VERSION.to_le_bytes().to_vec();
+    let mut add = |tag: u16, rights: u16, id: u32| {
+        list.extend(tag.to_le_bytes());
+        list.extend(rights.to_le_bytes());
+        list.extend(id.to_le_bytes());
+    };
+    add(USER_OBJ, READ_WRITE, NOBODY);
+    users.iter().for_each(|user| add(USER, READ_WRITE, *user));
+    add(GROUP_OBJ, 0, NOBODY);
+    groups
+        .iter()
+        .for_each(|group| add(GROUP, READ_WRITE, *group));
+    add(MASK, READ_WRITE, NOBODY);
+    add(OTHER, 0, NOBODY);
+    list
 }
 
 /// The number of a group.

@@ -1,8 +1,10 @@
 //! UNIX sockets that belong to one daemon.
 
 use crate::access::Access;
+use crate::access::let_in;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -100,6 +102,21 @@ impl Listener {
     /// # Errors
     /// See [`ListenError`].
     pub fn bind(path: &Path, kind: Kind, access: &Access) -> Result<Self, ListenError> {
+        Self::bind_for(path, kind, access, &BTreeSet::new(), &BTreeSet::new())
+    }
+
+    /// The same for these users and groups besides. Where the file system knows no lists of them
+    /// everybody can connect.
+    ///
+    /// # Errors
+    /// As of [`bind`](Self::bind).
+    pub fn bind_for(
+        path: &Path,
+        kind: Kind,
+        access: &Access,
+        users: &BTreeSet<u32>,
+        groups: &BTreeSet<u32>,
+    ) -> Result<Self, ListenError> {
         let failed = |what| {
             move |source| ListenError::Path {
                 what,
@@ -123,7 +140,14 @@ impl Listener {
             device: stat.st_dev,
             inode: stat.st_ino,
         };
-        let access = access.apply(path);
+        let access = access.apply(path).and_then(|()| {
+            let is_own = users.is_empty() && groups.is_empty();
+            if is_own {
+                Ok(())
+            } else {
+                let_in(path, users, groups)
+            }
+        });
         access.map_err(|(what, source)| failed(what)(source))?;
         rustix::net::listen(&fd, BACKLOG).map_err(failed("listen at"))?;
         Ok(Self {
