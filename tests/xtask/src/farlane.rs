@@ -93,13 +93,25 @@ impl OnHost {
         guests: &[(&Path, &str)],
         host: Option<&Path>,
     ) -> Result<Backend> {
-        self.daemon_with(run, guests, host, None)
+        self.daemon_with(run, guests, host, None, &[])
+    }
+
+    /// Starts one for guests and for processes of this machine, which have this address.
+    pub fn daemon_at(
+        &self,
+        run: &Run<'_>,
+        guests: &[(&Path, &str)],
+        host: &Path,
+        address: &str,
+    ) -> Result<Backend> {
+        let option = format!("--host-gid={address}");
+        self.daemon_with(run, guests, Some(host), None, &[&option])
     }
 
     /// Starts one for processes of this machine, also for those that a policy of its socket lets
     /// in.
     pub fn daemon_for(&self, run: &Run<'_>, host: &Path, policy: &str) -> Result<Backend> {
-        self.daemon_with(run, &[], Some(host), Some(policy))
+        self.daemon_with(run, &[], Some(host), Some(policy), &[])
     }
 
     fn daemon_with(
@@ -108,8 +120,10 @@ impl OnHost {
         guests: &[(&Path, &str)],
         host: Option<&Path>,
         policy: Option<&str>,
+        options: &[&str],
     ) -> Result<Backend> {
         let mut command = Command::new(&self.daemon);
+        command.args(options);
         let mut sockets = Vec::new();
         for (socket, address) in guests {
             command
@@ -184,6 +198,17 @@ impl Farlane {
         host: Option<&Path>,
     ) -> Result<Backend> {
         self.on_host.daemon(run, guests, host)
+    }
+
+    /// Starts a daemon, see [`OnHost::daemon_at`].
+    pub fn daemon_at(
+        &self,
+        run: &Run<'_>,
+        guests: &[(&Path, &str)],
+        host: &Path,
+        address: &str,
+    ) -> Result<Backend> {
+        self.on_host.daemon_at(run, guests, host, address)
     }
 
     /// Boots two guests on one daemon; the wire is for the programs' own TCP connections.
