@@ -48,18 +48,10 @@ impl Pins {
         }
     }
 
-    /// To be held while the backend ends registrations, until they are [released](Self::release).
+    /// To be held while the backend ends registrations, until they are [released](Self::release)
+    /// or all of this is dropped.
     pub fn turn(&self) -> Option<MutexGuard<'static, ()>> {
         matches!(self, Self::Moved { .. }).then(|| lock(TURN.get()))
-    }
-
-    /// The backend has nothing any more.
-    pub fn release_all(&self) {
-        match self {
-            Self::Reached => {}
-            Self::Shareable(all) => drop(std::mem::take(&mut *lock(all))),
-            Self::Moved { all, .. } => drop(std::mem::take(&mut *lock(all))),
-        }
     }
 
     /// The backend has a region no more.
