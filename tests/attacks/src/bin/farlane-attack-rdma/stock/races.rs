@@ -5,12 +5,14 @@ use super::objects::{Change, Cq, NewQp, Qp, Srq};
 use super::pair::{Pair, decent_write};
 use super::uverbs::{Args, Refused, number};
 use crate::Failure;
+use crate::session::PATIENCE;
 use crate::table::{Table, errno_name};
 use farlane_abi::Errno;
 use farlane_abi::rdma::{QP_STATE, QPS_ERR, QPS_RESET, QPT_RC};
 use farlane_abi::rxe::{RING_OFF_CONSUMED, RING_OFF_PRODUCED};
 use farlane_attacks::Random;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 const GROUP: &str = "races";
 const ROUNDS: u64 = 40;
@@ -54,7 +56,12 @@ fn rung_while_changed(table: &mut Table) -> Result<(), Failure> {
                     _ => Ok(()),
                 }
             });
-            let destroyed = device.destroy(number::DESTROY_QP, a.handle);
+            // While a doorbell holds it, it is busy.
+            let begin = Instant::now();
+            let mut destroyed = Err(Errno::EBUSY);
+            while destroyed == Err(Errno::EBUSY) && begin.elapsed() < PATIENCE {
+                destroyed = device.destroy(number::DESTROY_QP, a.handle);
+            }
             going.store(false, Ordering::Relaxed);
             changed.and(destroyed)
         });
