@@ -41,7 +41,7 @@ pub struct Facts {
 struct Held {
     /// Pinned pages.
     pinned: i64,
-    /// References to the driver's modules; none to one that is not loaded.
+    /// References to the modules of the kernel's RDMA device; none to one that is not loaded.
     references: Vec<Option<String>>,
     /// Objects of its RDMA device, as `rdma` counts them.
     objects: String,
@@ -79,17 +79,21 @@ impl Facts {
 
 impl Held {
     fn of(way: Way, guest: &Guest) -> Result<Self> {
-        let references = way.modules().iter().map(|module| {
+        let pinned = pinned(guest)?;
+        // A program that keeps the file of our own driver keeps that, whatever became of the
+        // device.
+        let (modules, objects) = match way {
+            Way::Library => (&[][..], String::new()),
+            Way::Kernel => (way.modules(), objects(guest)?),
+        };
+        let references = modules.iter().map(|module| {
             let count = guest.read_file(&format!("/sys/module/{module}/refcnt"));
             count.ok()
         });
         Ok(Self {
-            pinned: pinned(guest)?,
+            pinned,
             references: references.collect(),
-            objects: match way {
-                Way::Library => String::new(),
-                Way::Kernel => objects(guest)?,
-            },
+            objects,
         })
     }
 }
