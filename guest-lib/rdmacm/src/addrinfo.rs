@@ -17,8 +17,8 @@ pub unsafe fn get(
     // SAFETY: by the caller's contract.
     unsafe {
         let hints = hints.as_ref();
-        let has_source = hints.is_some_and(|hints| !hints.ai_src_addr.is_null());
-        if node.is_null() && service.is_null() && !has_source {
+        let is_asked = !node.is_null() || !service.is_null();
+        if !is_asked && hints.is_none() {
             return fail(Errno::EINVAL);
         }
         let kind = match kind(hints) {
@@ -27,29 +27,48 @@ pub unsafe fn get(
         };
         let flags = hints.map_or(0, |hints| hints.ai_flags);
         let mut found = rdma_addrinfo {
-            ai_flags: flags,
+            // As the library of rdma-core: of a name it says only whether that is one's own.
+            ai_flags: if is_asked { flags & RAI_PASSIVE } else { flags },
             ai_qp_type: kind.0,
             ai_port_space: kind.1,
             ..NONE
         };
-        if !node.is_null() || !service.is_null() {
+        if is_asked {
             let resolved = resolve(node, service, flags, hints, &mut found);
             if resolved != 0 {
                 return resolved;
             }
         }
-        if let Some(hints) = hints
-            && found.ai_src_addr.is_null()
-            && has_source
-        {
-            found.ai_src_addr = copy(hints.ai_src_addr, hints.ai_src_len);
-            found.ai_src_len = hints.ai_src_len;
-            if found.ai_family == 0 {
-                found.ai_family = crate::address::family(hints.ai_src_addr);
+        if let Some(hints) = hints {
+            if !is_asked {
+                found.ai_family = hints.ai_family;
+                if !hints.ai_dst_addr.is_null() {
+                    (found.ai_dst_addr, found.ai_dst_len) =
+                        given(&mut found, hints.ai_dst_addr, hints.ai_dst_len);
+                }
+            }
+            if found.ai_src_addr.is_null() && !hints.ai_src_addr.is_null() {
+                (found.ai_src_addr, found.ai_src_len) =
+                    given(&mut found, hints.ai_src_addr, hints.ai_src_len);
             }
         }
         result.write(Box::into_raw(Box::new(found)));
         0
+    }
+}
+
+/// A copy of an address of the hints. It says the family where nothing else does.
+unsafe fn given(
+    found: &mut rdma_addrinfo,
+    address: *mut libc::sockaddr,
+    length: libc::socklen_t,
+) -> (*mut libc::sockaddr, libc::socklen_t) {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        if found.ai_family == 0 {
+            found.ai_family = crate::address::family(address);
+        }
+        (copy(address, length), length)
     }
 }
 
@@ -110,8 +129,10 @@ unsafe fn resolve(
         if flags & RAI_NUMERICHOST != 0 {
             asked.ai_flags |= libc::AI_NUMERICHOST;
         }
-        if flags & RAI_FAMILY != 0 {
-            asked.ai_family = hints.map_or(0, |hints| hints.ai_family);
+        // InfiniBand's own addresses have no names.
+        let family = hints.map_or(0, |hints| hints.ai_family);
+        if family != libc::AF_IB {
+            asked.ai_family = family;
         }
         asked.ai_socktype = libc::SOCK_STREAM;
         let mut list = null_mut();
@@ -216,11 +237,67 @@ mod tests {
         let peer = resolved(Some("fd00::1"), datagrams);
         assert_eq!(peer, (ud, udp, Some("[fd00::1]:7471".to_owned())));
         let passive = rdma_addrinfo {
-            ai_flags: RAI_PASSIVE | RAI_FAMILY,
+            ai_flags: RAI_PASSIVE,
             ai_family: libc::AF_INET,
             ..NONE
         };
         assert_eq!(resolved(None, passive).2, Some("0.0.0.0:7471".to_owned()));
+    }
+
+    #[test]
+    fn addresses_of_the_hints_are_taken_as_they_are() {
+        let [from, to] = ["10.0.0.1:0", "10.0.0.7:7471"]
+            .map(|address| Box::new(address::storage(address.parse().unwrap())));
+        let length = libc::socklen_t::try_from(size_of::<libc::sockaddr_in>()).unwrap();
+        let pointer = |storage: &libc::sockaddr_storage| (&raw const *storage).cast_mut().cast();
+        let hints = rdma_addrinfo {
+            ai_flags: RAI_NUMERICHOST,
+            ai_port_space: RDMA_PS_UDP.cast_signed(),
+            ai_src_addr: pointer(&from),
+            ai_src_len: length,
+            ai_dst_addr: pointer(&to),
+            ai_dst_len: length,
+            ..NONE
+        };
+        let without = rdma_addrinfo {
+            ai_src_addr: null_mut(),
+            ai_src_len: 0,
+            ..hints
+        };
+        let null = std::ptr::null();
+        for (hints, source) in [(hints, Some("10.0.0.1:0")), (without, None)] {
+            let mut found = null_mut();
+            // SAFETY: all structures are whole.
+            unsafe {
+                assert_eq!(get(null, null, &raw const hints, &raw mut found), 0);
+                let one = &*found;
+                let text = |its| address::read(its).ok().map(|address| address.to_string());
+                assert_eq!(text(one.ai_src_addr).as_deref(), source);
+                assert_eq!(text(one.ai_dst_addr).as_deref(), Some("10.0.0.7:7471"));
+                assert_eq!(one.ai_dst_len, length);
+                assert_eq!(
+                    (one.ai_family, one.ai_flags),
+                    (libc::AF_INET, RAI_NUMERICHOST)
+                );
+                assert_eq!(one.ai_port_space, RDMA_PS_UDP.cast_signed());
+                free(found);
+            }
+        }
+    }
+
+    #[test]
+    fn a_family_alone_says_which_address_a_name_has() {
+        for (family, text) in [
+            (libc::AF_INET, "0.0.0.0:7471"),
+            (libc::AF_INET6, "[::]:7471"),
+        ] {
+            let passive = rdma_addrinfo {
+                ai_flags: RAI_PASSIVE | RAI_NUMERICHOST,
+                ai_family: family,
+                ..NONE
+            };
+            assert_eq!(resolved(None, passive).2.as_deref(), Some(text));
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use crate::device::Device;
 use crate::errno::{called, pointer};
-use crate::id::Address;
+use crate::id::{self, Address};
 use crate::sys::{rdma_cm_event_type, rdma_cm_id, rdma_event_channel};
 use farlane_abi::Errno;
 use farlane_rdma_client::EventBinding;
@@ -58,17 +58,7 @@ pub fn make() -> Result<*mut rdma_event_channel, Errno> {
     if crate::device::all().is_empty() {
         return Err(Errno::ENODEV);
     }
-    let events = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE);
-    let events = events.map_err(|e| crate::errno::number(e.raw_os_error()))?;
-    let channel = Channel {
-        c: rdma_event_channel {
-            fd: events.as_raw_fd(),
-        },
-        events,
-        local: Mutex::default(),
-        bound: Mutex::default(),
-    };
-    Ok(Box::into_raw(Box::new(channel)).cast())
+    Ok(Box::into_raw(Box::new(Channel::new()?)).cast())
 }
 
 /// `rdma_destroy_event_channel`.
@@ -81,6 +71,19 @@ pub unsafe fn destroy(channel: *mut rdma_event_channel) {
 }
 
 impl Channel {
+    fn new() -> Result<Self, Errno> {
+        let events = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE);
+        let events = events.map_err(|e| crate::errno::number(e.raw_os_error()))?;
+        Ok(Self {
+            c: rdma_event_channel {
+                fd: events.as_raw_fd(),
+            },
+            events,
+            local: Mutex::default(),
+            bound: Mutex::default(),
+        })
+    }
+
     /// The event index by which events of a device come here.
     pub fn index(&self, device: &Arc<Device>) -> Result<u32, Errno> {
         let mut bound = lock(&self.bound);
@@ -128,9 +131,14 @@ impl Channel {
         }
     }
 
-    /// The next event that this library has made.
+    /// The next event that this library has made. Its id has counted it: whoever destroys the id
+    /// finds it here, or waits until it is acknowledged.
     pub fn next_local(&self) -> Option<Local> {
-        lock(&self.local).pop_front()
+        let mut local = lock(&self.local);
+        let next = local.pop_front()?;
+        // SAFETY: an id takes its events out, which takes this lock, before it is destroyed.
+        unsafe { id::of(next.id.0) }.hand_out();
+        Some(next)
     }
 
     /// Goes through the devices whose events come here, until `what` has something.
@@ -148,4 +156,45 @@ pub unsafe fn of_id<'a>(id: *mut rdma_cm_id) -> Result<&'a Channel, Errno> {
     }
     // SAFETY: as above.
     Ok(unsafe { of(channel) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::{RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_PS_TCP};
+    use farlane_verbs_sys::IBV_QPT_RC;
+    use std::ptr::null_mut;
+    use std::sync::mpsc;
+    use std::thread;
+
+    #[test]
+    fn an_id_whose_event_is_taken_is_not_destroyed_before_that_is_acknowledged() {
+        let channel = Channel::new().unwrap();
+        let c = (&raw const channel).cast_mut().cast::<rdma_event_channel>();
+        let made = id::make(c, null_mut(), RDMA_PS_TCP, IBV_QPT_RC).unwrap();
+        channel.tell(Local {
+            id: Address(made),
+            kind: RDMA_CM_EVENT_ADDR_RESOLVED,
+            status: 0,
+            group: None,
+        });
+        let event = channel.next_local().unwrap();
+        // SAFETY: the id is there, as this shows.
+        let taken = unsafe { id::of(event.id.0) };
+        assert_eq!(taken.unacknowledged(), 1);
+        let address = event.id;
+        let (ended, end) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let Address(id) = { address };
+                // SAFETY: nobody else destroys it.
+                unsafe { id::destroy(id) };
+                ended.send(()).unwrap();
+            });
+            assert_eq!(end.try_recv(), Err(mpsc::TryRecvError::Empty));
+            taken.acknowledge();
+            end.recv().unwrap();
+        });
+        assert!(channel.next_local().is_none());
+    }
 }

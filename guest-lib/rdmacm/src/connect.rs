@@ -118,29 +118,36 @@ unsafe fn parameters(
     }
 }
 
-/// Reads and atomic operations that a queue pair takes, and begins, at once.
+/// How many of what a program wants: no more than the device has, and where the program says no
+/// number, than the peer asks for.
+fn within(wanted: u8, any: u8, most: U32, asked: u8) -> Result<u8, Errno> {
+    let most = u8::try_from(most.get()).unwrap_or(u8::MAX);
+    match wanted {
+        wanted if wanted == any => Ok(most.min(asked)),
+        wanted if wanted > most => Err(Errno::EINVAL),
+        wanted => Ok(wanted),
+    }
+}
+
+/// Reads and atomic operations that a queue pair takes, and begins, at once, of a peer that asks
+/// for so many.
 fn resources(
     remote: &std::sync::Arc<crate::device::Device>,
     given: &rdma_conn_param,
+    asked: (u8, u8),
 ) -> Result<(u8, u8), Errno> {
     let device = called(remote.context().device_attributes().copied())?;
-    let within = |wanted: u8, any: u8, most: U32| {
-        let most = u8::try_from(most.get()).unwrap_or(u8::MAX);
-        match wanted {
-            wanted if wanted == any => Ok(most),
-            wanted if wanted > most => Err(Errno::EINVAL),
-            wanted => Ok(wanted),
-        }
-    };
     let taken = within(
         given.responder_resources,
         RDMA_MAX_RESP_RES,
         device.max_qp_rd_atom,
+        asked.0,
     )?;
     let begun = within(
         given.initiator_depth,
         RDMA_MAX_INIT_DEPTH,
         device.max_qp_init_rd_atom,
+        asked.1,
     )?;
     Ok((taken, begun))
 }
@@ -168,7 +175,7 @@ unsafe fn connect_to(id: *mut rdma_cm_id, given: *mut rdma_conn_param) -> Result
         };
         let (taken, begun) = match is_datagram {
             true => (0, 0),
-            false => resources(&device, &given)?,
+            false => resources(&device, &given, (u8::MAX, u8::MAX))?,
         };
         let data = bytes_of(given.private_data, given.private_data_len);
         let before = state.inner().connect_data.clone();
@@ -236,16 +243,9 @@ unsafe fn accept_request(id: *mut rdma_cm_id, given: *mut rdma_conn_param) -> Re
             }
             return Ok(());
         }
-        let mut given = parameters(id, given)?;
-        // No more than the peer has asked for, where the program says no number.
-        let (asked, offered) = state.inner().resources.unwrap_or_default();
-        if given.responder_resources == RDMA_MAX_RESP_RES {
-            given.responder_resources = asked;
-        }
-        if given.initiator_depth == RDMA_MAX_INIT_DEPTH {
-            given.initiator_depth = offered;
-        }
-        let both = resources(&remote.device, &given)?;
+        let given = parameters(id, given)?;
+        let asked = state.inner().resources.unwrap_or_default();
+        let both = resources(&remote.device, &given, asked)?;
         if !(*id).qp.is_null() {
             queue_pair::ready_to_receive(id, Some(both.0))?;
             queue_pair::ready_to_send(id, Some(both.1))?;
@@ -290,7 +290,10 @@ pub unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_
             data_bytes: u32::from(data_bytes).into(),
             data,
         };
-        called(remote.device.context().verbs().cm_reject(&reject))
+        called(remote.device.context().verbs().cm_reject(&reject))?;
+        // SAFETY: as above.
+        unsafe { id::of(id) }.inner().has_ended = true;
+        Ok(())
     });
     answer(result)
 }
@@ -338,7 +341,28 @@ pub unsafe fn disconnect(id: *mut rdma_cm_id) -> c_int {
             queue_pair::stop(id);
             let verbs = remote.device.context().verbs();
             called(verbs.cm_disconnect(&remote.handle.into()))?;
-            id::complete(id)
+            // Of one that is over no event comes any more.
+            let has_ended = id::of(id).inner().has_ended;
+            if has_ended { Ok(()) } else { id::complete(id) }
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_asks_for_more_than_the_device_has_gets_what_it_has() {
+        let any = RDMA_MAX_RESP_RES;
+        for (wanted, asked, result) in [
+            (any, 200, Ok(16)),
+            (any, 3, Ok(3)),
+            (any, u8::MAX, Ok(16)),
+            (16, 3, Ok(16)),
+            (17, 200, Err(Errno::EINVAL)),
+        ] {
+            assert_eq!(within(wanted, any, 16.into(), asked), result);
+        }
+    }
 }

@@ -9,7 +9,7 @@ use crate::id::{self, Address, Remote};
 use crate::queue_pair;
 use crate::sys::*;
 use farlane_abi::Errno;
-use farlane_abi::rdma::{CM_EVENT_DATA_BYTES, CmEvent, QPT_UD};
+use farlane_abi::rdma::{CM_DISCONNECTED, CM_EVENT_DATA_BYTES, CmEvent, QPT_UD};
 use farlane_verbs_sys::*;
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
@@ -70,7 +70,8 @@ pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_even
 
 /// What comes of a token.
 unsafe fn take(channel: &Channel) -> Option<*mut rdma_cm_event> {
-    // SAFETY: events are of ids that are not destroyed while they wait.
+    // SAFETY: an id has counted what is taken of its events: it is not destroyed before these are
+    // acknowledged.
     unsafe {
         if let Some(local) = channel.next_local() {
             return Some(of_this_library(local));
@@ -142,13 +143,12 @@ fn hand_out(mut event: Box<Event>, of: *mut rdma_cm_id) -> *mut rdma_cm_event {
     Box::into_raw(event).cast()
 }
 
-/// An event that this library has made.
+/// An event that this library has made, which its id has counted.
 unsafe fn of_this_library(local: Local) -> *mut rdma_cm_event {
     let Address(id) = local.id;
     let mut event = plain(id, local.kind, local.status);
     // SAFETY: by the caller's contract.
     unsafe {
-        id::of(id).hand_out();
         if let Some(number) = local.group {
             crate::multicast::joined(id, number, &mut event.c);
         }
@@ -306,6 +306,12 @@ unsafe fn happened(device: &Arc<Device>, id: *mut rdma_cm_id, event: &CmEvent) -
         let address = is_datagram.then(|| address_of(device, ibaddr.sgid.raw, ibaddr.dgid.raw));
         fill(&mut told, event, address);
         let status = event.status.get().cast_signed();
+        if matches!(
+            event.kind.get(),
+            RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_UNREACHABLE | CM_DISCONNECTED
+        ) {
+            id::of(id).inner().has_ended = true;
+        }
         match event.kind.get() {
             RDMA_CM_EVENT_CONNECT_RESPONSE if !(*id).qp.is_null() => match connect_queue_pair(id) {
                 Ok(()) => told.c.event = RDMA_CM_EVENT_ESTABLISHED,

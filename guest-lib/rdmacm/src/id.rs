@@ -63,6 +63,8 @@ pub struct Inner {
     unacknowledged: usize,
     /// Its connection failed here, whatever the peer says of it.
     pub has_failed: bool,
+    /// Its connection is over, or there was none.
+    pub has_ended: bool,
     /// Reads and atomic operations that its peer has asked for: to be taken, and begun.
     pub resources: Option<(u8, u8)>,
     /// Private data that an address brought with it.
@@ -103,6 +105,12 @@ impl Id {
     /// The program gets an event of it.
     pub fn hand_out(&self) {
         self.inner().unacknowledged += 1;
+    }
+
+    /// Events of it that the program has.
+    #[cfg(test)]
+    pub fn unacknowledged(&self) -> usize {
+        self.inner().unacknowledged
     }
 
     /// The program has acknowledged one.

@@ -44,7 +44,6 @@ pub const RDMA_MAX_INIT_DEPTH: u8 = 0xff;
 
 pub const RAI_PASSIVE: c_int = 1;
 pub const RAI_NUMERICHOST: c_int = 2;
-pub const RAI_FAMILY: c_int = 8;
 
 pub const RDMA_OPTION_ID: c_int = 0;
 pub const RDMA_OPTION_ID_TOS: c_int = 0;
