@@ -39,6 +39,8 @@ struct Listener {
     address: Option<Gid>,
     /// Requests that nobody has claimed.
     waiting: Shares,
+    /// Which they are.
+    unclaimed: BTreeSet<CommId>,
 }
 
 /// Connection management of some ports, as the crate describes it.
@@ -178,6 +180,7 @@ impl Manager {
             service_id,
             address,
             waiting: Shares::new(backlog.min(self.limits.backlog).max(1)),
+            unclaimed: BTreeSet::new(),
         };
         self.listeners.insert(id, listener);
         self.by_service.insert((service_id, address), id);
@@ -192,10 +195,7 @@ impl Manager {
         let listener = self.listeners.remove(&id).ok_or(CallError::NoSuchId)?;
         self.by_service
             .remove(&(listener.service_id, listener.address));
-        let is_its = |connection: &Connection| connection.unclaimed_at == Some(id);
-        let unclaimed = self.connections.iter().filter(|(_, one)| is_its(one));
-        let unclaimed: Vec<CommId> = unclaimed.map(|(id, _)| *id).collect();
-        for id in unclaimed {
+        for id in listener.unclaimed {
             self.destroy(now, id)?;
         }
         Ok(())
@@ -212,9 +212,18 @@ impl Manager {
             self.waiting.give_back(peer);
             if let Some(listener) = self.listeners.get_mut(&listener) {
                 listener.waiting.give_back(peer);
+                listener.unclaimed.remove(&id);
             }
         }
         Ok(())
+    }
+
+    /// A peer's request waits at the listener where it has [taken a place](Self::take_place).
+    fn add_request(&mut self, listener: ListenerId, id: CommId, connection: Connection) {
+        self.connections.insert(id, connection);
+        if let Some(listener) = self.listeners.get_mut(&listener) {
+            listener.unclaimed.insert(id);
+        }
     }
 
     /// Who listens for a service at a port.

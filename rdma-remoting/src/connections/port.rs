@@ -213,9 +213,9 @@ impl PortConnections {
                 return;
             }
             for _ in 0..TIMERS_AT_A_TIME {
-                match state.manager.next_timer() {
-                    Some(at) if at <= now => state.manager.advance(at),
-                    _ => return,
+                // What it sets again counts from now on, however late this one is.
+                if !state.manager.expire_one(now) {
+                    return;
                 }
             }
         });
@@ -401,6 +401,9 @@ impl State {
                         && let What::Connection { comm, .. } = request.what
                     {
                         self.owners.remove(&comm);
+                        // One that was answered before its event was taken does not end with
+                        // the listener.
+                        let _ = self.manager.destroy(now, comm);
                     }
                 }
             }

@@ -137,10 +137,8 @@ pub fn event(event: &Event) -> CmEvent {
             srq: reply.srq.into(),
             ..with_data(&reply.private_data.0)
         },
-        Event::Established { private_data, .. } => CmEvent {
-            kind: CM_ESTABLISHED.into(),
-            ..with_data(&private_data.0)
-        },
+        // What a peer says with it nobody is told of, as with Linux's `rdma_cm`.
+        Event::Established { .. } => plain(CM_ESTABLISHED),
         Event::Rejected {
             reason,
             private_data,

@@ -1,5 +1,7 @@
 //! Programs of two ports, and what comes of their calls.
 
+mod ends;
+
 use super::ids::MAX_IDS;
 use super::*;
 use crate::async_ring::EventSink;
@@ -176,6 +178,7 @@ fn connected(client: &Program, server: &Program) -> (u32, u32) {
     client.call().cm_establish(id.into()).unwrap();
     let established = server.expect(CM_ESTABLISHED);
     assert_eq!(established.id, request.id);
+    assert_eq!(established.data_bytes.get(), 0);
     (id, request.id.get())
 }
 

@@ -67,7 +67,7 @@ impl Manager {
             unclaimed_at: Some(listener),
             ..datagrams(ports, req.service_id, transaction)
         };
-        self.connections.insert(id, connection);
+        self.add_request(listener, id, connection);
         self.by_request.insert(name, id);
         let request = Box::new(ServiceRequest {
             ports,

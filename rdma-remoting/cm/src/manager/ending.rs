@@ -41,7 +41,8 @@ impl Manager {
         }
     }
 
-    /// Ends a connection, or answers its peer that does.
+    /// Ends a connection, or answers its peer that does. One that ends already, or has ended, is
+    /// left as it is.
     ///
     /// # Errors
     /// [`CallError::NoSuchId`], [`CallError::WrongState`].
@@ -52,6 +53,7 @@ impl Manager {
                 self.send_drep(id);
                 self.wait_out(now, id);
             }
+            State::DreqSent | State::Timewait | State::Ended => {}
             _ => return Err(CallError::WrongState),
         }
         Ok(())

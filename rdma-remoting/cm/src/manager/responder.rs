@@ -116,7 +116,7 @@ impl Manager {
             unclaimed_at: Some(listener),
             orphan: None,
         };
-        self.connections.insert(id, connection);
+        self.add_request(listener, id, connection);
         self.name(id);
         id
     }

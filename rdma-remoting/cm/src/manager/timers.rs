@@ -15,15 +15,23 @@ impl Manager {
 
     /// It is this time, or later than it was.
     pub fn advance(&mut self, now: Instant) {
-        while let Some(&(at, id)) = self.timers.first()
-            && at <= now
-        {
-            self.timers.pop_first();
-            let timer = self.connections.get_mut(&id).and_then(|c| c.timer.take());
-            if let Some(timer) = timer {
-                self.expired(now, id, timer);
-            }
+        while self.expire_one(now) {}
+    }
+
+    /// Lets one timer end that has ended by then. Returns whether there was one.
+    pub fn expire_one(&mut self, now: Instant) -> bool {
+        let Some(&(at, id)) = self.timers.first() else {
+            return false;
+        };
+        if at > now {
+            return false;
         }
+        self.timers.pop_first();
+        let timer = self.connections.get_mut(&id).and_then(|c| c.timer.take());
+        if let Some(timer) = timer {
+            self.expired(now, id, timer);
+        }
+        true
     }
 
     fn expired(&mut self, now: Instant, id: CommId, timer: Timer) {

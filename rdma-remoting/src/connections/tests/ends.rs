@@ -1,0 +1,64 @@
+//! How connections end, whatever comes in between.
+
+use super::*;
+
+#[test]
+fn what_was_answered_before_its_event_was_taken_ends_with_its_listener() {
+    let (_server, client, server) = two(PortConfig::default());
+    for answer in [Program::accept, Program::reject] {
+        for service in [SERVICE, DATAGRAMS] {
+            let listener = server.listen(service);
+            let id = client.connect(2, service, b"").unwrap();
+            client.turn(Instant::now());
+            // Handles are given one after the other.
+            answer(&server, listener + 1).unwrap();
+            server.destroy(listener).unwrap();
+            client.turn(Instant::now());
+            let (counts, ids, _) = server.counts();
+            assert_eq!((counts.connections, ids), (0, 0));
+            client.destroy(id).unwrap();
+            // The handle after the request's is the next one's.
+            assert_eq!(server.destroy(listener + 1), Err(Errno::EBADF));
+        }
+    }
+}
+
+#[test]
+fn a_pause_uses_no_retry_up_but_the_one_that_it_delays() {
+    let (_server, client, server) = two(PortConfig::default());
+    server.listen(SERVICE);
+    server.port.pause();
+    let id = client.connect(2, SERVICE, b"").unwrap();
+    client.turn(Instant::now());
+    client.port.pause();
+    let later = Instant::now() + Duration::from_secs(80);
+    client.turn(later);
+    client.port.resume();
+    server.port.resume();
+    client.context.connections.advance(later);
+    let (again, _) = client.context.connections.take_messages(usize::MAX);
+    assert_eq!(again.len(), 1);
+    assert_eq!(client.next().map(drop), Err(Errno::EAGAIN));
+    // It goes on as before.
+    client.turn(later + Duration::from_secs(10));
+    let request = server.expect(CM_CONNECT_REQUEST);
+    server.accept(request.id.get()).unwrap();
+    assert_eq!(client.expect(CM_CONNECT_RESPONSE).id.get(), id);
+}
+
+#[test]
+fn a_connection_may_be_ended_twice() {
+    let (_server, client, server) = two(PortConfig::default());
+    let listener = server.listen(SERVICE);
+    let (id, theirs) = connected(&client, &server);
+    let end = |program: &Program, id: u32| program.call().cm_disconnect(id.into());
+    assert_eq!([end(&client, id), end(&client, id)], [Ok(()); 2]);
+    server.expect(CM_DISCONNECTED);
+    assert_eq!([end(&server, theirs), end(&server, theirs)], [Ok(()); 2]);
+    client.expect(CM_DISCONNECTED);
+    assert_eq!(end(&client, id), Ok(()));
+    // What was never one is none.
+    assert_eq!(end(&server, listener), Err(Errno::EINVAL));
+    let asking = client.connect(2, SERVICE, b"").unwrap();
+    assert_eq!(end(&client, asking), Err(Errno::EINVAL));
+}
