@@ -2,6 +2,7 @@
 
 use crate::async_ring::ObjectEvents;
 use crate::completion_queue::SharedCompletionQueue;
+use crate::connections::NamedQueuePair;
 use crate::context_keys::ContextKeys;
 use crate::engine::{EngineCq, EngineQp, EngineSrq, Progress, Turn};
 use crate::inbox::Scheduled;
@@ -154,6 +155,8 @@ pub(crate) struct QpObject {
     pub _srq: Option<Arc<SrqObject>>,
     pub _xrcd: Option<Arc<XrcdObject>>,
     pub _events: ObjectEvents,
+    /// Connections may be made of it.
+    pub _named: NamedQueuePair,
     pub _share: Share,
 }
 

@@ -58,6 +58,12 @@ impl Program<'_> {
         (!by_guest).then_some(()).ok_or(Errno::EOPNOTSUPP)
     }
 
+    /// Whether a queue pair of this number is of those who share the account.
+    fn has_queue_pair(&self, number: u32) -> Result<(), Errno> {
+        let is_theirs = self.port.queue_pairs.has(number, self.account);
+        is_theirs.then_some(()).ok_or(Errno::EINVAL)
+    }
+
     pub fn reach(&self, gid: RawGid) -> Result<(), Errno> {
         self.is_manager()?;
         if !self.port.of.reach.includes(Destination::Gid(gid)) {
@@ -128,6 +134,9 @@ impl Program<'_> {
         let (ports, service_id) = (terms::ports(args), ServiceId(args.service.get()));
         let route = terms::route(args)?;
         let is_datagram = terms::is_datagram(args.qp_type);
+        if !is_datagram {
+            self.has_queue_pair(args.qp_num.get())?;
+        }
         let resolve = match is_datagram {
             true => Some(Resolve {
                 ports,
@@ -174,6 +183,7 @@ impl Program<'_> {
         let bytes = args.data_bytes.get().into();
         let qpn = Qpn::new(args.qp_num.get()).ok_or(Errno::EINVAL)?;
         let rnr_retry_count = RetryCount::new(args.rnr_retry_count).ok_or(Errno::EINVAL)?;
+        let has_queue_pair = self.has_queue_pair(args.qp_num.get());
         let now = self.now;
         self.with(|state| {
             let (comm, is_datagram) = state.ids(self.context)?.connection(args.id.get())?;
@@ -188,6 +198,7 @@ impl Program<'_> {
                     state.manager.answer(now, comm, &answer)
                 }
                 false => {
+                    has_queue_pair?;
                     let accept = Accept {
                         qpn,
                         responder_resources: args.responder_resources,

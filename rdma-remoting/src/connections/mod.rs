@@ -9,19 +9,23 @@
 //!
 //! * [`port`]: a port's manager, and which programs have which connections;
 //! * [`ids`]: what one program has;
+//! * [`queue_pairs`]: whose queue pairs are;
 //! * [`calls`]: calls on these; [`terms`]: connection management's terms and those of the verbs.
 //!
-//! **Locks.** A port's, then the list's; none other is taken under them, but the ledger's.
+//! **Locks.** A port's, then the list's; none other is taken under them, but the ledger's. None is
+//! taken under that of a port's queue pairs.
 
 mod calls;
 mod ids;
 mod port;
+mod queue_pairs;
 mod terms;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use calls::Program;
 pub(crate) use port::{PortConnections, PortSpec};
+pub(crate) use queue_pairs::NamedQueuePair;
 
 use crate::engine::{Engine, Management, ManagementDatagram, RawGid};
 use crate::gids::Gids;

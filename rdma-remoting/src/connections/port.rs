@@ -2,6 +2,7 @@
 
 use super::Connections;
 use super::ids::{Binding, Ids, What};
+use super::queue_pairs::QueuePairs;
 use super::terms;
 use crate::async_ring::EventSink;
 use crate::draws::Draws;
@@ -39,6 +40,8 @@ pub(crate) struct PortSpec {
 /// Connection management of a port.
 pub(crate) struct PortConnections {
     pub(super) of: PortSpec,
+    /// Those of the port.
+    pub(super) queue_pairs: QueuePairs,
     connections: Arc<Connections>,
     state: Mutex<State>,
 }
@@ -84,6 +87,7 @@ impl PortConnections {
         let manager = Manager::new(Guid(u64::from_be_bytes(guid)), Limits::default(), draw);
         let port = Arc::new(Self {
             of,
+            queue_pairs: QueuePairs::default(),
             connections: Arc::clone(connections),
             state: Mutex::new(State {
                 manager,

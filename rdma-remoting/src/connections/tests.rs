@@ -6,6 +6,7 @@ use super::ids::MAX_IDS;
 use super::*;
 use crate::async_ring::EventSink;
 use crate::context::Context;
+use crate::engine::QpNumber;
 use crate::verbs::CallHost;
 use crate::{Limits, Peers, Port, PortConfig, Resource, Server};
 use farlane_abi::Errno;
@@ -41,6 +42,8 @@ struct Program {
     events: Arc<Counted>,
     /// The queue pair that it has connected last.
     last: AtomicU32,
+    /// Its queue pairs, where they are none of an engine.
+    queue_pairs: Mutex<Vec<NamedQueuePair>>,
 }
 
 impl Program {
@@ -48,12 +51,25 @@ impl Program {
         let events = Arc::<Counted>::default();
         let sink = Arc::clone(&events) as Arc<dyn EventSink>;
         let context = port.open(ContextId::new(id).unwrap(), sink, None).unwrap();
-        Self {
+        Self::of(port, context, events)
+    }
+
+    fn of(port: &Arc<Port>, context: Arc<Context>, events: Arc<Counted>) -> Self {
+        let program = Self {
             port: Arc::clone(port),
             context,
             events,
             last: AtomicU32::new(0x10),
-        }
+            queue_pairs: Mutex::default(),
+        };
+        program.add_queue_pair(0x22);
+        program
+    }
+
+    fn add_queue_pair(&self, number: u32) {
+        let (port, account) = (&self.context.connections, &self.context.account);
+        let named = NamedQueuePair::new(port, account, QpNumber::of(number));
+        lock(&self.queue_pairs).push(named);
     }
 
     fn call(&self) -> CallHost<'_> {
@@ -93,12 +109,18 @@ impl Program {
     }
 
     fn connect(&self, to: u8, service: u64, data: &[u8]) -> Result<u32, Errno> {
+        let qp_num = self.last.fetch_add(1, Ordering::SeqCst) + 1;
+        self.add_queue_pair(qp_num);
+        self.connect_by(qp_num, to, service, data)
+    }
+
+    fn connect_by(&self, qp_num: u32, to: u8, service: u64, data: &[u8]) -> Result<u32, Errno> {
         let mut connect = CmConnect {
             local_gid: self.port.gid(),
             remote_gid: [to; 16],
             service: service.into(),
             event: EVENT.into(),
-            qp_num: (self.last.fetch_add(1, Ordering::SeqCst) + 1).into(),
+            qp_num: qp_num.into(),
             source_port: 40_000.into(),
             data_bytes: u16::try_from(data.len()).unwrap().into(),
             qp_type: if service == DATAGRAMS { 4 } else { 2 },

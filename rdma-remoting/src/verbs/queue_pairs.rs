@@ -4,7 +4,8 @@ use super::CallHost;
 use crate::address::GroupGid;
 use crate::address_handles::HandlesOfDomain;
 use crate::async_ring::ObjectEvents;
-use crate::engine::{Destination, EngineCq, QpDepths, QpSpec, Receives};
+use crate::connections::NamedQueuePair;
+use crate::engine::{Destination, EngineCq, QpDepths, QpNumber, QpSpec, Receives};
 use crate::inbox::Scheduled;
 use crate::ledger::Resource;
 use crate::objects::{CqObject, Member, Objects, Pd, QpMemory, QpObject, SrqObject};
@@ -209,6 +210,7 @@ impl CallHost<'_> {
                 schedule: Arc::clone(&scheduled) as _,
                 events: Box::new(events.teller()),
             })?;
+            let named = self.name_qp(engine.number());
             Ok(QpObject {
                 engine,
                 scheduled,
@@ -218,10 +220,16 @@ impl CallHost<'_> {
                 _srq: srq,
                 _xrcd: None,
                 _events: events,
+                _named: named,
                 _share: share,
             })
         })?;
         Ok(self.announce(handle, &object))
+    }
+
+    /// Has a queue pair be one that connections are made of.
+    pub(super) fn name_qp(&self, number: QpNumber) -> NamedQueuePair {
+        NamedQueuePair::new(&self.context.connections, &self.context.account, number)
     }
 
     /// Has a new queue pair have turns, and says what it is called.

@@ -2,7 +2,7 @@
 
 use super::{CallHost, region_id};
 use crate::async_ring::ObjectEvents;
-use crate::engine::{QpDepths, QpNumber, QpSpec, Receives};
+use crate::engine::{EngineQp as _, QpDepths, QpNumber, QpSpec, Receives};
 use crate::inbox::Scheduled;
 use crate::ledger::Resource;
 use crate::memory::PdHandle;
@@ -109,9 +109,10 @@ impl CallHost<'_> {
             let scheduled = Scheduled::new(self.context.inbox(), slot);
             let events = ObjectEvents::new(&asyncs, handle);
             let opener = (&scheduled, Arc::new(events.teller()) as Teller);
-            let engine = open(&xrcd.domain, opener)?;
+            let engine = Arc::new(open(&xrcd.domain, opener)?);
+            let named = self.name_qp(engine.number());
             Ok(QpObject {
-                engine: Arc::new(engine),
+                engine,
                 scheduled,
                 memory: None,
                 _pd: None,
@@ -119,6 +120,7 @@ impl CallHost<'_> {
                 _srq: None,
                 _xrcd: Some(xrcd),
                 _events: events,
+                _named: named,
                 _share: share,
             })
         })?;

@@ -62,3 +62,36 @@ fn a_connection_may_be_ended_twice() {
     let asking = client.connect(2, SERVICE, b"").unwrap();
     assert_eq!(end(&client, asking), Err(Errno::EINVAL));
 }
+
+#[test]
+fn nobody_connects_a_queue_pair_of_another_user() {
+    let (_server, client, server) = two(PortConfig::default());
+    server.listen(SERVICE);
+    let (id, theirs) = connected(&client, &server);
+    let events = Arc::<Counted>::default();
+    let sink = Arc::clone(&events) as Arc<dyn EventSink>;
+    let party = client.port.another_party();
+    let number = ContextId::new(2).unwrap();
+    let context = client.port.open_for(&party, number, sink, None).unwrap();
+    let other = Program::of(&client.port, context, events);
+    let its = client.last.load(Ordering::SeqCst);
+    assert_eq!(other.connect_by(its, 2, SERVICE, b""), Err(Errno::EINVAL));
+    // Nor one that there is not, or not any more.
+    lock(&other.queue_pairs).clear();
+    assert_eq!(other.connect_by(0x22, 2, SERVICE, b""), Err(Errno::EINVAL));
+    // The same of one who accepts.
+    other.add_queue_pair(0x55);
+    other.connect_by(0x55, 2, SERVICE, b"").unwrap();
+    let request = server.expect(CM_CONNECT_REQUEST);
+    lock(&server.queue_pairs).clear();
+    assert_eq!(server.accept(request.id.get()), Err(Errno::EINVAL));
+    server.add_queue_pair(0x22);
+    server.accept(request.id.get()).unwrap();
+    // Others of its own party do, as processes of one user may share a queue pair.
+    let beside = Program::start(&client.port, 3);
+    beside.connect_by(its, 2, SERVICE, b"").unwrap();
+    beside.turn(Instant::now());
+    // The peer takes that for a connection that is stale.
+    assert_eq!(client.expect(CM_DISCONNECTED).id.get(), id);
+    assert_ne!(theirs, request.id.get());
+}

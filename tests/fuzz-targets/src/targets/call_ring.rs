@@ -10,8 +10,8 @@ use farlane_abi::arena::{
 use farlane_abi::ids::{ContextId, RegionId};
 use farlane_abi::queue::{QP_OFF_ENTRIES, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_PRODUCED};
 use farlane_abi::rdma::{
-    DeregMr, ImportMr, ModifyQp, OpenQp, QP_STATE, QP_TO_INIT, QP_TO_RTR, QP_TO_RTS, QPS_INIT,
-    QPS_RTR, QPS_RTS, Qp, QpAttr, ReregMr,
+    CmAccept, CmConnect, DeregMr, ImportMr, ModifyQp, OpenQp, QP_STATE, QP_TO_INIT, QP_TO_RTR,
+    QP_TO_RTS, QPS_INIT, QPS_RTR, QPS_RTS, Qp, QpAttr, ReregMr,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
@@ -47,6 +47,8 @@ const IMPORT_MR: u32 = 48;
 const CREATE_QP_RINGS: u32 = 51;
 const ALLOC_FAST_MR: u32 = 55;
 const DEREG_IMPORTED_MR: u32 = 49;
+const CM_CONNECT: u32 = 59;
+const CM_ACCEPT: u32 = 60;
 
 /// What stays from input to input.
 struct Machine {
@@ -303,6 +305,16 @@ impl Scene<'_> {
             self.call(who, number, args.as_bytes());
         } else if number == OPEN_QP
             && let Ok(mut args) = OpenQp::read_from_bytes(args)
+        {
+            args.qp_num = self.number(args.qp_num.get()).into();
+            self.call(who, number, args.as_bytes());
+        } else if number == CM_CONNECT
+            && let Ok(mut args) = CmConnect::read_from_bytes(args)
+        {
+            args.qp_num = self.number(args.qp_num.get()).into();
+            self.call(who, number, args.as_bytes());
+        } else if number == CM_ACCEPT
+            && let Ok(mut args) = CmAccept::read_from_bytes(args)
         {
             args.qp_num = self.number(args.qp_num.get()).into();
             self.call(who, number, args.as_bytes());
