@@ -441,12 +441,12 @@ impl Verbs for CallHost<'_> {
         self.connections().disconnect(id.get())
     }
 
-    fn cm_destroy(&mut self, id: Handle) -> Result<(), Errno> {
-        self.connections().destroy(id.get())
+    fn cm_destroy(&mut self, id: Handle) -> Result<U32, Errno> {
+        self.connections().destroy(id.get()).map(Into::into)
     }
 
-    fn cm_migrate(&mut self, args: CmMigrate) -> Result<(), Errno> {
-        self.connections().migrate(&args)
+    fn cm_migrate(&mut self, args: CmMigrate) -> Result<U32, Errno> {
+        self.connections().migrate(&args).map(Into::into)
     }
 
     fn cm_qp_attr(&mut self, args: CmQpState) -> Result<CmQpAttr, Errno> {

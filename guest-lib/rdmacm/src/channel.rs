@@ -1,7 +1,8 @@
 //! Event channels: an eventfd with a token for each event that has come.
 //!
 //! Events of ids come from the backend of their device, which raises the eventfd itself; those that
-//! this library makes wait here, and raise it, too. So a program may poll it.
+//! this library makes wait here, and raise it, too. So a program may poll it: whoever takes an
+//! event away that the program is not told of takes its token, too.
 
 use crate::device::Device;
 use crate::errno::{called, pointer};
@@ -10,7 +11,8 @@ use crate::sys::{rdma_cm_event_type, rdma_cm_id, rdma_event_channel};
 use farlane_abi::Errno;
 use farlane_rdma_client::EventBinding;
 use farlane_sys::sync::lock;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -38,6 +40,8 @@ pub struct Bound {
 pub struct Channel {
     c: rdma_event_channel,
     events: OwnedFd,
+    /// Held while a token and its event are taken.
+    turn: Mutex<()>,
     local: Mutex<VecDeque<Local>>,
     bound: Mutex<Vec<Bound>>,
 }
@@ -79,6 +83,7 @@ impl Channel {
                 fd: events.as_raw_fd(),
             },
             events,
+            turn: Mutex::default(),
             local: Mutex::default(),
             bound: Mutex::default(),
         })
@@ -114,20 +119,71 @@ impl Channel {
         let _ = rustix::io::write(&self.events, &count.to_ne_bytes());
     }
 
-    /// Takes the events of an id that wait here.
+    /// Takes the events of an id that wait here. Their tokens stay.
     pub fn take_those_of(&self, id: *mut rdma_cm_id) -> Vec<Local> {
-        let mut local = lock(&self.local);
-        let (its, others): (VecDeque<_>, _) =
-            local.drain(..).partition(|event| event.id == Address(id));
-        *local = others;
-        its.into()
+        self.take_local(|event| event.id == Address(id))
     }
 
-    /// Waits for a token.
-    pub fn wait(&self) -> Result<(), Errno> {
-        match rustix::io::read(&self.events, &mut [0; 8]) {
-            Ok(_) => Ok(()),
+    fn take_local(&self, mut is_one: impl FnMut(&Local) -> bool) -> Vec<Local> {
+        let mut local = lock(&self.local);
+        let (taken, others): (VecDeque<_>, _) = local.drain(..).partition(|event| is_one(event));
+        *local = others;
+        taken.into()
+    }
+
+    /// Takes events away that nobody is told of: `remove` does, and says how many they are.
+    pub fn take_away<R>(&self, remove: impl FnOnce() -> (R, usize)) -> R {
+        let _turn = lock(&self.turn);
+        let (result, count) = remove();
+        // One that is still on its way, where the backend has not raised it yet, is not waited for.
+        for _ in 0..count {
+            if !self.take_token() {
+                break;
+            }
+        }
+        result
+    }
+
+    /// A multicast group that was left is not told of.
+    pub fn forget_group(&self, id: *mut rdma_cm_id, group: u64) {
+        let is_its = |event: &Local| event.id == Address(id) && event.group == Some(group);
+        self.take_away(|| ((), self.take_local(is_its).len()));
+    }
+
+    /// Takes a token, where there is one. Others do so only in their turns.
+    fn take_token(&self) -> bool {
+        self.poll(Some(&Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        }))
+        .is_ok_and(|is_there| is_there)
+            && rustix::io::read(&self.events, &mut [0; 8]).is_ok()
+    }
+
+    fn poll(&self, timeout: Option<&Timespec>) -> Result<bool, Errno> {
+        let mut all = [PollFd::new(&self.events, PollFlags::IN)];
+        match poll(&mut all, timeout) {
+            Ok(count) => Ok(count > 0),
             Err(e) => Err(crate::errno::number(e.raw_os_error())),
+        }
+    }
+
+    /// Waits for a token, unless the program has made its descriptor one that does not, and has
+    /// `take` take what comes of it.
+    pub fn wait<T>(&self, take: impl FnOnce() -> Option<T>) -> Result<Option<T>, Errno> {
+        let number = |e: rustix::io::Errno| crate::errno::number(e.raw_os_error());
+        loop {
+            {
+                let _turn = lock(&self.turn);
+                if self.take_token() {
+                    return Ok(take());
+                }
+            }
+            let flags = fcntl_getfl(&self.events).map_err(number)?;
+            if flags.contains(OFlags::NONBLOCK) {
+                return Err(Errno::EAGAIN);
+            }
+            self.poll(None)?;
         }
     }
 
@@ -196,5 +252,43 @@ mod tests {
             end.recv().unwrap();
         });
         assert!(channel.next_local().is_none());
+    }
+
+    #[test]
+    fn events_that_nobody_is_told_of_leave_no_token() {
+        let channel = Channel::new().unwrap();
+        let c = (&raw const channel).cast_mut().cast::<rdma_event_channel>();
+        let make = || id::make(c, null_mut(), RDMA_PS_TCP, IBV_QPT_RC).unwrap();
+        let [gone, other] = [make(), make()];
+        let tell = |id, group| {
+            channel.tell(Local {
+                id: Address(id),
+                kind: RDMA_CM_EVENT_ADDR_RESOLVED,
+                status: 0,
+                group,
+            });
+        };
+        let none = Some(&Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        });
+        tell(gone, None);
+        tell(gone, None);
+        // SAFETY: nobody else destroys it.
+        unsafe { id::destroy(gone) };
+        assert_eq!(channel.poll(none), Ok(false));
+        for group in [1, 2, 3] {
+            tell(other, Some(group));
+        }
+        channel.forget_group(other, 2);
+        for group in [1, 3] {
+            let event = channel.wait(|| channel.next_local()).unwrap().unwrap();
+            assert_eq!(event.group, Some(group));
+            // SAFETY: it is not destroyed yet.
+            unsafe { id::of(other) }.acknowledge();
+        }
+        assert_eq!(channel.poll(none), Ok(false));
+        // SAFETY: nobody else destroys it.
+        unsafe { id::destroy(other) };
     }
 }

@@ -59,42 +59,49 @@ pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_even
     // SAFETY: by the caller's contract.
     let channel = unsafe { channel::of(channel) };
     loop {
-        channel.wait()?;
-        // SAFETY: as above.
-        if let Some(event) = unsafe { take(channel) } {
+        let taken = channel.wait(|| take(channel))?;
+        // SAFETY: an id has counted what is taken of its events: it is not destroyed before these
+        // are acknowledged.
+        let event = taken.and_then(|taken| unsafe {
+            match taken {
+                Taken::Local(local) => Some(of_this_library(local)),
+                Taken::Backend(device, event) => of_backend(&device, &event),
+                Taken::Gone(device) => {
+                    tell_gone(channel, &device);
+                    None
+                }
+            }
+        });
+        if let Some(event) = event {
             return Ok(event);
         }
         // That of an id that is gone, or has gone elsewhere.
     }
 }
 
+/// What a token stands for.
+enum Taken {
+    Local(Local),
+    Backend(Arc<Device>, Box<CmEvent>),
+    Gone(Arc<Device>),
+}
+
 /// What comes of a token.
-unsafe fn take(channel: &Channel) -> Option<*mut rdma_cm_event> {
-    // SAFETY: an id has counted what is taken of its events: it is not destroyed before these are
-    // acknowledged.
-    unsafe {
-        if let Some(local) = channel.next_local() {
-            return Some(of_this_library(local));
-        }
-        let found = channel.find(|bound| {
-            let verbs = bound.device.context().verbs();
-            match called(verbs.cm_next_event(&bound.binding.index().into())) {
-                Ok(event) => Some((Arc::clone(&bound.device), Some(event))),
-                Err(Errno::ENODEV) if !bound.is_gone => {
-                    bound.is_gone = true;
-                    Some((Arc::clone(&bound.device), None))
-                }
-                Err(_) => None,
-            }
-        });
-        match found? {
-            (device, Some(event)) => of_backend(&device, &event),
-            (device, None) => {
-                tell_gone(channel, &device);
-                None
-            }
-        }
+fn take(channel: &Channel) -> Option<Taken> {
+    if let Some(local) = channel.next_local() {
+        return Some(Taken::Local(local));
     }
+    channel.find(|bound| {
+        let verbs = bound.device.context().verbs();
+        match called(verbs.cm_next_event(&bound.binding.index().into())) {
+            Ok(event) => Some(Taken::Backend(Arc::clone(&bound.device), Box::new(event))),
+            Err(Errno::ENODEV) if !bound.is_gone => {
+                bound.is_gone = true;
+                Some(Taken::Gone(Arc::clone(&bound.device)))
+            }
+            Err(_) => None,
+        }
+    })
 }
 
 /// The device of ids is gone.

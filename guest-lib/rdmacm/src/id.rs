@@ -255,6 +255,10 @@ pub unsafe fn acknowledge_own(id: *mut rdma_cm_id) {
     }
 }
 
+fn count(events: u32) -> usize {
+    usize::try_from(events).unwrap_or(usize::MAX)
+}
+
 /// `rdma_destroy_id`.
 pub unsafe fn destroy(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: by the caller's contract.
@@ -275,19 +279,18 @@ pub unsafe fn destroy(id: *mut rdma_cm_id) -> c_int {
     if let Some(device) = device {
         device.ids().all.remove(&Address(id));
     }
-    for remote in &remotes {
-        // Fails only where the device is gone, and all with it.
-        let _ = remote
-            .device
-            .context()
-            .verbs()
-            .cm_destroy(&remote.handle.into());
-    }
-    // SAFETY: by the caller's contract; what the id has is its own.
+    // SAFETY: by the caller's contract; what the id has is its own. An id has a channel.
     unsafe {
-        if let Ok(channel) = channel::of_id(id) {
-            channel.take_those_of(id);
-        }
+        channel::of((*id).channel).take_away(|| {
+            let mut events = channel::of((*id).channel).take_those_of(id).len();
+            for remote in &remotes {
+                let verbs = remote.device.context().verbs();
+                // Fails only where the device is gone, and all with it.
+                let waited = verbs.cm_destroy(&remote.handle.into());
+                events += waited.map_or(0, |waited| count(waited.get()));
+            }
+            ((), events)
+        });
         acknowledge_own(id);
         state.wait_acknowledged();
         if is_sync {
@@ -322,16 +325,24 @@ pub unsafe fn migrate_to(
             return Err(Errno::EINVAL);
         }
         let to = if is_sync { channel::make()? } else { channel };
-        let moved = move_remotes(state, to);
+        let from = (*id).channel;
+        let moved = channel::of(from).take_away(|| {
+            let mut events = 0;
+            let moved = move_remotes(state, to, &mut events);
+            if moved.is_ok() {
+                let local = channel::of(from).take_those_of(id);
+                events += local.len();
+                for event in local {
+                    channel::of(to).tell(event);
+                }
+            }
+            (moved, events)
+        });
         if let Err(errno) = moved {
             if is_sync {
                 channel::destroy(to);
             }
             return Err(errno);
-        }
-        let from = (*id).channel;
-        for event in channel::of(from).take_those_of(id) {
-            channel::of(to).tell(event);
         }
         if was_sync {
             acknowledge_own(id);
@@ -345,7 +356,12 @@ pub unsafe fn migrate_to(
     }
 }
 
-unsafe fn move_remotes(state: &Id, to: *mut rdma_event_channel) -> Result<(), Errno> {
+/// Has events of what an id has in backends come to another channel. Counts those that waited.
+unsafe fn move_remotes(
+    state: &Id,
+    to: *mut rdma_event_channel,
+    events: &mut usize,
+) -> Result<(), Errno> {
     let remotes: Vec<Remote> = {
         let inner = state.inner();
         inner
@@ -362,7 +378,8 @@ unsafe fn move_remotes(state: &Id, to: *mut rdma_event_channel) -> Result<(), Er
             id: remote.handle.into(),
             event: event.into(),
         };
-        called(remote.device.context().verbs().cm_migrate(&migrate))?;
+        let waited = called(remote.device.context().verbs().cm_migrate(&migrate))?;
+        *events += count(waited.get());
     }
     Ok(())
 }

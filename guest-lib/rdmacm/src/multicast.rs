@@ -131,12 +131,7 @@ unsafe fn leave_group(id: *mut rdma_cm_id, address: SocketAddr) -> Result<(), Er
                 .position(|group| group.address == address);
             inner.groups.remove(at.ok_or(Errno::EADDRNOTAVAIL)?)
         };
-        let channel = channel::of_id(id)?;
-        for event in channel.take_those_of(id) {
-            if event.group != Some(group.number) {
-                channel.tell(event);
-            }
-        }
+        channel::of_id(id)?.forget_group(id, group.number);
         if group.is_attached && !(*id).qp.is_null() {
             let gid = ibv_gid { raw: group.gid };
             errno::of(verbs::ibv_detach_mcast((*id).qp, &raw const gid, 0))?;

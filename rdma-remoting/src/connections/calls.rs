@@ -258,16 +258,18 @@ impl Program<'_> {
         })
     }
 
-    pub fn destroy(&self, id: u32) -> Result<(), Errno> {
+    /// Returns how many events waited.
+    pub fn destroy(&self, id: u32) -> Result<u32, Errno> {
         self.with(|state| state.destroy(self.now, self.context, id))
     }
 
-    pub fn migrate(&self, args: &CmMigrate) -> Result<(), Errno> {
+    /// Returns how many events waited.
+    pub fn migrate(&self, args: &CmMigrate) -> Result<u32, Errno> {
         let event = event_index(args.event.get())?;
         self.with(|state| {
             let count = state.ids(self.context)?.migrate(args.id.get(), event)?;
             state.raise(self.context, event, count);
-            Ok(())
+            Ok(count)
         })
     }
 

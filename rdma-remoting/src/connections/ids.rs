@@ -51,6 +51,14 @@ pub struct Id {
     _share: Share,
 }
 
+impl Id {
+    /// How many of its events nobody has taken.
+    pub fn waiting(&self) -> u32 {
+        // A connection has fewer than ten.
+        u32::try_from(self.events.len()).unwrap_or(u32::MAX)
+    }
+}
+
 /// The ids of a context.
 pub struct Ids {
     sink: Arc<dyn EventSink>,

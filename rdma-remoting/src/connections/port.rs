@@ -387,9 +387,11 @@ impl State {
         }
     }
 
-    /// Ends an id, whatever it is.
-    pub fn destroy(&mut self, now: Instant, context: ContextId, id: u32) -> Result<(), Errno> {
+    /// Ends an id, whatever it is. Returns how many events waited, its own and those of requests
+    /// that end with it.
+    pub fn destroy(&mut self, now: Instant, context: ContextId, id: u32) -> Result<u32, Errno> {
         let removed = self.ids(context)?.remove(id)?;
+        let mut events = removed.waiting();
         match removed.what {
             What::Bound(binding) => self.unbind(binding),
             What::Listening {
@@ -401,9 +403,11 @@ impl State {
                 self.listeners.remove(&listener);
                 let _ = self.manager.unlisten(now, listener);
                 for id in waiting {
-                    if let Ok(request) = self.ids(context)?.remove(id)
-                        && let What::Connection { comm, .. } = request.what
-                    {
+                    let Ok(request) = self.ids(context)?.remove(id) else {
+                        continue;
+                    };
+                    events += request.waiting();
+                    if let What::Connection { comm, .. } = request.what {
                         self.owners.remove(&comm);
                         // One that was answered before its event was taken does not end with
                         // the listener.
@@ -416,7 +420,7 @@ impl State {
                 let _ = self.manager.destroy(now, comm);
             }
         }
-        Ok(())
+        Ok(events)
     }
 
     fn unbind(&mut self, binding: Binding) {

@@ -166,7 +166,7 @@ impl Program {
     }
 
     fn destroy(&self, id: u32) -> Result<(), Errno> {
-        self.call().cm_destroy(id.into())
+        self.call().cm_destroy(id.into()).map(drop)
     }
 
     /// What there is of its port: of the manager, ids that others know, and places that are bound.
@@ -429,7 +429,7 @@ fn events_go_where_their_id_goes() {
         id: listener.into(),
         event: (EVENT + 1).into(),
     };
-    server.call().cm_migrate(migrate).unwrap();
+    assert_eq!(server.call().cm_migrate(migrate), Ok(3.into()));
     assert_eq!(server.events.0.load(Ordering::SeqCst), 6);
     assert_eq!(server.next().map(drop), Err(Errno::EAGAIN));
     for _ in ids {
@@ -441,6 +441,15 @@ fn events_go_where_their_id_goes() {
         event: 0.into(),
     };
     assert_eq!(server.call().cm_migrate(nowhere), Err(Errno::EINVAL));
+    // Those that nobody takes go with their ids, and whoever destroys these is told how many.
+    for _ in 0..2 {
+        client.connect(2, SERVICE, b"").unwrap();
+    }
+    client.turn(Instant::now());
+    assert_eq!(server.call().cm_destroy(listener.into()), Ok(2.into()));
+    client.turn(Instant::now());
+    let events = ids.map(|id| client.call().cm_destroy(id.into()).unwrap().get());
+    assert_eq!(events, [0; 3]);
 }
 
 #[test]

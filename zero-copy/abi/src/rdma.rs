@@ -197,10 +197,12 @@ call_table! {
         62 => fn cm_establish(Handle) -> ();
         /// Ends a connection.
         63 => fn cm_disconnect(Handle) -> ();
-        /// Destroys an id, whatever it is. No event of it comes any more.
-        64 => fn cm_destroy(Handle) -> ();
-        /// Has the events of an id, those that wait too, come by another event index.
-        65 => fn cm_migrate(CmMigrate) -> ();
+        /// Destroys an id, whatever it is. No event of it comes any more. Returns how many waited:
+        /// their event index was raised once for each.
+        64 => fn cm_destroy(Handle) -> U32;
+        /// Has the events of an id, those that wait too, come by another event index. Returns how
+        /// many waited: the index before was raised once for each, and this one is, too.
+        65 => fn cm_migrate(CmMigrate) -> U32;
         /// Attributes of a connection's queue pair.
         66 => fn cm_qp_attr(CmQpState) -> CmQpAttr;
         /// The next event that has come by this event index. `EAGAIN` where none waits.
