@@ -1,4 +1,5 @@
 use super::*;
+use std::hint::black_box;
 use std::io::{Read as _, Write as _, pipe};
 use std::os::fd::AsRawFd as _;
 use std::ptr::from_mut;
@@ -439,16 +440,12 @@ fn a_child_takes_memory_from_the_end_of_the_heap() {
     if !runs_alone("moved_memory::tests::a_child_takes_memory_from_the_end_of_the_heap") {
         return;
     }
-    // Behind the C library's own data at the heap's beginning.
+    // Who allocates memory and does not use it may be compiled to one who does not.
     // SAFETY: memory of this test's alone.
-    let last = unsafe { (libc::malloc(60_000), libc::malloc(30_000)).1 };
+    let allocate = |bytes| black_box(unsafe { libc::malloc(bytes) });
+    // Behind the C library's own data at the heap's beginning.
+    let [_before, last] = [60_000, 30_000].map(allocate);
     let (_registered, _) = register_at(last.expose_provenance(), 30_000).unwrap();
-    let made = child(|| {
-        (0..200).all(|_| {
-            // SAFETY: as above.
-            let more = unsafe { libc::malloc(1000) };
-            !more.is_null()
-        })
-    });
+    let made = child(|| (0..200).all(|_| !allocate(1000).is_null()));
     assert!(was_right(made));
 }

@@ -91,8 +91,11 @@ impl Model {
             memory[*at] = *byte;
         }
         let (mut flags, mut word) = (0, 0);
+        // The type of the header is where a service level is else; the ports have no IPv4.
+        let mut level = how.sl;
         if header.is_some() {
             flags |= WC_FLAG_GRH;
+            level = 0b1001;
         }
         if request.opcode == Opcode::SendImm {
             (flags, word) = (flags | WC_FLAG_IMM, request.immediate);
@@ -101,7 +104,7 @@ impl Model {
             length: u32::try_from(room).unwrap(),
             word: (flags, word),
             from: self.qps[who].number.get(),
-            route: u32::from(lid(self.qps[who].gid())) | u32::from(how.sl) << 16,
+            route: u32::from(lid(self.qps[who].gid())) | u32::from(level) << 16,
         };
         self.end_receive(to, WC_STATUS_SUCCESS, done);
     }
