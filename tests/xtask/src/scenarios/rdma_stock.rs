@@ -2,12 +2,13 @@
 //! a library of ours and without a launcher: rdma-core's provider of rxe drives it, which has no
 //! extended reliable connections.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::backend::Backend;
 use farlane_kit::guest::{Guest, Job};
+use farlane_kit::packages;
 use farlane_kit::report::Report;
 use farlane_kit::wire::{End, Wire};
 
@@ -15,11 +16,12 @@ use super::rdma_perftest::{Through, perftests};
 use super::rdma_vs_rxe::start_rxe;
 use crate::conditions::{PATIENCE, no_complaint, wait_until};
 use crate::farlane::RDMA_MODULE;
-use crate::place::Over;
+use crate::place::{Host, Over};
 use crate::run::Run;
 use crate::tools::{Ends, TOOL_TIMEOUT, between, pingpong_us};
 
 mod connections;
+mod drop_in;
 
 /// What the device is called, and where its IPv4 address is in its GID table.
 pub const DEVICE: &str = "rxe_farlane0";
@@ -75,6 +77,8 @@ const PERFTESTS: &[&str] = &[
 /// Two guests that have nothing of ours but kernel modules.
 struct Stage {
     sockets: [PathBuf; 2],
+    /// Programs of this machine, over our libraries.
+    host: Host,
     backend: Backend,
     a: Guest,
     b: Guest,
@@ -97,6 +101,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         perftests(run, through, stage.two(), PERFTESTS, report)?;
     }
     connections::run(&stage.a, &stage.b, brief, report)?;
+    drop_in::run(run, &stage.host, &stage.a, report)?;
     resources(&stage.a)?;
     port(&stage.a)?;
     if !brief {
@@ -108,9 +113,11 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 
 impl Stage {
     fn boot(run: &Run<'_>, wire: &Wire) -> Result<Self> {
+        packages::ensure(drop_in::PACKAGES)?;
         let farlane = run.context.farlane()?;
         let sockets = [run.path("a"), run.path("b")];
-        let backend = daemon(run, &sockets)?;
+        let host = run.path("host");
+        let backend = daemon(run, &sockets, &host)?;
         let [a, b] = run.boot_pair(wire, |config, end| {
             farlane.attach_kernel(config, end, &sockets)
         })?;
@@ -123,6 +130,7 @@ impl Stage {
         wait_device(&b)?;
         Ok(Self {
             sockets,
+            host: Host::new(farlane.programs(), &host, run.logs()),
             backend,
             a,
             b,
@@ -175,11 +183,11 @@ pub fn vm(end: End) -> String {
 }
 
 /// A daemon that knows the interface of the first guest.
-fn daemon(run: &Run<'_>, sockets: &[PathBuf; 2]) -> Result<Backend> {
+fn daemon(run: &Run<'_>, sockets: &[PathBuf; 2], host: &Path) -> Result<Backend> {
     let (a, b) = (vm(End::A), End::B.address());
-    run.context
-        .farlane()?
-        .daemon(run, &[(&*sockets[0], &*a), (&*sockets[1], b)], None)
+    let guests = [(&*sockets[0], &*a), (&*sockets[1], b)];
+    let farlane = run.context.farlane()?;
+    farlane.daemon_at(run, &guests, host, drop_in::HOST)
 }
 
 /// Loads the driver of the RDMA device, and waits for that.

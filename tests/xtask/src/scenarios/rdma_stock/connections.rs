@@ -2,7 +2,7 @@
 //! device itself: librdmacm as Debian has it, and the examples that come with that.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_kit::guest::{Guest, Job};
+use farlane_kit::guest::{Guest, Job, Output};
 use farlane_kit::report::Report;
 
 use crate::conditions::wait_until;
@@ -10,12 +10,12 @@ use crate::tools::TOOL_TIMEOUT;
 
 /// A program that is started twice, and what the client prints when it has done its work. `HERE` is
 /// the server's address, and `PORT` a port.
-struct Pair {
-    serve: &'static str,
-    ask: &'static str,
+pub struct Pair {
+    pub serve: &'static str,
+    pub ask: &'static str,
     /// The port that it listens on, where it cannot be told.
-    port: Option<u16>,
-    says: &'static str,
+    pub port: Option<u16>,
+    pub says: &'static str,
 }
 
 /// The port of all others.
@@ -71,7 +71,7 @@ const ENDLESS: Pair = Pair {
 };
 
 /// How many of them a kernel of each kind runs.
-const FEW: usize = 2;
+pub const FEW: usize = 2;
 
 /// Runs a server in one guest and a client in another one, or in the same.
 pub fn run(server: &Guest, client: &Guest, brief: bool, report: &mut Report) -> Result<()> {
@@ -93,16 +93,15 @@ pub fn run(server: &Guest, client: &Guest, brief: bool, report: &mut Report) -> 
 }
 
 impl Pair {
-    fn line(&self, line: &str, server: &Guest) -> Result<String> {
+    /// One of the lines, with the server's address.
+    pub fn line(&self, line: &str, server: &str) -> String {
         let port = self.port.unwrap_or(PORT).to_string();
-        Ok(line
-            .replace("PORT", &port)
-            .replace("HERE", server.address()?))
+        line.replace("PORT", &port).replace("HERE", server)
     }
 
     /// Starts the server, and waits until it listens.
-    fn serve<'g>(&self, server: &'g Guest) -> Result<Job<'g>> {
-        let serving = server.spawn(&self.line(self.serve, server)?)?;
+    pub fn serve<'g>(&self, server: &'g Guest) -> Result<Job<'g>> {
+        let serving = server.spawn(&self.line(self.serve, server.address()?))?;
         let port = self.port.unwrap_or(PORT);
         let look = format!("rdma resource show cm_id | grep LISTEN | grep -q ':{port} '");
         wait_until("somebody listens", || {
@@ -119,19 +118,24 @@ impl Pair {
 
     fn run(&self, server: &Guest, client: &Guest) -> Result<()> {
         let serving = self.serve(server)?;
-        let asked = client.spawn(&self.line(self.ask, server)?)?;
+        let asked = client.spawn(&self.line(self.ask, server.address()?))?;
         let asked = asked.wait(TOOL_TIMEOUT);
         let asked = asked.with_context(|| format!("`{}`: {}", self.serve, serving.so_far()))?;
-        ensure!(
-            asked.success() && asked.all().contains(self.says),
-            "`{}` failed: {}\n{}\nThe server said:\n{}",
-            self.ask,
-            asked.how(),
-            asked.all(),
-            serving.so_far()
-        );
+        self.check(&asked, &serving.so_far())?;
         let served = serving.wait(TOOL_TIMEOUT)?;
         served.check(format_args!("`{}`", self.serve))
+    }
+
+    /// The client has done its work.
+    pub fn check(&self, asked: &Output, served: &str) -> Result<()> {
+        ensure!(
+            asked.success() && asked.all().contains(self.says),
+            "`{}` failed: {}\n{}\nThe server said:\n{served}",
+            self.ask,
+            asked.how(),
+            asked.all()
+        );
+        Ok(())
     }
 }
 
@@ -162,7 +166,7 @@ pub struct Busy<'g> {
 impl<'g> Busy<'g> {
     pub fn start(server: &'g Guest, client: &'g Guest) -> Result<Self> {
         let serving = ENDLESS.serve(server)?;
-        let asking = client.spawn(&ENDLESS.line(ENDLESS.ask, server)?)?;
+        let asking = client.spawn(&ENDLESS.line(ENDLESS.ask, server.address()?))?;
         wait_until("they are connected", || {
             let look = "rdma resource show cm_id | grep rping | grep -q CONNECT";
             Ok(server.exec(look)?.success())
