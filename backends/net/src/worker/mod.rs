@@ -175,7 +175,6 @@ impl PairWorker {
                     let result = queue.begin();
                     self.context.pair.place(place, queue.progress.next_used);
                     self.receive = Some(Receive::new(queue, framing));
-                    self.context.pair.set_served(true);
                     self.after(Side::Receive, result);
                 }
                 Command::Begin(Side::Transmit, setup, framing) => {

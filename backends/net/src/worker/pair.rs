@@ -173,9 +173,13 @@ impl Worker {
         }
     }
 
-    /// Has it serve a queue.
+    /// Has it serve a queue. What other workers hand over from now on finds it begun: it is behind
+    /// the command in the mailbox, however late the worker looks there.
     pub fn begin(&self, side: Side, setup: Setup, framing: Framing) {
         self.tell(Command::Begin(side, Box::new(setup), framing));
+        if side == Side::Receive {
+            self.pair.set_served(true);
+        }
     }
 
     /// Has it stop to; returns the running number of the first buffer that was not taken. It
@@ -197,8 +201,55 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
+    use super::super::mail::Mail;
     use super::*;
     use proptest::prelude::*;
+    use std::sync::mpsc::Receiver;
+
+    /// A driver may use a queue as soon as the front-end has its answer: a worker that has not run
+    /// since is sent frames nevertheless.
+    #[test]
+    fn a_queue_is_served_before_its_worker_has_looked() {
+        let pair = Arc::new(Pair::new(PairId::FIRST).unwrap());
+        let mut inbox = pair.mail.open().unwrap();
+        let (go_on, paused) = channel();
+        let worker = Worker {
+            pair: Arc::clone(&pair),
+            thread: std::thread::spawn(move || {
+                let paused: Receiver<()> = paused;
+                paused.recv().unwrap();
+            }),
+        };
+        let setup = || Setup {
+            index: 0,
+            space: AddressSpace::new(),
+            layout: Layout {
+                size: 16,
+                descriptors: 0,
+                available: 0x1000,
+                used: 0x2000,
+            },
+            event_index: false,
+            next_available: 0,
+            resumes: false,
+            inflight: None,
+            kick: None,
+            call: Arc::default(),
+            error: Arc::default(),
+        };
+        worker.begin(Side::Transmit, setup(), Framing::default());
+        assert!(!pair.is_served());
+        worker.begin(Side::Receive, setup(), Framing::default());
+        assert!(pair.is_served());
+        for wanted in [Side::Transmit, Side::Receive] {
+            let mail = inbox.take();
+            assert!(
+                matches!(mail, Some(Mail::Command(Command::Begin(side, ..))) if side == wanted)
+            );
+        }
+        go_on.send(()).unwrap();
+        worker.leave();
+    }
 
     proptest! {
         /// A driver that takes buffers, gives some back, and says where it is, or not.
