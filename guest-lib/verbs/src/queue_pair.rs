@@ -11,6 +11,7 @@ use crate::post_ex::{self, Operations, Posting};
 use crate::sys::*;
 use crate::{qp_attr, srq, xrcd};
 use farlane_abi::Errno;
+use farlane_abi::queue::{MAX_INLINE_BYTES, Sge};
 use farlane_abi::rdma::{
     QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC, QP_MIN_RNR_TIMER, QP_RETRY_CNT, QP_RNR_RETRY,
 };
@@ -62,6 +63,13 @@ pub unsafe fn create(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_q
     pointer(unsafe { make(pd, &mut *init, None) })
 }
 
+/// Bytes of inline data that an entry has room for in place of so many elements. A program is given
+/// them whatever it asks for, as by other devices: rdma_xclient asks for none, and sends some.
+fn room_of_elements(elements: u32) -> u32 {
+    let bytes = u32::try_from(size_of::<Sge>()).unwrap_or_default();
+    bytes.saturating_mul(elements.max(1)).min(MAX_INLINE_BYTES)
+}
+
 /// Makes a queue pair, with the extended interface for these operations where there are any.
 unsafe fn make(
     pd: *mut ibv_pd,
@@ -91,7 +99,10 @@ unsafe fn make(
     };
     // SAFETY: by the caller's contract; NULL means none.
     let shared = (!init.srq.is_null()).then(|| unsafe { srq::state(init.srq) });
-    let inline_bytes = operations.map_or(0, Operations::inline_bytes);
+    let inline_bytes = operations
+        .map_or(0, Operations::inline_bytes)
+        .max(init.cap.max_inline_data)
+        .max(room_of_elements(init.cap.max_send_sge));
     let qp = Qp::create(
         &domain.pd,
         &QpInit {
@@ -101,7 +112,7 @@ unsafe fn make(
             caps: QpCaps {
                 send_wr: init.cap.max_send_wr,
                 send_sge: init.cap.max_send_sge,
-                inline_bytes: inline_bytes.max(init.cap.max_inline_data),
+                inline_bytes,
                 recv_wr: init.cap.max_recv_wr,
                 recv_sge: init.cap.max_recv_sge,
             },
