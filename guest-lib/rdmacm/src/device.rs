@@ -12,7 +12,7 @@ use crate::verbs;
 use farlane_abi::Errno;
 use farlane_rdma_client::{Context, DeviceInfo, PerProcess, devices as present};
 use farlane_sys::sync::lock;
-use farlane_verbs_sys::{ibv_context, ibv_pd};
+use farlane_verbs_sys::{ibv_context, ibv_pd, ibv_xrcd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
 use std::net::IpAddr;
@@ -25,6 +25,7 @@ pub struct Device {
     context: Arc<Context>,
     gids: Mutex<Vec<Gid>>,
     pd: Mutex<Option<Pointer<ibv_pd>>>,
+    xrcd: Mutex<Option<Pointer<ibv_xrcd>>>,
     ids: Mutex<Ids>,
 }
 
@@ -37,8 +38,21 @@ pub struct Ids {
     pub all: BTreeSet<Address>,
 }
 
+/// What is kept there, or is made now.
+fn kept<T>(
+    place: &Mutex<Option<Pointer<T>>>,
+    make: impl FnOnce() -> Result<*mut T, Errno>,
+) -> Result<*mut T, Errno> {
+    let mut place = lock(place);
+    if let Some(Pointer(known)) = *place {
+        return Ok(known);
+    }
+    let made = make()?;
+    *place = Some(Pointer(made));
+    Ok(made)
+}
+
 /// Something of `libibverbs.so.1` that is never destroyed.
-#[derive(Clone, Copy)]
 struct Pointer<T>(*mut T);
 
 // SAFETY: objects of libibverbs are usable from any thread.
@@ -96,6 +110,7 @@ impl Device {
             context,
             gids: Mutex::default(),
             pd: Mutex::default(),
+            xrcd: Mutex::default(),
             ids: Mutex::default(),
         })
     }
@@ -116,14 +131,16 @@ impl Device {
 
     /// A protection domain for those who name none.
     pub fn pd(&self) -> Result<*mut ibv_pd, Errno> {
-        let mut pd = lock(&self.pd);
-        if let Some(pd) = *pd {
-            return Ok(pd.0);
-        }
+        kept(&self.pd, || {
+            // SAFETY: the context is open.
+            verbs::made(unsafe { verbs::ibv_alloc_pd(self.verbs()) })
+        })
+    }
+
+    /// A domain of extended reliable connections for those who name none.
+    pub fn xrcd(&self) -> Result<*mut ibv_xrcd, Errno> {
         // SAFETY: the context is open.
-        let made = verbs::made(unsafe { verbs::ibv_alloc_pd(self.verbs()) })?;
-        *pd = Some(Pointer(made));
-        Ok(made)
+        kept(&self.xrcd, || unsafe { verbs::open_xrcd(self.verbs()) })
     }
 
     /// Asks for the GIDs of its port.

@@ -1,5 +1,6 @@
 //! Queue pairs of ids, and what they need: completion queues, shared receive queues.
 
+use crate::device::Device;
 use crate::errno::{answer, called};
 use crate::id;
 use crate::sys::*;
@@ -11,6 +12,7 @@ use farlane_abi::rdma::{
 use farlane_verbs_sys::*;
 use std::ffi::c_int;
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 /// Capabilities that are not looked at.
 const NO_CAP: ibv_qp_cap = ibv_qp_cap {
@@ -180,6 +182,11 @@ unsafe fn make(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result<()
                 return Err(Errno::EINVAL);
             }
         }
+        let has_domain = init.comp_mask & IBV_QP_INIT_ATTR_XRCD != 0 && !init.xrcd.is_null();
+        if (*id).qp_type == IBV_QPT_XRC_RECV && !has_domain {
+            init.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
+            init.xrcd = device(id)?.xrcd()?;
+        }
         if init.srq.is_null() {
             init.srq = (*id).srq;
         }
@@ -193,6 +200,13 @@ unsafe fn make(id: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result<()
         (*id).qp = qp;
         Ok(())
     }
+}
+
+/// The device of an id, which is bound to one.
+unsafe fn device(id: *mut rdma_cm_id) -> Result<Arc<Device>, Errno> {
+    // SAFETY: by the caller's contract.
+    let device = unsafe { id::of(id) }.inner().device.clone();
+    device.ok_or(Errno::EINVAL)
 }
 
 /// Makes a queue pair that can be given receive requests; of datagrams, one that can be used.
@@ -225,20 +239,27 @@ unsafe fn make_ready(
     }
 }
 
-/// Makes the completion queues that a program has not.
+/// Makes the completion queues that a program has not. Of extended reliable connections an
+/// initiator receives nothing, and a target has no queue: what comes to a shared receive queue
+/// completes in that one's.
 unsafe fn create_completion_queues(
     id: *mut rdma_cm_id,
     init: &ibv_qp_init_attr_ex,
 ) -> Result<(), Errno> {
     // SAFETY: by the caller's contract.
     unsafe {
+        let (sends, receives) = match (*id).qp_type {
+            IBV_QPT_XRC_SEND => (true, false),
+            IBV_QPT_XRC_RECV => (false, false),
+            _ => (true, true),
+        };
         let is_missing = |own: *mut ibv_cq, given: *mut ibv_cq| own.is_null() && given.is_null();
-        if is_missing((*id).recv_cq, init.recv_cq) {
+        if receives && is_missing((*id).recv_cq, init.recv_cq) {
             let size = init.cap.max_recv_wr.max(1);
             let (channel, cq) = completion_queue(id, size)?;
             ((*id).recv_cq_channel, (*id).recv_cq) = (channel, cq);
         }
-        if is_missing((*id).send_cq, init.send_cq) {
+        if sends && is_missing((*id).send_cq, init.send_cq) {
             let size = init.cap.max_send_wr.max(1);
             let made = completion_queue(id, size);
             if made.is_err() {
@@ -312,15 +333,18 @@ pub unsafe fn create_shared(
 ) -> c_int {
     // SAFETY: by the caller's contract.
     answer(unsafe {
-        let pd = if pd.is_null() { (*id).pd } else { pd };
-        if (*id).verbs.is_null() || !(*id).srq.is_null() || pd.is_null() {
-            Err(Errno::EINVAL)
-        } else {
-            verbs::made(verbs::ibv_create_srq(pd, init)).map(|srq| {
-                (*id).srq = srq;
-                (*id).pd = pd;
-            })
-        }
+        let given = *init;
+        let mut extended: ibv_srq_init_attr_ex = std::mem::zeroed();
+        (extended.srq_context, extended.attr) = (given.srq_context, given.attr);
+        extended.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+        extended.srq_type = match (*id).qp_type {
+            IBV_QPT_XRC_RECV => IBV_SRQT_XRC,
+            _ => IBV_SRQT_BASIC,
+        };
+        extended.pd = pd;
+        let made = make_shared(id, &mut extended);
+        (*init).attr = extended.attr;
+        made
     })
 }
 
@@ -330,20 +354,55 @@ pub unsafe fn create_shared_extended(
     init: *mut ibv_srq_init_attr_ex,
 ) -> c_int {
     // SAFETY: by the caller's contract.
-    answer(unsafe {
-        let init = &mut *init;
-        if (*id).verbs.is_null() || !(*id).srq.is_null() {
-            return answer(Err(Errno::EINVAL));
+    answer(unsafe { make_shared(id, &mut *init) })
+}
+
+unsafe fn make_shared(id: *mut rdma_cm_id, init: &mut ibv_srq_init_attr_ex) -> Result<(), Errno> {
+    // SAFETY: by the caller's contract; objects of libibverbs are those of the program.
+    unsafe {
+        let is_typed = init.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0;
+        if (*id).verbs.is_null() || !(*id).srq.is_null() || !is_typed {
+            return Err(Errno::EINVAL);
         }
-        if init.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
+        if init.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || init.pd.is_null() {
             init.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
             init.pd = (*id).pd;
         }
-        verbs::create_srq_ex((*id).verbs, init).map(|srq| {
-            (*id).srq = srq;
-            (*id).pd = init.pd;
-        })
-    })
+        if init.srq_type == IBV_SRQT_XRC {
+            complete_shared(id, init)?;
+        }
+        let made = verbs::create_srq_ex((*id).verbs, init);
+        if made.is_err() && (*id).qp.is_null() {
+            destroy_completion_queues(id);
+        }
+        (*id).srq = made?;
+        (*id).pd = init.pd;
+        Ok(())
+    }
+}
+
+/// Gives a shared receive queue of extended reliable connections what the program has not: a domain
+/// of these, and where it completes.
+unsafe fn complete_shared(
+    id: *mut rdma_cm_id,
+    init: &mut ibv_srq_init_attr_ex,
+) -> Result<(), Errno> {
+    // SAFETY: by the caller's contract.
+    unsafe {
+        if init.comp_mask & IBV_SRQ_INIT_ATTR_XRCD == 0 || init.xrcd.is_null() {
+            init.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD;
+            init.xrcd = device(id)?.xrcd()?;
+        }
+        if init.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 || init.cq.is_null() {
+            init.comp_mask |= IBV_SRQ_INIT_ATTR_CQ;
+            if (*id).recv_cq.is_null() {
+                let (channel, cq) = completion_queue(id, init.attr.max_wr.max(1))?;
+                ((*id).recv_cq_channel, (*id).recv_cq) = (channel, cq);
+            }
+            init.cq = (*id).recv_cq;
+        }
+        Ok(())
+    }
 }
 
 /// `rdma_destroy_srq`.

@@ -25,7 +25,6 @@ unsafe extern "C" {
     pub fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp;
     pub fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int;
     pub fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
-    pub fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq;
     pub fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int;
     pub fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
     pub fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
@@ -94,6 +93,21 @@ pub unsafe fn create_srq_ex(
     let create = create.ok_or(Errno::EOPNOTSUPP)?;
     // SAFETY: as above.
     made(unsafe { create(context, init) })
+}
+
+/// `ibv_open_xrcd`, which is no symbol, of a domain that has no file.
+pub unsafe fn open_xrcd(context: *mut ibv_context) -> Result<*mut ibv_xrcd, Errno> {
+    let mut init = ibv_xrcd_init_attr {
+        comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+        fd: -1,
+        oflags: libc::O_CREAT,
+    };
+    // SAFETY: by the caller's contract.
+    let extended = unsafe { extended(context) };
+    let open = extended.and_then(|context| context.open_xrcd);
+    let open = open.ok_or(Errno::EOPNOTSUPP)?;
+    // SAFETY: as above.
+    made(unsafe { open(context, &raw mut init) })
 }
 
 /// Has a queue pair change its attributes.

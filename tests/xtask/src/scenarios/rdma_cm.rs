@@ -104,6 +104,8 @@ const LINES: &[Programs] = &[
         "ib_send_bw -R -c UD -s 1024 -n 100",
         "ib_send_bw -R -c UD -s 1024 -n 100 ADDRESS",
     ),
+    pair("rdma_xserver -c r", "rdma_xclient -s ADDRESS -c r"),
+    pair("rdma_xserver -c x", "rdma_xclient -s ADDRESS -c x"),
 ];
 
 /// Of these what a VM runs, whose programs take longer: those that it has.
