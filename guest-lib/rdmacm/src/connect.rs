@@ -237,7 +237,8 @@ unsafe fn accept_request(id: *mut rdma_cm_id, given: *mut rdma_conn_param) -> Re
             if !(*id).qp.is_null() {
                 given.qp_num = (*(*id).qp).qp_num;
             }
-            send_accept(&remote, &given, (0, 0))?;
+            let accept = acceptance(&remote, &given, (0, 0))?;
+            called(remote.device.context().verbs().cm_accept(&accept))?;
             if state.inner().is_sync {
                 id::acknowledge_own(id);
             }
@@ -246,24 +247,30 @@ unsafe fn accept_request(id: *mut rdma_cm_id, given: *mut rdma_conn_param) -> Re
         let given = parameters(id, given)?;
         let asked = state.inner().resources.unwrap_or_default();
         let both = resources(&remote.device, &given, asked)?;
+        // What is wrong with it leaves the queue pair as it was.
+        let accept = acceptance(&remote, &given, both)?;
         if !(*id).qp.is_null() {
             queue_pair::ready_to_receive(id, Some(both.0))?;
             queue_pair::ready_to_send(id, Some(both.1))?;
         }
-        send_accept(&remote, &given, both)?;
+        if let Err(errno) = called(remote.device.context().verbs().cm_accept(&accept)) {
+            queue_pair::stop(id);
+            return Err(errno);
+        }
         id::complete(id)
     }
 }
 
-unsafe fn send_accept(
+/// What the peer is told of a connection that is accepted.
+unsafe fn acceptance(
     remote: &Remote,
     given: &rdma_conn_param,
     (taken, begun): (u8, u8),
-) -> Result<(), Errno> {
+) -> Result<CmAccept, Errno> {
     // SAFETY: by the caller's contract.
     let data = unsafe { bytes_of(given.private_data, given.private_data_len) };
     let (data, data_bytes) = padded::<CM_ANSWER_DATA_BYTES>(&[data])?;
-    let accept = CmAccept {
+    Ok(CmAccept {
         id: remote.handle.into(),
         qp_num: given.qp_num.into(),
         qkey: RDMA_UDP_QKEY.into(),
@@ -274,8 +281,7 @@ unsafe fn send_accept(
         srq: given.srq,
         reserved: [0; 2],
         data,
-    };
-    called(remote.device.context().verbs().cm_accept(&accept))
+    })
 }
 
 /// `rdma_reject`.
