@@ -193,11 +193,12 @@ pub unsafe fn create(
     }))
 }
 
-/// Binds an id to a device.
+/// Binds an id to a device, whose end its channel is told of from then on.
 pub unsafe fn settle(id: *mut rdma_cm_id, device: &Arc<Device>) -> Result<(), Errno> {
     let pd = device.pd()?;
     // SAFETY: by the caller's contract.
     unsafe {
+        channel::of_id(id)?.index(device)?;
         (*id).verbs = device.verbs();
         (*id).port_num = 1;
         if (*id).pd.is_null() {
@@ -237,6 +238,7 @@ pub unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), Errno> {
         (*id).event = event::next((*id).channel)?;
         let (kind, status) = ((*(*id).event).event, (*(*id).event).status);
         match (kind, status) {
+            (RDMA_CM_EVENT_DEVICE_REMOVAL, _) => Err(Errno::ENODEV),
             (_, 0) => Ok(()),
             (RDMA_CM_EVENT_REJECTED, _) => Err(crate::errno::number(libc::ECONNREFUSED)),
             (_, status) => Err(crate::errno::number(status.saturating_abs())),
@@ -362,15 +364,19 @@ unsafe fn move_remotes(
     to: *mut rdma_event_channel,
     events: &mut usize,
 ) -> Result<(), Errno> {
-    let remotes: Vec<Remote> = {
+    let (device, remotes): (_, Vec<Remote>) = {
         let inner = state.inner();
-        inner
-            .connection
-            .iter()
-            .chain(&inner.bound)
-            .cloned()
-            .collect()
+        let remotes = inner.connection.iter().chain(&inner.bound);
+        (inner.device.clone(), remotes.cloned().collect())
     };
+    if let Some(device) = device {
+        // SAFETY: as below.
+        match unsafe { channel::of(to) }.index(&device) {
+            // Its end is told where it is known.
+            Ok(_) | Err(Errno::ENODEV) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
     for remote in remotes {
         // SAFETY: by the caller's contract.
         let event = unsafe { channel::of(to) }.index(&remote.device)?;
