@@ -182,7 +182,12 @@ impl Farlane {
 
     /// What a guest needs of Farlane.
     pub fn guest_files(&self) -> impl Iterator<Item = GuestFile> {
-        self.guest_modules().chain(self.libraries.iter().cloned())
+        self.guest_modules().chain(self.guest_libraries())
+    }
+
+    /// What of it are the launcher and the drop-in libraries.
+    pub fn guest_libraries(&self) -> impl Iterator<Item = GuestFile> {
+        self.libraries.iter().cloned()
     }
 
     /// What of it is the kernel's: all that the distribution's own programs need.
@@ -247,7 +252,7 @@ impl Farlane {
         sockets: &[PathBuf; 2],
     ) -> VmConfig<'w> {
         self.attach_kernel(config, end, sockets)
-            .files(self.libraries.iter().cloned())
+            .files(self.guest_libraries())
     }
 
     /// Gives a guest its device and what its kernel needs to use it.

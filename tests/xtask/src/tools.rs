@@ -168,6 +168,15 @@ pub fn bandwidths(text: &str) -> Result<Vec<Bandwidth>> {
         .collect())
 }
 
+/// The messages a second of each row of a bandwidth program.
+pub fn message_rates(text: &str) -> Result<Vec<f64>> {
+    let rows = rows::<f64>(text, "MsgRate[Mpps]", 4)?;
+    Ok(rows
+        .into_iter()
+        .map(|(_, millions)| millions * 1e6)
+        .collect())
+}
+
 /// The rows of a latency program.
 pub fn latencies(text: &str) -> Result<Vec<Latency>> {
     // #bytes  #iterations  t_min  t_max  t_typical  t_avg ...
@@ -284,6 +293,8 @@ mod tests {
                 mib_per_second: 19.5
             }
         );
+        let rates = message_rates(text).unwrap();
+        assert!((rates[0] - 180.0).abs() < 1e-9 && (rates[1] - 20.0).abs() < 1e-9);
     }
 
     #[test]

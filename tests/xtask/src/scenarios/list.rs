@@ -217,9 +217,9 @@ scenarios! {
         "iperf3 and a ping-pong over farlane-net and over QEMU's own tap backend, in one VM, in \
          turns";
     test "rdma-vs-rxe" = |run, to| rdma_vs_rxe::versus(run, Form::Small, to),
-        "ib_write_bw and ib_send_lat -e over Linux rdma_rxe and over Farlane, in turns (small \
-         form)";
+        "ib_write_bw and ib_send_lat -e over Linux rdma_rxe, over Farlane's library, and the first \
+         also over the RDMA device of the guests' kernel, in turns (small form)";
     long "rdma-vs-rxe-long" = |run, to| rdma_vs_rxe::versus(run, Form::Long, to),
-        "ib_write_bw, ib_write_lat and ib_send_lat -e over Linux rdma_rxe and over Farlane, in \
-         turns";
+        "ib_write_bw, also with messages of 8 bytes, ib_write_lat and ib_send_lat -e over Linux \
+         rdma_rxe, over Farlane's library and over the RDMA device of the guests' kernel, in turns";
 }
