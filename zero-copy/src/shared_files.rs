@@ -166,6 +166,8 @@ impl SharedFiles {
                 .checked_add(length)
                 .ok_or(RegionError::Wraps { address, length })?;
             let of = self.map(part, &together, writable)?;
+            // Both may wait for whoever has the file's inode, and nobody else for them.
+            memory_file::seal_against_holes(of.file.as_fd())?;
             if !memory_file::has_pages(of.file.as_fd(), (offset, length))? {
                 return Err(RegionError::Sparse);
             }
@@ -205,7 +207,6 @@ impl SharedFiles {
         let source = Source::Peer;
         let is_writable = writable || memory_file::check(fd.as_fd(), range, true, source).is_ok();
         let mapping = Mapping::new(fd.as_fd(), start, end - start, is_writable)?;
-        memory_file::seal_against_holes(fd.as_fd())?;
         let mapped = Mapped {
             file: Arc::new(fd),
             mapping: Arc::new(mapping),

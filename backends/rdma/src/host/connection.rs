@@ -3,6 +3,7 @@
 use super::admission::Admitted;
 use super::events::ProcessEvents;
 use super::packet::{Incoming, receive, send};
+use super::sharing::{Job, Looked};
 use super::{HostState, Sender, file};
 use farlane_abi::Errno;
 use farlane_abi::arena::OFF_OWNER;
@@ -29,6 +30,8 @@ const OWNER_BYTES: usize = 8;
 pub(crate) enum Next {
     /// The next request is awaited.
     Go,
+    /// Its answer, and the next request, wait for what is looked at.
+    Wait,
     /// The connection is closed.
     Close,
 }
@@ -55,6 +58,8 @@ pub(crate) struct Connection {
     open: Option<Open>,
     /// Descriptors that were sent and are closed with it.
     left: Vec<OwnedFd>,
+    /// Its request waits for what is looked at.
+    is_waiting: bool,
 }
 
 struct Open {
@@ -72,7 +77,7 @@ struct Open {
 }
 
 /// A further descriptor of a file of memory.
-struct Backing {
+pub(crate) struct Backing {
     _file: OwnedFd,
     _share: Share,
 }
@@ -92,6 +97,7 @@ impl Connection {
             seat,
             open: None,
             left: Vec::new(),
+            is_waiting: false,
         }
     }
 
@@ -106,6 +112,11 @@ impl Connection {
         }
     }
 
+    /// Whether its request waits for what is looked at.
+    pub fn is_waiting(&self) -> bool {
+        self.is_waiting
+    }
+
     /// The id of its process.
     pub fn pid(&self) -> i32 {
         self.process.pid()
@@ -116,8 +127,8 @@ impl Connection {
         [self.socket.as_fd(), self.process.pidfd()]
     }
 
-    /// Receives one request, and answers it.
-    pub fn serve(&mut self, host: &HostState) -> Next {
+    /// Receives one request, and answers it, unless it has to wait. `number` is the connection's.
+    pub fn serve(&mut self, host: &HostState, number: u64) -> Next {
         let (bytes, descriptors) = match receive(self.socket.as_fd()) {
             Incoming::Nothing => return Next::Go,
             Incoming::End => return Next::Close,
@@ -130,9 +141,58 @@ impl Connection {
             }
             Ok(seat) => {
                 let id = seat.id;
-                self.obey(host, id, &bytes, descriptors)
+                self.obey(host, (number, id), &bytes, descriptors)
             }
         };
+        match result {
+            Ok(None) => {
+                self.is_waiting = true;
+                Next::Wait
+            }
+            Ok(Some(answer)) => self.answer(host, Ok(answer), next),
+            Err(errno) => self.answer(host, Err(errno), next),
+        }
+    }
+
+    /// Goes on with a request whose files have been looked at.
+    pub fn shared(&mut self, host: &HostState, looked: Looked) -> Next {
+        self.is_waiting = false;
+        let region = looked.region;
+        let result = self.attach_shared(host, looked);
+        if let Err(errno) = result {
+            let pid = self.process.pid();
+            warn_limited!(
+                host.limit,
+                "Host process {pid}: files of region {region:?}: {errno}"
+            );
+        }
+        let answer = result.map(|()| Answer::default());
+        self.answer(host, answer, Next::Go)
+    }
+
+    fn attach_shared(&mut self, host: &HostState, looked: Looked) -> Result<(), Errno> {
+        let seat = self.seat.as_ref().map_err(|errno| *errno)?;
+        let open = self.open.as_mut().ok_or(Errno::ENOENT)?;
+        let Looked {
+            region,
+            memory,
+            backings,
+            ..
+        } = looked;
+        let attach = |open: &mut Open| {
+            let memory = memory.map_err(|e| region_errno(&e))?;
+            host.locate(&memory);
+            open.context.attach_pin(region, memory)?;
+            open.regions += 1;
+            Ok(())
+        };
+        let made = attach(open);
+        open.keep(host, region, backings, made)?;
+        host.port.settle(seat.id)
+    }
+
+    /// Answers a request.
+    fn answer(&self, host: &HostState, result: Result<Answer, Errno>, next: Next) -> Next {
         host.counters
             .count(result.as_ref().map(drop).map_err(|&e| e));
         let (status, answer) = match result {
@@ -155,10 +215,10 @@ impl Connection {
     fn obey(
         &mut self,
         host: &HostState,
-        id: ContextId,
+        number_and_id: (u64, ContextId),
         bytes: &[u8],
         descriptors: Vec<OwnedFd>,
-    ) -> (Result<Answer, Errno>, Next) {
+    ) -> (Result<Option<Answer>, Errno>, Next) {
         let count = descriptors.len();
         let request = parse_host(bytes).and_then(|request| {
             let matching = count == request.descriptors();
@@ -186,7 +246,7 @@ impl Connection {
             _ => Next::Go,
         };
         let result = request.clone().and_then(|request| match usable {
-            Some(descriptors) => self.execute(host, id, request, descriptors),
+            Some(descriptors) => self.execute(host, number_and_id, request, descriptors),
             // Neither memory nor an eventfd.
             None => Err(Errno::EINVAL),
         });
@@ -227,19 +287,22 @@ impl Connection {
         }
     }
 
+    /// The answer; none where it waits for what is looked at.
     fn execute(
         &mut self,
         host: &HostState,
-        id: ContextId,
+        (number, id): (u64, ContextId),
         request: HostRequest,
         mut descriptors: Vec<OwnedFd>,
-    ) -> Result<Answer, Errno> {
+    ) -> Result<Option<Answer>, Errno> {
         match request {
-            HostRequest::Ping => return Ok(Answer::default()),
-            HostRequest::Open { version } => return self.open(host, id, version, descriptors),
+            HostRequest::Ping => return Ok(Some(Answer::default())),
+            HostRequest::Open { version } => {
+                return self.open(host, id, version, descriptors).map(Some);
+            }
             HostRequest::Close => {
                 self.end(host, id);
-                return Ok(Answer::default());
+                return Ok(Some(Answer::default()));
             }
             _ => {}
         }
@@ -263,13 +326,29 @@ impl Connection {
                 let Kind::Shared { writable } = new.kind else {
                     return Err(Errno::EINVAL);
                 };
-                let share = |open: &mut Open, files: Vec<OwnedFd>| {
-                    let pieces = files.into_iter().zip(pieces);
-                    let pieces = pieces.map(|(file, (offset, length))| (file, offset, length));
-                    open.share(host, new.region, pieces.collect(), writable)
+                if open.regions >= MAX_REGIONS {
+                    host.closing.close(sender, descriptors, ());
+                    return Err(Errno::ENOSPC);
+                }
+                let backings = seat.keep_all(host, sender, &mut descriptors)?;
+                let pieces = descriptors.into_iter().zip(pieces);
+                let pieces = pieces.map(|(file, (offset, length))| (file, offset, length));
+                let job = Job {
+                    number,
+                    region: new.region,
+                    pieces: pieces.collect(),
+                    writable,
+                    backings,
                 };
-                open.attach_with(host, seat, sender, new.region, descriptors, share)?;
-                host.port.settle(id)?;
+                return match host.sharing.start(sender, job) {
+                    Ok(()) => Ok(None),
+                    Err(job) => {
+                        // The others last.
+                        drop(job.pieces);
+                        host.closing.free(job.backings);
+                        Err(Errno::ENOMEM)
+                    }
+                };
             }
             HostRequest::Detach { region } => {
                 open.context.detach(region)?;
@@ -282,9 +361,11 @@ impl Connection {
                 open.regions = open.regions.saturating_sub(1);
             }
             HostRequest::WindowMap(place) => {
-                return open.map(place).map(|buffer| Answer {
-                    buffer: Some(buffer),
-                    ..Answer::default()
+                return open.map(place).map(|buffer| {
+                    Some(Answer {
+                        buffer: Some(buffer),
+                        ..Answer::default()
+                    })
                 });
             }
             HostRequest::WindowUnmap(place) => open.unmap(place)?,
@@ -302,7 +383,7 @@ impl Connection {
             }
             HostRequest::Ping | HostRequest::Open { .. } | HostRequest::Close => {}
         }
-        Ok(Answer::default())
+        Ok(Some(Answer::default()))
     }
 
     fn open(
@@ -363,6 +444,17 @@ impl Seat {
             _file: file.try_clone().map_err(|_| Errno::ENOMEM)?,
         })
     }
+
+    /// The same of several, which are closed by another thread where that fails.
+    fn keep_all(
+        &self,
+        host: &HostState,
+        sender: Sender,
+        files: &mut Vec<OwnedFd>,
+    ) -> Result<Vec<Backing>, Errno> {
+        let backings: Result<Vec<_>, _> = files.iter().map(|file| self.keep(file)).collect();
+        backings.inspect_err(|_| host.closing.close(sender, std::mem::take(files), ()))
+    }
 }
 
 impl Open {
@@ -374,43 +466,28 @@ impl Open {
         seat: &Seat,
         sender: Sender,
         region: RegionId,
-        files: Vec<OwnedFd>,
+        mut files: Vec<OwnedFd>,
         make: impl FnOnce(&mut Self, Vec<OwnedFd>) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let backings: Result<Vec<_>, _> = files.iter().map(|file| seat.keep(file)).collect();
-        let backings = match backings {
-            Ok(backings) => backings,
-            Err(errno) => {
-                host.closing.close(sender, files, ());
-                return Err(errno);
-            }
-        };
+        let backings = seat.keep_all(host, sender, &mut files)?;
         let made = make(self, files);
+        self.keep(host, region, backings, made)
+    }
+
+    /// Keeps the files of a region's memory, where that was made.
+    fn keep(
+        &mut self,
+        host: &HostState,
+        region: RegionId,
+        backings: Vec<Backing>,
+        made: Result<(), Errno>,
+    ) -> Result<(), Errno> {
         if made.is_ok() && !backings.is_empty() {
             self.backings.insert(region, backings);
         } else if !backings.is_empty() {
             host.closing.free(backings);
         }
         made
-    }
-
-    /// Attaches memory in files, at an offset of each so many bytes.
-    fn share(
-        &mut self,
-        host: &HostState,
-        region: RegionId,
-        pieces: Vec<(OwnedFd, u64, u64)>,
-        writable: bool,
-    ) -> Result<(), Errno> {
-        if self.regions >= MAX_REGIONS {
-            return Err(Errno::ENOSPC);
-        }
-        let memory = host.files.region(pieces, writable);
-        let memory = memory.map_err(|e| region_errno(&e))?;
-        host.locate(&memory);
-        self.context.attach_pin(region, memory)?;
-        self.regions += 1;
-        Ok(())
     }
 
     fn attach(

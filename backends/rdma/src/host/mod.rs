@@ -14,6 +14,7 @@ mod connection;
 mod events;
 mod file;
 mod packet;
+mod sharing;
 
 pub use admission::Admission;
 
@@ -28,12 +29,13 @@ use farlane_daemon::warn_limited;
 use farlane_guest_device::control::RequestCounters;
 use farlane_rdma_remoting::{Party, Port, Resource, Server};
 use farlane_sys::closing::Closing;
-use farlane_zero_copy::{Process, Region, SharedFiles};
+use farlane_zero_copy::{Process, Region};
 use rustix::event::epoll;
 use rustix::net::SocketFlags;
+use sharing::Sharing;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -59,12 +61,15 @@ const BATCH: usize = 64;
 
 /// Epoll key of the listening socket.
 const LISTENER: u64 = 0;
+/// Of what tells that files have been looked at. Connections have keys from 2 on.
+const LOOKED: u64 = 1;
 
 /// What an epoll key stands for. Numbers of connections are never used again, so that a late
 /// event cannot meet a successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
     Listener,
+    Looked,
     Socket(u64),
     Process(u64),
 }
@@ -73,6 +78,7 @@ impl Key {
     fn encode(self) -> epoll::EventData {
         epoll::EventData::new_u64(match self {
             Self::Listener => LISTENER,
+            Self::Looked => LOOKED,
             Self::Socket(number) => number << 1,
             Self::Process(number) => number << 1 | 1,
         })
@@ -81,6 +87,7 @@ impl Key {
     fn decode(data: epoll::EventData) -> Self {
         match data.u64() {
             LISTENER => Self::Listener,
+            LOOKED => Self::Looked,
             key if key & 1 == 0 => Self::Socket(key >> 1),
             key => Self::Process(key >> 1),
         }
@@ -94,8 +101,8 @@ pub(crate) struct HostState {
     nodes: Option<Arc<Nodes>>,
     counters: Arc<RequestCounters>,
     limit: LogLimit,
-    /// In which memory is that processes share.
-    files: SharedFiles,
+    /// What looks at files in which memory is that processes share.
+    sharing: Sharing,
     /// What is closed of connections that have ended.
     closing: Closing<Sender>,
 }
@@ -187,7 +194,7 @@ impl HostSocket {
                 nodes,
                 counters,
                 limit: LogLimit::new(),
-                files: SharedFiles::default(),
+                sharing: Sharing::new()?,
                 closing: Closing::default(),
             },
             user: rustix::process::geteuid().as_raw(),
@@ -200,6 +207,13 @@ impl HostSocket {
             next: 1,
             deaf_since: Some(Instant::now()),
         };
+        let looked = socket.host.sharing.looked();
+        epoll::add(
+            &socket.epoll,
+            looked,
+            Key::Looked.encode(),
+            epoll::EventFlags::IN,
+        )?;
         socket.listen()?;
         Ok(socket)
     }
@@ -224,6 +238,7 @@ impl HostSocket {
             for event in &events {
                 match Key::decode(event.data) {
                     Key::Listener => self.accept()?,
+                    Key::Looked => self.looked(),
                     Key::Socket(number) => self.serve(number),
                     Key::Process(number) => self.close(number),
                 }
@@ -330,12 +345,9 @@ impl HostSocket {
             );
         }
         let number = self.next;
-        let readable = epoll::EventFlags::IN;
-        let hangup = epoll::EventFlags::RDHUP;
-        let key = Key::Socket(number).encode();
-        epoll::add(&self.epoll, socket, key, readable | hangup)?;
+        hear(&self.epoll, socket.as_fd(), number)?;
         let key = Key::Process(number).encode();
-        epoll::add(&self.epoll, process.pidfd(), key, readable)?;
+        epoll::add(&self.epoll, process.pidfd(), key, epoll::EventFlags::IN)?;
         let seat = match admitted {
             Ok(another) => Ok(self.seat(&process, another)?),
             Err(errno) => Err(errno),
@@ -405,10 +417,39 @@ impl HostSocket {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
+        if connection.is_waiting() {
+            return;
+        }
         // Who has sent so much that waits to be closed is not heard any more.
         let is_heard = !self.host.is_full(connection.sender());
-        if !is_heard || connection.serve(&self.host) == Next::Close {
-            self.close(number);
+        let next = match is_heard {
+            true => connection.serve(&self.host, number),
+            false => Next::Close,
+        };
+        match next {
+            Next::Go => {}
+            // Not even that it has hung up: its process is watched.
+            Next::Wait => {
+                let _ = epoll::delete(&self.epoll, connection.descriptors()[0]);
+            }
+            Next::Close => self.close(number),
+        }
+    }
+
+    /// Goes on with all whose files have been looked at.
+    fn looked(&mut self) {
+        for looked in self.host.sharing.take() {
+            let number = looked.number;
+            let Some(connection) = self.connections.get_mut(&number) else {
+                // It has ended meanwhile.
+                self.host.closing.free((looked.memory, looked.backings));
+                continue;
+            };
+            let next = connection.shared(&self.host, looked);
+            let [socket, _] = connection.descriptors();
+            if next == Next::Close || hear(&self.epoll, socket, number).is_err() {
+                self.close(number);
+            }
         }
     }
 
@@ -423,6 +464,13 @@ impl HostSocket {
             self.free.extend(connection.close(&self.host));
         }
     }
+}
+
+/// Has a connection heard.
+fn hear(epoll: &OwnedFd, socket: BorrowedFd<'_>, number: u64) -> rustix::io::Result<()> {
+    let key = Key::Socket(number).encode();
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+    epoll::add(epoll, socket, key, flags)
 }
 
 #[cfg(test)]

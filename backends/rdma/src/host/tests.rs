@@ -148,8 +148,9 @@ fn before(mut rig: Rig, end: impl FnOnce(), work: impl FnOnce(&mut Rig) + Send +
     });
     let rig = all.recv_timeout(std::time::Duration::from_secs(30));
     end();
+    let rig = rig.expect("the host socket waits");
     working.join().unwrap();
-    rig.expect("the host socket waits")
+    rig
 }
 
 /// `close` of a file of FUSE asks whoever serves it, and waits for the answer.

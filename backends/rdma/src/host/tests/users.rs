@@ -1,7 +1,8 @@
 //! Processes of other users.
 
 use super::*;
-use farlane_abi::control::{KIND_ADDRESS_SPACE, KIND_PIN};
+use farlane_abi::control::{FLAG_WRITABLE, KIND_ADDRESS_SPACE, KIND_PIN, KIND_SHARED};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 /// A rig whose daemon is another user's than this process, which its policy lets in.
 fn rig() -> Rig {
@@ -26,6 +27,12 @@ fn ask(rig: &mut Rig, client: &OwnedFd, request: &Request, fds: &[BorrowedFd<'_>
 }
 
 fn open(rig: &mut Rig, client: &OwnedFd) -> Reply {
+    let newest = rig.host.next - 1;
+    open_as(rig, client, newest)
+}
+
+/// Opens the context of the connection with this number.
+fn open_as(rig: &mut Rig, client: &OwnedFd, number: u64) -> Reply {
     let event = || rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
     let (wake, bell) = (event(), event());
     let open = Request {
@@ -33,7 +40,9 @@ fn open(rig: &mut Rig, client: &OwnedFd) -> Reply {
         region: ABI_VERSION.into(),
         ..Request::default()
     };
-    ask(rig, client, &open, &[wake.as_fd(), bell.as_fd()])
+    send_request(client, &open, &[wake.as_fd(), bell.as_fd()]);
+    rig.host.serve(number);
+    answer(client)
 }
 
 fn serve_all(rig: &mut Rig) {
@@ -176,4 +185,102 @@ fn a_user_whose_descriptors_are_not_closed_is_not_heard_and_others_are() {
     assert_eq!(ping(&mut rig, &own), Some(0));
     disk.release_closes();
     rig.await_closed(Sender::Other(Admitted::User(user)));
+}
+
+/// A file of a page, which is there.
+fn page() -> OwnedFd {
+    let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("memory", flags).unwrap();
+    assert_eq!(rustix::io::pwrite(&file, &[1; 4096], 0), Ok(4096));
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
+    file
+}
+
+/// Registers it.
+fn share() -> Request {
+    Request {
+        op: OP_ATTACH.into(),
+        region: 1.into(),
+        kind: KIND_SHARED.into(),
+        flags: FLAG_WRITABLE.into(),
+        length: 4096.into(),
+        ..Request::default()
+    }
+}
+
+/// Goes on until a connection is heard again.
+fn await_looked(rig: &mut Rig, number: u64) {
+    while rig.host.connections[&number].is_waiting() {
+        rig.host.looked();
+        std::thread::yield_now();
+    }
+}
+
+/// `write` has its file's inode while it waits for a page of what it writes, and whoever provides
+/// that may do so never.
+#[test]
+fn a_file_whose_inode_its_process_has_for_ever_keeps_no_other_waiting() {
+    let disk = VolatileDisk::new(4096, Caches::Shared).unwrap();
+    let source = std::fs::File::open(disk.path()).unwrap();
+    // SAFETY: a new mapping. It is there for reading, and nobody changes its file.
+    let source = unsafe {
+        let (read, private) = (ProtFlags::READ, MapFlags::PRIVATE);
+        let at = mmap(std::ptr::null_mut(), 4096, read, private, &source, 0).unwrap();
+        std::slice::from_raw_parts(at.cast::<u8>(), 4096)
+    };
+    let busy = page();
+    disk.hold_reads();
+    let into = busy.try_clone().unwrap();
+    let writing = std::thread::spawn(move || rustix::io::pwrite(&into, source, 0));
+    disk.await_held_read().unwrap();
+
+    let mut rig = rig();
+    let clients = [rig.connect(), rig.connect(), rig.connect()];
+    let numbers: Vec<u64> = rig.host.connections.keys().copied().collect();
+    for (client, number) in clients.iter().zip(&numbers) {
+        open_as(&mut rig, client, *number);
+    }
+    let [waits, ends, other] = &clients;
+    for (client, number) in [waits, ends].into_iter().zip(&numbers) {
+        send_request(client, &share(), &[busy.as_fd()]);
+        let number = *number;
+        rig = before(rig, || (), move |rig| rig.host.serve(number));
+        assert!(rig.host.connections[&number].is_waiting());
+    }
+    // One whose process goes.
+    rig.host.close(numbers[1]);
+    // The same user's next one is served meanwhile.
+    send_request(other, &share(), &[page().as_fd()]);
+    rig.host.serve(numbers[2]);
+    await_looked(&mut rig, numbers[2]);
+    assert_eq!(answer(other).status.get(), 0);
+    let silence = rustix::net::recv(waits, &mut [0; 4], RecvFlags::DONTWAIT);
+    assert_eq!(silence, Err(rustix::io::Errno::AGAIN));
+
+    disk.release_reads();
+    assert_eq!(writing.join().unwrap(), Ok(4096));
+    await_looked(&mut rig, numbers[0]);
+    assert_eq!(answer(waits).status.get(), 0);
+    // It is heard again.
+    send_request(waits, &share(), &[page().as_fd()]);
+    rig.host.serve(numbers[0]);
+    await_looked(&mut rig, numbers[0]);
+    assert_eq!(answer(waits).status.get(), Errno::EEXIST.to_wire());
+}
+
+/// Files wait for no more threads than a sender may have.
+#[test]
+fn files_of_which_many_wait_are_all_looked_at() {
+    let mut rig = rig();
+    let clients: Vec<_> = (0..20).map(|_| rig.connect()).collect();
+    let numbers: Vec<u64> = rig.host.connections.keys().copied().collect();
+    for (client, number) in clients.iter().zip(&numbers) {
+        open_as(&mut rig, client, *number);
+        send_request(client, &share(), &[page().as_fd()]);
+        rig.host.serve(*number);
+    }
+    for (client, number) in clients.iter().zip(&numbers) {
+        await_looked(&mut rig, *number);
+        assert_eq!(answer(client).status.get(), 0);
+    }
 }
