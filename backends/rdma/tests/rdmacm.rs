@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "rdmacm/addresses.rs"]
+mod addresses;
 mod common;
 #[path = "rdmacm/data.rs"]
 mod data;
@@ -22,6 +24,7 @@ fn a_program_connects_as_with_any_device() {
     let mut backend = Backend::start();
     // SAFETY: no other thread of this test looks at its environment.
     unsafe { std::env::set_var("FARLANE_SOCKET", backend.path("host")) };
+    addresses::a_source_without_an_address_has_its_port_all_the_same();
     data::a_message_carries_as_much_as_there_is_room_for();
     data::a_rejection_says_why();
     data::a_synchronous_call_fails_where_nobody_listens();

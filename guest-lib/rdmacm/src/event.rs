@@ -262,7 +262,13 @@ unsafe fn request(
     unsafe {
         let (channel, context) = ((*listener).channel, (*listener).context);
         let made = id::make(channel, context, (*listener).ps, event.qp_type.into());
-        let settled = made.and_then(|made| id::settle(made, device).map(|()| made));
+        let settled = made.and_then(|made| match id::settle(made, device) {
+            Ok(()) => Ok(made),
+            Err(errno) => {
+                id::destroy(made);
+                Err(errno)
+            }
+        });
         let Ok(made) = settled else {
             let _ = device.context().verbs().cm_destroy(&event.id);
             return None;

@@ -146,7 +146,7 @@ pub unsafe fn resolve(
         let is_bound = !id::of(id).inner().bound.is_empty();
         if let Some(from) = from
             && !is_bound
-            && !from.ip().is_unspecified()
+            && (!from.ip().is_unspecified() || from.port() != 0)
         {
             bind_to(id, from)?;
         }

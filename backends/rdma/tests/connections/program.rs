@@ -43,6 +43,7 @@ unsafe extern "C" {
     ) -> c_int;
     pub fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int;
     pub fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16;
+    pub fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16;
     pub fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_int;
     pub fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int;
     pub fn rdma_getaddrinfo(
