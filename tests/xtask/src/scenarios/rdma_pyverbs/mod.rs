@@ -1,14 +1,16 @@
-//! rdma-core's own tests of verbs, with our libibverbs over the daemon's host socket.
+//! rdma-core's own tests of verbs and of connections, with our libibverbs and librdmacm over the
+//! daemon's host socket.
 
 mod huge_pages;
 mod results;
 mod skips;
 mod stock;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
+use farlane_kit::guest_root::GuestFile;
 use farlane_kit::packages;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
@@ -37,10 +39,18 @@ const UNPACKED: &[&str] = &["python3-pyverbs", "librdmacm1"];
 const RELEASE: &str = "44.";
 
 /// How many tests pass at least, also without [`HugePages`].
-const PASSES: usize = 133;
+const PASSES: usize = 143;
 
 /// What is run.
 const PROGRAM: &str = "rdma-core's tests";
+
+/// What runs them, and tells them the address of the device, which has no network interface: of the
+/// checkout, and where guests have it.
+const RUNNER: &str = "tests/xtask/guest/pyverbs_tests.py";
+const RUNNER_IN_GUEST: &str = "usr/lib/farlane/pyverbs_tests.py";
+
+/// The usual address of the host's device.
+const HOST: &str = "127.0.0.1";
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     match packages::offered(UNPACKED[0])? {
@@ -63,7 +73,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let backend = farlane.daemon(run, &[], Some(&socket))?;
     let host = Host::new(farlane.programs(), &socket, run.logs());
     let huge_pages = HugePages::of_machine();
-    let tests = tests(&host, &folder)?;
+    let tests = tests(&host, &folder, &runner(run))?;
     drop(huge_pages);
     backend.stop()?;
 
@@ -71,7 +81,10 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 }
 
 /// How many tests of the guests' release of rdma-core pass at least.
-const PASSES_IN_GUEST: usize = 128;
+const PASSES_IN_GUEST: usize = 138;
+
+/// The address of the guest's device.
+const GUEST: &str = "10.0.0.1";
 
 /// How long they may take there, where a processor is emulated.
 const LIMIT_IN_GUEST: Duration = Duration::from_secs(900);
@@ -84,14 +97,16 @@ const FAILS_IN_GUEST: &[&str] = &["test_device.DeviceTest.test_get_pkey_index"];
 pub fn in_guest(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let farlane = run.context.farlane()?;
     let socket = run.path("a");
-    let backend = farlane.daemon(run, &[(&socket, "10.0.0.1")], None)?;
-    let config = VmConfig::new("a").farlane(&socket);
-    let [guest] = run.boot([config.files(farlane.guest_files()).python()])?;
+    let backend = farlane.daemon(run, &[(&socket, GUEST)], None)?;
+    let runner = GuestFile::new(runner(run), RUNNER_IN_GUEST);
+    let files = farlane.guest_files().chain([runner]);
+    let config = VmConfig::new("a").farlane(&socket).files(files);
+    let [guest] = run.boot([config.python()])?;
     wait_device(&guest)?;
     let line = format!(
         "mount -t tmpfs none /mnt && cp -r /{RDMA_CORE}/tests /mnt && cd /mnt && \
          {{ gunzip -f tests/*.gz 2>/dev/null; export PYTHONPATH=/mnt:/mnt/tests; \
-         exec farlane-run python3 tests/run_tests.py -v; }}"
+         exec farlane-run python3 /{RUNNER_IN_GUEST} {GUEST} -v; }}"
     );
     let tests = results(&guest, &line, LIMIT_IN_GUEST)?;
     no_complaint(&guest)?;
@@ -141,8 +156,12 @@ fn judge(
     Ok(())
 }
 
+fn runner(run: &Run<'_>) -> PathBuf {
+    run.context.workspace().root().join(RUNNER)
+}
+
 /// Runs the tests, which lie in the folder of an unpacked package.
-fn tests(host: &Host, folder: &Path) -> Result<Vec<Test>> {
+fn tests(host: &Host, folder: &Path, runner: &Path) -> Result<Vec<Test>> {
     let shell = |path: &str| format!("'{}'", folder.join(path).display());
     let documents = shell("usr/share/doc/rdma-core");
     let libraries = shell("usr/lib/x86_64-linux-gnu");
@@ -157,7 +176,8 @@ fn tests(host: &Host, folder: &Path) -> Result<Vec<Test>> {
     let line = format!(
         "cd {documents} && {{ gunzip --force tests/*.gz 2>/dev/null; \
          export LD_LIBRARY_PATH={libraries} PYTHONPATH={modules} PYTHONDONTWRITEBYTECODE=1; \
-         exec farlane-run /usr/bin/python3 tests/run_tests.py -v; }}"
+         exec farlane-run /usr/bin/python3 '{}' {HOST} -v; }}",
+        runner.display()
     );
     results(host, &line, TOOL_TIMEOUT)
 }

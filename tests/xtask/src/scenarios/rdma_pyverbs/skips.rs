@@ -49,12 +49,6 @@ pub const VENDORS: [&str; 2] = ["test_mlx5_", "test_efa"];
 /// Reasons for which the other tests may be skipped.
 pub const SKIPS: &[Skip] = &[
     Skip {
-        reason: "Device farlane0 doesn't have net interface",
-        at_most: 10,
-        because: "no network interface with the port's address, by which they find a device",
-        places: OURS,
-    },
-    Skip {
         reason: "Device /dev/dri/renderD128 is not present",
         at_most: 10,
         because: "no buffers of a GPU's kernel driver (DRM)",
