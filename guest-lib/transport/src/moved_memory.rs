@@ -42,8 +42,8 @@ use std::ptr::{NonNull, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Bytes of a file that holds what small registrations have moved, one behind the other: each file
-/// is a descriptor of the program's.
+/// Bytes of a file that holds what small registrations have moved: each file is a descriptor of the
+/// program's.
 const FILE_BYTES: usize = 4 << 20;
 
 /// What is registered, and the files, of this process. A child has none: its memory is its own.
@@ -77,10 +77,8 @@ struct MemoryFile {
 /// What a file is used for.
 #[derive(Debug, Default)]
 struct Uses {
-    /// Bytes that were given out.
-    bytes: usize,
-    /// Pieces of it that are registered.
-    pieces: usize,
+    /// Bytes of it that are registered, once for each registration.
+    registered: Vec<Range<usize>>,
     /// Something was, and the backend cannot map it any more.
     is_over: bool,
 }
@@ -112,6 +110,26 @@ pub(crate) struct Piece {
 impl Piece {
     pub fn file(&self) -> BorrowedFd<'_> {
         self.of.file.as_fd()
+    }
+
+    /// Where it lies in its file.
+    fn range(&self) -> Range<usize> {
+        to_usize(self.offset)..to_usize(self.offset.saturating_add(self.length))
+    }
+
+    /// It is registered.
+    fn begin(&self) {
+        lock(&self.of.uses).registered.push(self.range());
+    }
+
+    /// It is no more.
+    fn end(&self) {
+        let mut uses = lock(&self.of.uses);
+        let range = self.range();
+        if let Some(at) = uses.registered.iter().position(|one| *one == range) {
+            uses.registered.swap_remove(at);
+        }
+        uses.is_over |= uses.registered.is_empty();
     }
 }
 
@@ -155,7 +173,7 @@ impl Registered {
         // SAFETY: as promised.
         let pieces = unsafe { ledger.share(backend, &range, &pages) };
         let pieces = pieces.inspect_err(|_| ledger.move_back(&pages))?;
-        pieces.iter().for_each(|piece| piece.of.begin());
+        pieces.iter().for_each(Piece::begin);
         let id = ledger.next;
         ledger.next += 1;
         ledger.registered.insert(id, pages);
@@ -177,7 +195,7 @@ impl Drop for Registered {
             return;
         }
         let mut ledger = lock(LEDGER.get());
-        pieces.iter().for_each(|piece| piece.of.end());
+        pieces.iter().for_each(Piece::end);
         drop(pieces);
         if let Some(pages) = ledger.registered.remove(&self.id) {
             ledger.move_back(&pages);
@@ -204,7 +222,7 @@ impl Ledger {
             return pieces(&self.files, &all, range);
         }
         // SAFETY: as promised, and private or nobody else's any more, as the kernel says.
-        unsafe { move_into_file(&mut self.files, backend, &private) }?;
+        unsafe { move_into_file(&mut self.files, backend, &private, &all) }?;
         pieces(&self.files, &mappings()?, range)
     }
 
@@ -216,9 +234,7 @@ impl Ledger {
             if Arc::strong_count(file) > 1 || file.is_mapped(all) {
                 return true;
             }
-            let mut uses = lock(&file.uses);
-            uses.bytes = 0;
-            let is_usable = !uses.is_over && file.pages.len() == FILE_BYTES;
+            let is_usable = !file.is_over() && file.pages.len() == FILE_BYTES;
             is_usable && std::mem::take(&mut is_first)
         });
     }
@@ -324,28 +340,28 @@ impl MemoryFile {
         lock(&self.uses).is_over
     }
 
-    /// A piece of it is registered.
-    fn begin(&self) {
-        lock(&self.uses).pieces += 1;
-    }
-
-    /// One is no more.
-    fn end(&self) {
-        let mut uses = lock(&self.uses);
-        uses.pieces = uses.pieces.saturating_sub(1);
-        uses.is_over |= uses.pieces == 0;
-    }
-
-    /// Gives out `bytes` of it, all of which are there, if it has them.
-    fn take(&self, bytes: usize) -> Result<Option<usize>, Errno> {
-        let mut uses = lock(&self.uses);
-        let at = uses.bytes;
-        if uses.is_over || self.pages.get(at, bytes).is_none() || !self.is_open() {
+    /// Gives out `bytes` of it, all of which are there, if it has them: where nothing of the
+    /// program lies, and nothing is registered.
+    fn take(&self, bytes: usize, all: &[Run]) -> Result<Option<usize>, Errno> {
+        let uses = lock(&self.uses);
+        if uses.is_over || !self.is_open() {
             return Ok(None);
         }
-        let all = FallocateFlags::empty();
-        fallocate(&*self.file, all, at as u64, bytes as u64)?;
-        uses.bytes += bytes;
+        let registered = uses.registered.iter().filter_map(outward);
+        let mut taken: Vec<_> = self.mapped(all).chain(registered).collect();
+        taken.sort_unstable_by_key(|range| range.start);
+        let mut at = 0;
+        for range in taken {
+            if range.start >= at + bytes {
+                break;
+            }
+            at = at.max(range.end);
+        }
+        if self.pages.get(at, bytes).is_none() {
+            return Ok(None);
+        }
+        let flags = FallocateFlags::empty();
+        fallocate(&*self.file, flags, at as u64, bytes as u64)?;
         Ok(Some(at))
     }
 
@@ -355,12 +371,20 @@ impl MemoryFile {
         (start..start + self.pages.len()).contains(&run.range.start)
     }
 
-    /// Whether pages of the program are there, and not only those of that mapping.
-    fn is_mapped(&self, all: &[Run]) -> bool {
-        all.iter().any(|run| {
-            let is_its = matches!(run.pages, Pages::Shared { file, .. } if file == self.id);
-            is_its && !self.has(run)
+    /// Which of its bytes pages of the program are, and not only those of that mapping.
+    fn mapped(&self, all: &[Run]) -> impl Iterator<Item = Range<usize>> {
+        all.iter().filter_map(|run| match run.pages {
+            Pages::Shared { file, offset } if file == self.id && !self.has(run) => {
+                let start = usize::try_from(offset).ok()?;
+                Some(start..start.checked_add(run.range.len())?)
+            }
+            _ => None,
         })
+    }
+
+    /// Whether there are some.
+    fn is_mapped(&self, all: &[Run]) -> bool {
+        self.mapped(all).next().is_some()
     }
 }
 
@@ -413,7 +437,7 @@ fn pieces(files: &Files, all: &[Run], range: &Range<usize>) -> Result<Vec<Piece>
     parts.iter().map(piece).collect()
 }
 
-/// Moves pages into a file of a backend's, one range behind the other.
+/// Moves pages into a file of a backend's, one range behind the other. `all` is what is mapped.
 ///
 /// # Safety
 /// They are private memory, or of files that are over, which nobody unmaps meanwhile.
@@ -421,11 +445,12 @@ unsafe fn move_into_file(
     files: &mut Files,
     backend: Backend,
     private: &[Range<usize>],
+    all: &[Run],
 ) -> Result<(), Errno> {
     let bytes = private.iter().map(Range::len).sum();
     let mut found = None;
     for file in files.iter().filter(|file| file.backend == backend) {
-        if let Some(at) = file.take(bytes)? {
+        if let Some(at) = file.take(bytes, all)? {
             found = Some((Arc::clone(file), at));
             break;
         }
@@ -434,7 +459,7 @@ unsafe fn move_into_file(
         Some(found) => found,
         None => {
             let made = MemoryFile::new(backend, bytes.max(FILE_BYTES))?;
-            let at = made.take(bytes)?.ok_or(Errno::NOMEM)?;
+            let at = made.take(bytes, all)?.ok_or(Errno::NOMEM)?;
             files.push(Arc::clone(&made));
             (made, at)
         }

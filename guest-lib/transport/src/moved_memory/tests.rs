@@ -285,7 +285,7 @@ fn what_is_left_in_a_file_that_is_over_moves_out_of_it() {
     let memory = pages(1);
     write(&memory, 0, 7);
     let (registered, one) = register(&memory, 0, 8);
-    one[0].of.end();
+    one[0].end();
     let (_registered, anew) = register(&memory, 0, 8);
     assert_ne!(one[0].of.id, anew[0].of.id);
     assert_eq!(read_pieces(&anew)[0], 7);
@@ -334,7 +334,7 @@ fn a_file_that_has_taken_the_number_of_one_of_memory_is_left_alone() {
         assert_eq!(replaced, number);
     };
     replace(&theirs);
-    assert_eq!(of.take(PAGE), Ok(None));
+    assert_eq!(of.take(PAGE, &[]), Ok(None));
     let address = at(&memory, 8).expose_provenance();
     assert_eq!(register_at(address, 8).map(drop), Err(Errno::BADF));
     let (_other, elsewhere) = register(&memory, PAGE, 8);
@@ -355,6 +355,33 @@ fn registering_again_and_again_needs_no_more_files() {
     }
     // Other tests have some.
     assert!(lock(LEDGER.get()).files.len() < 10);
+}
+
+/// One page that stays registered does not keep a file for itself alone.
+#[test]
+fn bytes_of_what_is_registered_no_more_are_given_out_anew() {
+    if !runs_alone("moved_memory::tests::bytes_of_what_is_registered_no_more_are_given_out_anew") {
+        return;
+    }
+    // Four of them, and four pages, are a file.
+    const QUARTER: usize = FILE_BYTES / 4 - PAGE;
+    let (kept, short) = (pages(16), pages(QUARTER / PAGE));
+    let mut all = Vec::new();
+    for page in (0..16).step_by(2) {
+        write(&kept, page * PAGE, 7);
+        all.push(register(&kept, page * PAGE, 8));
+        for round in 0..5 {
+            let (registered, pieces) = register(&short, 0, QUARTER);
+            write_pieces(&pieces, &[round; QUARTER]);
+            drop(registered);
+            assert_eq!(read(&short, QUARTER - 1), round);
+        }
+    }
+    let first = all[0].1[0].of.id;
+    for (_, pieces) in &all {
+        assert_eq!(pieces[0].of.id, first);
+        assert_eq!(read_pieces(pieces)[0], 7);
+    }
 }
 
 /// A child that does something, and ends with what that says.
