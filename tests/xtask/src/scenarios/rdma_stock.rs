@@ -23,6 +23,8 @@ use crate::tools::{Ends, TOOL_TIMEOUT, between, pingpong_us};
 mod connections;
 mod drop_in;
 
+pub use self::connections::start as start_connections;
+
 /// What the device is called, and where its IPv4 address is in its GID table.
 pub const DEVICE: &str = "rxe_farlane0";
 pub const GID: u32 = 1;

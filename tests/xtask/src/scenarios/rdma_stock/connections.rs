@@ -73,13 +73,18 @@ const ENDLESS: Pair = Pair {
 /// How many of them a kernel of each kind runs.
 pub const FEW: usize = 2;
 
+/// Programs of a guest can reach its connection manager.
+pub fn start(guest: &Guest) -> Result<()> {
+    guest.run("modprobe rdma_ucm")?;
+    wait_until("programs can reach the connection manager", || {
+        Ok(guest.exec("test -c /dev/infiniband/rdma_cm")?.success())
+    })
+}
+
 /// Runs a server in one guest and a client in another one, or in the same.
 pub fn run(server: &Guest, client: &Guest, brief: bool, report: &mut Report) -> Result<()> {
     for guest in [server, client] {
-        guest.run("modprobe rdma_ucm")?;
-        wait_until("programs can reach the connection manager", || {
-            Ok(guest.exec("test -c /dev/infiniband/rdma_cm")?.success())
-        })?;
+        start(guest)?;
     }
     for pair in &PAIRS[..if brief { FEW } else { PAIRS.len() }] {
         pair.run(server, client)?;
