@@ -147,12 +147,16 @@ pub(crate) fn has_huge_pages(file: BorrowedFd<'_>) -> Result<bool, MemoryFileErr
 /// Sees to it that no pages are taken out of a memfd any more, and that it is mapped for writing by
 /// nobody else. Mappings that there are stay.
 pub(crate) fn seal_against_holes(file: BorrowedFd<'_>) -> Result<(), MemoryFileError> {
-    let sealed =
-        || Ok::<_, Errno>(rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::FUTURE_WRITE));
-    if !sealed()? {
+    if !is_sealed(file) {
         rustix::fs::fcntl_add_seals(file, SealFlags::FUTURE_WRITE)?;
     }
     Ok(())
+}
+
+/// Whether that is so.
+pub(crate) fn is_sealed(file: BorrowedFd<'_>) -> bool {
+    let seals = rustix::fs::fcntl_get_seals(file);
+    seals.is_ok_and(|seals| seals.contains(SealFlags::FUTURE_WRITE))
 }
 
 /// Whether a memfd has all pages of a range of bytes, which it is long enough for: those that have

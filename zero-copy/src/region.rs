@@ -444,12 +444,14 @@ impl Region {
             return Err(refuse());
         }
         let length = self.inner.length;
-        // Laid over a smaller mapping, a huge page would replace what lies behind that.
-        let mut huge = false;
+        // Laid over a smaller mapping, a huge page would replace what lies behind that; and what is
+        // sealed is not mapped again.
+        let mut stays = false;
         for piece in pieces {
-            huge |= memory_file::has_huge_pages(piece.file.as_fd())?;
+            let file = piece.file.as_fd();
+            stays |= memory_file::has_huge_pages(file)? || memory_file::is_sealed(file);
         }
-        if huge {
+        if stays {
             return match &pieces[..] {
                 [piece] if piece.file_offset.is_multiple_of(PAGE_BYTES) => {
                     let mapping = Arc::clone(&piece.mapping);

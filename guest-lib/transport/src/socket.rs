@@ -13,7 +13,7 @@ use farlane_sys::memory_file;
 use farlane_sys::sync::lock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, fstat, ftruncate};
-use rustix::io::Errno as Os;
+use rustix::io::{Errno as Os, pwrite};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -162,7 +162,10 @@ impl Transport for SocketTransport {
     fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), TransportError> {
         drop(self.socket.enter().ok_or(TransportError::Gone)?);
         let length = (length as u64).next_multiple_of(PAGE_BYTES);
-        let memory = sealed_memory(length)?;
+        let memory = match self.pins {
+            Pins::Moved { .. } => full_memory(length)?,
+            _ => sealed_memory(length, SealFlags::SEAL)?,
+        };
         let map = Arc::new(Map::shared(memory.as_fd(), 0, to_usize(length)?)?);
         let request = Request {
             kind: control::KIND_SEGMENT.into(),
@@ -314,12 +317,26 @@ impl Drop for SocketTransport {
     }
 }
 
+/// The same for a backend of another user, which takes all of its pages to be there, and seals it
+/// against holes.
+fn full_memory(length: u64) -> Result<OwnedFd, TransportError> {
+    let memory = sealed_memory(length, SealFlags::empty())?;
+    let zeroes = [0; 4096];
+    let mut at = 0;
+    while at < length {
+        let some = &zeroes[..zeroes.len().min(to_usize(length - at)?)];
+        let written = pwrite(&memory, some, at);
+        at += written.map_err(|source| TransportError::os("pwrite", source))? as u64;
+    }
+    Ok(memory)
+}
+
 /// Memory that neither side can shrink under the other's feet.
-fn sealed_memory(length: u64) -> Result<OwnedFd, TransportError> {
+fn sealed_memory(length: u64, besides: SealFlags) -> Result<OwnedFd, TransportError> {
     let memory = memory_file("farlane-segment")
         .map_err(|source| TransportError::os("memfd_create", source))?;
     ftruncate(&memory, length).map_err(|source| TransportError::os("ftruncate", source))?;
-    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | besides;
     fcntl_add_seals(&memory, seals).map_err(|source| TransportError::os("fcntl", source))?;
     Ok(memory)
 }

@@ -2,28 +2,25 @@
 
 use super::admission::Admitted;
 use super::events::ProcessEvents;
+use super::open::{Answer, Open};
 use super::packet::{Incoming, receive, send};
-use super::sharing::{Job, Looked};
-use super::{HostState, Sender, file};
+use super::sharing::{Looked, Purpose};
+use super::{HostState, Sender};
 use farlane_abi::Errno;
-use farlane_abi::arena::OFF_OWNER;
 use farlane_abi::config::ABI_VERSION;
-use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, Reply};
-use farlane_abi::ids::{ContextId, RegionId};
+use farlane_abi::control::{EVENT_WAKE, Reply};
+use farlane_abi::ids::ContextId;
 use farlane_daemon::{eventfd, warn_limited};
-use farlane_guest_device::control::{MAX_MAPPINGS, region_errno};
-use farlane_guest_device::request::{HostRequest, Kind, NewRegion, WindowRange, parse_host};
-use farlane_rdma_remoting::{BufferMapping, Context, Doorbell, Party, Resource, Share};
-use farlane_zero_copy::{Pool, Process, Region, SharedMemory};
+use farlane_guest_device::control::region_errno;
+use farlane_guest_device::request::{HostRequest, Kind, parse_host};
+use farlane_rdma_remoting::{BufferMapping, Party, Resource, Share};
+use farlane_zero_copy::{Pool, Process};
 use std::collections::HashMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Host memory that one process can have in buffers, in bytes.
 const BUFFER_BYTES: u64 = 1 << 30;
-
-/// Bytes that are looked at there: a word, and what fills the granule of shared memory.
-const OWNER_BYTES: usize = 8;
 
 /// What becomes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,33 +57,6 @@ pub(crate) struct Connection {
     left: Vec<OwnedFd>,
     /// Its request waits for what is looked at.
     is_waiting: bool,
-}
-
-struct Open {
-    context: Arc<Context>,
-    events: Arc<ProcessEvents>,
-    _doorbell: Doorbell,
-    /// The files of regions' memory: closing the last descriptor of one may take long.
-    backings: HashMap<RegionId, Vec<Backing>>,
-    /// Files that it has shown.
-    files: HashMap<RegionId, (OwnedFd, Share)>,
-    /// Number of attached regions.
-    regions: u32,
-    /// Number of mapped buffers.
-    mappings: u32,
-}
-
-/// A further descriptor of a file of memory.
-pub(crate) struct Backing {
-    _file: OwnedFd,
-    _share: Share,
-}
-
-/// What a request is answered with.
-#[derive(Default)]
-struct Answer {
-    value: u64,
-    buffer: Option<BufferMapping>,
 }
 
 impl Connection {
@@ -175,6 +145,7 @@ impl Connection {
         let open = self.open.as_mut().ok_or(Errno::ENOENT)?;
         let Looked {
             region,
+            purpose,
             memory,
             backings,
             ..
@@ -182,7 +153,10 @@ impl Connection {
         let attach = |open: &mut Open| {
             let memory = memory.map_err(|e| region_errno(&e))?;
             host.locate(&memory);
-            open.context.attach_pin(region, memory)?;
+            match purpose {
+                Purpose::Registration => open.context.attach_pin(region, memory)?,
+                Purpose::Segment => open.attach_segment(&self.process, region, memory)?,
+            }
             open.regions += 1;
             Ok(())
         };
@@ -314,6 +288,11 @@ impl Connection {
                 let file = descriptors.pop().ok_or(Errno::EPROTO)?;
                 open.attach_file(host, seat, sender, new.region, file)?;
             }
+            HostRequest::Attach(new) if new.kind == Kind::Segment && seat.another.is_some() => {
+                let file = (0, new.length);
+                let looked = (number, &new, Purpose::Segment);
+                return open.look(host, seat, sender, looked, descriptors, [file], true);
+            }
             HostRequest::Attach(new) => {
                 let process = Arc::clone(&self.process);
                 let attach = |open: &mut Open, files: Vec<OwnedFd>| {
@@ -326,29 +305,8 @@ impl Connection {
                 let Kind::Shared { writable } = new.kind else {
                     return Err(Errno::EINVAL);
                 };
-                if open.regions >= MAX_REGIONS {
-                    host.closing.close(sender, descriptors, ());
-                    return Err(Errno::ENOSPC);
-                }
-                let backings = seat.keep_all(host, sender, &mut descriptors)?;
-                let pieces = descriptors.into_iter().zip(pieces);
-                let pieces = pieces.map(|(file, (offset, length))| (file, offset, length));
-                let job = Job {
-                    number,
-                    region: new.region,
-                    pieces: pieces.collect(),
-                    writable,
-                    backings,
-                };
-                return match host.sharing.start(sender, job) {
-                    Ok(()) => Ok(None),
-                    Err(job) => {
-                        // The others last.
-                        drop(job.pieces);
-                        host.closing.free(job.backings);
-                        Err(Errno::ENOMEM)
-                    }
-                };
+                let looked = (number, &new, Purpose::Registration);
+                return open.look(host, seat, sender, looked, descriptors, pieces, writable);
             }
             HostRequest::Detach { region } => {
                 open.context.detach(region)?;
@@ -431,164 +389,5 @@ impl Connection {
             },
             ..Answer::default()
         })
-    }
-}
-
-impl Seat {
-    /// Another descriptor of a file of memory, which is to be closed by another thread. However
-    /// many wait for that, its process is heard: the share of descriptors bounds them.
-    fn keep(&self, file: &OwnedFd) -> Result<Backing, Errno> {
-        let share = self.party.take(Resource::Descriptors, 1);
-        Ok(Backing {
-            _share: share.ok_or(Errno::ENOMEM)?,
-            _file: file.try_clone().map_err(|_| Errno::ENOMEM)?,
-        })
-    }
-
-    /// The same of several, which are closed by another thread where that fails.
-    fn keep_all(
-        &self,
-        host: &HostState,
-        sender: Sender,
-        files: &mut Vec<OwnedFd>,
-    ) -> Result<Vec<Backing>, Errno> {
-        let backings: Result<Vec<_>, _> = files.iter().map(|file| self.keep(file)).collect();
-        backings.inspect_err(|_| host.closing.close(sender, std::mem::take(files), ()))
-    }
-}
-
-impl Open {
-    /// Makes a region of files, each of which is closed by another thread, after all others of it
-    /// here.
-    fn attach_with(
-        &mut self,
-        host: &HostState,
-        seat: &Seat,
-        sender: Sender,
-        region: RegionId,
-        mut files: Vec<OwnedFd>,
-        make: impl FnOnce(&mut Self, Vec<OwnedFd>) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        let backings = seat.keep_all(host, sender, &mut files)?;
-        let made = make(self, files);
-        self.keep(host, region, backings, made)
-    }
-
-    /// Keeps the files of a region's memory, where that was made.
-    fn keep(
-        &mut self,
-        host: &HostState,
-        region: RegionId,
-        backings: Vec<Backing>,
-        made: Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        if made.is_ok() && !backings.is_empty() {
-            self.backings.insert(region, backings);
-        } else if !backings.is_empty() {
-            host.closing.free(backings);
-        }
-        made
-    }
-
-    fn attach(
-        &mut self,
-        host: &HostState,
-        seat: &Seat,
-        process: &Arc<Process>,
-        new: &NewRegion,
-        file: Option<OwnedFd>,
-    ) -> Result<(), Errno> {
-        if self.regions >= MAX_REGIONS {
-            return Err(Errno::ENOSPC);
-        }
-        match new.kind {
-            Kind::Segment => {
-                let file = file.ok_or(Errno::EPROTO)?;
-                let memory = Region::from_memfd(file, new.length, true);
-                let memory = memory.map_err(|e| region_errno(&e))?;
-                host.locate(&memory);
-                self.context.attach_segment(new.region, memory)?;
-                let owner = |header: &SharedMemory| header.part(OFF_OWNER, OWNER_BYTES);
-                if let Some(Ok(owner)) = self.context.header().map(owner) {
-                    process.set_owner(owner);
-                }
-            }
-            // Nothing is reached that the process of another user does not share.
-            Kind::Pin { .. } if seat.another.is_some() => return Err(Errno::EPERM),
-            Kind::AddressSpace { .. } if seat.another.is_some() => {
-                return Err(Errno::EOPNOTSUPP);
-            }
-            Kind::Pin { writable } | Kind::AddressSpace { writable } => {
-                let memory = Region::from_process(process, new.address, new.length, writable);
-                let memory = memory.map_err(|e| region_errno(&e))?;
-                self.context.attach_pin(new.region, memory)?;
-            }
-            Kind::Phony
-            | Kind::Device { .. }
-            | Kind::Shared { .. }
-            | Kind::File
-            | Kind::AllMemory { .. } => {
-                return Err(Errno::EOPNOTSUPP);
-            }
-        }
-        self.regions += 1;
-        Ok(())
-    }
-
-    /// Keeps a file that the process has shown, so that no other one is taken for it.
-    fn attach_file(
-        &mut self,
-        host: &HostState,
-        seat: &Seat,
-        sender: Sender,
-        region: RegionId,
-        file: OwnedFd,
-    ) -> Result<(), Errno> {
-        let attach = || {
-            if self.regions >= MAX_REGIONS {
-                return Err(Errno::ENOSPC);
-            }
-            let share = seat.party.take(Resource::Descriptors, 1);
-            let share = share.ok_or(Errno::ENOMEM)?;
-            let id = file::identify(file.as_fd()).map_err(|error| match error {
-                rustix::io::Errno::BADF => Errno::EBADF,
-                _ => Errno::EINVAL,
-            })?;
-            self.context.attach_file(region, id)?;
-            Ok(share)
-        };
-        match attach() {
-            Ok(share) => {
-                self.files.insert(region, (file, share));
-                self.regions += 1;
-                Ok(())
-            }
-            Err(errno) => {
-                host.closing.close(sender, vec![file], ());
-                Err(errno)
-            }
-        }
-    }
-
-    fn map(&mut self, place: WindowRange) -> Result<BufferMapping, Errno> {
-        // Each buffer is a file of its own, so that only its handle tells it from others.
-        if place.buffer == 0 {
-            return Err(Errno::EINVAL);
-        }
-        if self.mappings >= MAX_MAPPINGS {
-            return Err(Errno::ENOSPC);
-        }
-        let buffer = self
-            .context
-            .window_map(place.buffer, place.offset, place.length)?;
-        self.mappings += 1;
-        Ok(buffer)
-    }
-
-    fn unmap(&mut self, place: WindowRange) -> Result<(), Errno> {
-        self.context
-            .window_unmap(place.buffer, place.offset, place.length)?;
-        self.mappings = self.mappings.saturating_sub(1);
-        Ok(())
     }
 }

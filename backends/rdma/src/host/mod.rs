@@ -13,6 +13,7 @@ mod admission;
 mod connection;
 mod events;
 mod file;
+mod open;
 mod packet;
 mod sharing;
 

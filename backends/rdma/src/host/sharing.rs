@@ -1,4 +1,6 @@
-//! Files in which processes have what they register, before they are attached.
+//! Files in which processes have what they register, and segments of other users' processes, before
+//! they are attached. All of their pages have to be there: those that are not would be the daemon's
+//! once it touches them, which bounds its own memory and not theirs.
 //!
 //! To seal a file, and to look for holes in it, takes its inode's lock. A `write` into the file has
 //! that meanwhile, also while it waits for a page of its source: where whoever provides that (FUSE,
@@ -7,7 +9,7 @@
 //! is bounded by the descriptors that its process or user has a share of.
 
 use super::Sender;
-use super::connection::Backing;
+use super::open::Backing;
 use farlane_abi::ids::RegionId;
 use farlane_sys::sync::lock;
 use farlane_zero_copy::{Region, RegionError, SharedFiles};
@@ -44,11 +46,19 @@ struct Queue {
     threads: usize,
 }
 
+/// What files are to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Registration,
+    Segment,
+}
+
 /// Files that are to be looked at.
 pub(crate) struct Job {
     /// Of which connection.
     pub number: u64,
     pub region: RegionId,
+    pub purpose: Purpose,
     /// An offset of each, and how many bytes.
     pub pieces: Vec<(OwnedFd, u64, u64)>,
     pub writable: bool,
@@ -60,6 +70,7 @@ pub(crate) struct Job {
 pub(crate) struct Looked {
     pub number: u64,
     pub region: RegionId,
+    pub purpose: Purpose,
     pub memory: Result<Region, RegionError>,
     pub backings: Vec<Backing>,
 }
@@ -118,6 +129,7 @@ impl Shared {
             let looked = Looked {
                 number: job.number,
                 region: job.region,
+                purpose: job.purpose,
                 memory,
                 backings: job.backings,
             };

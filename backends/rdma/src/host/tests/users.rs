@@ -2,6 +2,7 @@
 
 use super::*;
 use farlane_abi::control::{FLAG_WRITABLE, KIND_ADDRESS_SPACE, KIND_PIN, KIND_SHARED};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 /// A rig whose daemon is another user's than this process, which its policy lets in.
@@ -189,9 +190,15 @@ fn a_user_whose_descriptors_are_not_closed_is_not_heard_and_others_are() {
 
 /// A file of a page, which is there.
 fn page() -> OwnedFd {
+    full(4096)
+}
+
+/// One of so many bytes, all of which are.
+fn full(bytes: u64) -> OwnedFd {
     let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("memory", flags).unwrap();
-    assert_eq!(rustix::io::pwrite(&file, &[1; 4096], 0), Ok(4096));
+    let zeroes = vec![0; usize::try_from(bytes).unwrap()];
+    assert_eq!(rustix::io::pwrite(&file, &zeroes, 0), Ok(zeroes.len()));
     rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
     file
 }
@@ -266,6 +273,36 @@ fn a_file_whose_inode_its_process_has_for_ever_keeps_no_other_waiting() {
     rig.host.serve(numbers[0]);
     await_looked(&mut rig, numbers[0]);
     assert_eq!(answer(waits).status.get(), Errno::EEXIST.to_wire());
+}
+
+/// What is not there would be the daemon's memory once its worker writes it.
+#[test]
+fn pages_of_a_segment_are_its_users_own() {
+    let mut rig = rig();
+    let client = rig.connect();
+    let number = rig.host.next - 1;
+    assert_eq!(open(&mut rig, &client).status.get(), 0);
+    let attach = Request {
+        op: OP_ATTACH.into(),
+        kind: KIND_SEGMENT.into(),
+        length: HEADER_SEGMENT_BYTES.into(),
+        ..Request::default()
+    };
+    let ask = |rig: &mut Rig, memory: &OwnedFd| {
+        send_request(&client, &attach, &[memory.as_fd()]);
+        rig.host.serve(number);
+        await_looked(rig, number);
+        answer(&client).status.get()
+    };
+    let make_hole = |memory: &OwnedFd| {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(memory, flags, 4096, 4096)
+    };
+    let [memory, sparse] = [HEADER_SEGMENT_BYTES; 2].map(full);
+    make_hole(&sparse).unwrap();
+    assert_eq!(ask(&mut rig, &sparse), Errno::EINVAL.to_wire());
+    assert_eq!(ask(&mut rig, &memory), 0);
+    assert_eq!(make_hole(&memory), Err(rustix::io::Errno::PERM));
 }
 
 /// Files wait for no more threads than a sender may have.
