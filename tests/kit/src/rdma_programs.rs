@@ -55,7 +55,8 @@ const MPI_HEADERS: &str = "usr/lib/x86_64-linux-gnu/openmpi/include";
 /// The tree of these programs, and the file system of a guest's root.
 #[derive(Debug)]
 pub struct RdmaPrograms {
-    tree: Tree,
+    /// For programs that run on this machine.
+    pub tree: Tree,
     /// For [`crate::vm_config::VmConfig::image`].
     pub image: PathBuf,
 }

@@ -179,7 +179,7 @@ const CHECKSUMS: &str = "crc32c_generic";
 const BUSYBOX_FOLDER: &str = "usr/lib/busybox";
 
 /// Where a tree has further libraries; guests have them beside the others.
-const OTHER_LIBRARIES: &[&str] = &["ceph", "ucx"];
+pub const OTHER_LIBRARIES: &[&str] = &["ceph", "ucx"];
 
 /// What all of this depends on, apart from the tree and the kernel.
 pub fn make_up() -> impl Hash {

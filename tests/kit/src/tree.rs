@@ -1,6 +1,7 @@
 //! Debian trees in the cache: made once, remade when their make-up changes or their making was
 //! interrupted.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,6 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::debian::{TreeSpec, mirror};
 use crate::process::check_output;
+use crate::root_contents::OTHER_LIBRARIES;
 use crate::workspace::Workspace;
 use crate::{packages, progress};
 
@@ -127,10 +129,28 @@ impl Tree {
     /// of the others.
     #[must_use]
     pub fn loader_with(&self, folders: &[&str]) -> Command {
+        self.loader_over(None, folders)
+    }
+
+    /// Like [`Tree::program`], with the libraries of a folder of this machine in place of the
+    /// tree's own of the same names.
+    #[must_use]
+    pub fn program_over(&self, first: &Path, inside: &str) -> Command {
+        let mut command = self.loader_over(Some(first), OTHER_LIBRARIES);
+        command.arg(self.join(inside));
+        command
+    }
+
+    fn loader_over(&self, first: Option<&Path>, folders: &[&str]) -> Command {
         // Not lib64/ld-linux-x86-64.so.2: `lib64` and that link may be absolute, and lead out of
         // the tree.
         let mut command = Command::new(self.libraries().join("ld-linux-x86-64.so.2"));
-        let mut path = self.libraries().into_os_string();
+        let mut path = OsString::new();
+        if let Some(first) = first {
+            path.push(first);
+            path.push(":");
+        }
+        path.push(self.libraries());
         for folder in folders {
             path.push(":");
             path.push(self.libraries().join(folder));

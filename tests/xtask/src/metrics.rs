@@ -76,6 +76,11 @@ impl Metrics {
             .with_context(|| format!("No counter {name} among {:?}", self.0.keys()))?;
         Ok(values.sum())
     }
+
+    /// How many bytes a daemon of RDMA has moved.
+    pub fn moved(&self) -> Result<u64> {
+        Ok(self.sum("bytes_out")? + self.sum("bytes_in")?)
+    }
 }
 
 /// Labels between braces. Their values have neither commas nor quotes here.

@@ -75,8 +75,7 @@ impl<'a> Stock<'a> {
 
     /// How many bytes the daemon has moved.
     pub fn moved(&self) -> Result<u64> {
-        let metrics = Metrics::read(&self.run.metrics(), "farlane_rdma_")?;
-        Ok(metrics.sum("bytes_out")? + metrics.sum("bytes_in")?)
+        Metrics::read(&self.run.metrics(), "farlane_rdma_")?.moved()
     }
 
     /// Ends all, if no kernel has found anything wrong with itself.

@@ -34,7 +34,8 @@ scenarios! {
         "Debian's programs of verbs over the RDMA device of the guests' kernel, without a library \
          of ours: ibv_devinfo, rdma, ping-pongs, perftest";
     test "rdma-apps" = rdma_apps::run,
-        "Debian's UCX and Open MPI between two VMs over the RDMA device of their kernels";
+        "Debian's UCX, Open MPI and libfabric between two VMs over the RDMA device of their \
+         kernels, and libfabric between two processes";
     test "rdma-ulps" = rdma_ulps::run,
         "NVMe over RDMA (a disk of farlane-blk, its VM killed), NFS over RDMA and RDS between two \
          VMs, by their kernels";

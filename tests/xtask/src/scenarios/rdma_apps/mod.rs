@@ -1,6 +1,9 @@
 //! What people use RDMA for without calling verbs themselves, from Debian's packages, over the RDMA
-//! device of the guests' kernel: UCX, and Open MPI over UCX.
+//! device of the guests' kernel: UCX, Open MPI over UCX, and libfabric; the latter also over our
+//! own libraries, between processes of this machine.
 
+mod host;
+mod libfabric;
 mod mpi;
 mod ucx;
 
@@ -10,11 +13,13 @@ use farlane_kit::rdma_programs::RdmaPrograms;
 use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
 
+use self::host::OnHost;
 use crate::run::Run;
 use crate::stock::Stock;
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let programs = RdmaPrograms::ensure(run.context.kit()?)?;
+    on_host(run, &programs, report)?;
     let exchange = mpi::program(run, &programs)?;
     let wire = Wire::new()?;
     let stock = Stock::boot(run, &wire, |config, _| {
@@ -26,20 +31,29 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     })?;
     ucx::run(&stock, report)?;
     mpi::run(&stock, report)?;
+    libfabric::run(stock.ends(), "fi_pingpong", &|| stock.moved(), report)?;
     stock.stop()
+}
+
+/// What runs over our libraries, too.
+fn on_host(run: &Run<'_>, programs: &RdmaPrograms, report: &mut Report) -> Result<()> {
+    let host = OnHost::new(run)?;
+    let fi_pingpong = host.command(&programs.tree, "usr/bin/fi_pingpong")?;
+    libfabric::run(host.ends(), &fi_pingpong, &|| host.moved(), report)?;
+    host.stop()
 }
 
 /// Does something of which the daemon must have moved so many bytes at least: they went over the
 /// device, and not another way.
 fn over_device<T>(
-    stock: &Stock<'_>,
+    moved: &dyn Fn() -> Result<u64>,
     what: &str,
     bytes: u64,
     act: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    let before = stock.moved()?;
+    let before = moved()?;
     let done = act()?;
-    let moved = stock.moved()? - before;
+    let moved = moved()? - before;
     ensure!(
         moved >= bytes,
         "`{what}` moves {bytes} bytes, and the daemon has moved {moved}"

@@ -96,7 +96,7 @@ fn mpirun(
          --host {hosts} --bind-to none --mca pml ucx -x UCX_TLS -x UCX_NET_DEVICES {program}",
         environment(&format!("{transport},self"))
     );
-    over_device(stock, program, bytes, || {
+    over_device(&|| stock.moved(), program, bytes, || {
         let output = stock.a.spawn(&line)?.wait(TOOL_TIMEOUT)?;
         output.check(format_args!("`{line}`"))?;
         Ok(output.all())

@@ -82,7 +82,7 @@ fn perftests(stock: &Stock<'_>, report: &mut Report) -> Result<()> {
             },
         };
         let ends = stock.ends();
-        let talk = over_device(stock, &line, bytes * iterations, || {
+        let talk = over_device(&|| stock.moved(), &line, bytes * iterations, || {
             program.run(ends.server, ends.client)
         })?;
         let figure = figure(&talk.asked, name);
@@ -101,7 +101,7 @@ fn io_demo(stock: &Stock<'_>, report: &mut Report) -> Result<()> {
     let line = format!("io_demo -q -d {MESSAGE}:{MESSAGE}");
     let serving = server.spawn(&format!("{environment} {line} -p {port}"))?;
     server.wait_listening(port, PATIENCE)?;
-    let asked = over_device(stock, &line, MESSAGES * MESSAGE, || {
+    let asked = over_device(&|| stock.moved(), &line, MESSAGES * MESSAGE, || {
         let address = server.address()?;
         let line = format!("{line} -o read,write -i {MESSAGES} -w 4 {address}:{port}");
         let asked = client.spawn(&format!("{environment} {line}"))?;

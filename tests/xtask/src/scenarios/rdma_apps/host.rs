@@ -1,0 +1,68 @@
+//! Programs of the guests' trees on this machine, over our libraries: in a network of their own, as
+//! libfabric looks for devices by the addresses of interfaces.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use farlane_kit::backend::Backend;
+use farlane_kit::network::{Network, PEER};
+use farlane_kit::tree::Tree;
+
+use crate::metrics::Metrics;
+use crate::run::Run;
+use crate::tools::Ends;
+
+/// The network, and a daemon that serves processes of this machine alone.
+pub struct OnHost<'a> {
+    network: Network,
+    backend: Backend,
+    socket: PathBuf,
+    run: &'a Run<'a>,
+}
+
+impl<'a> OnHost<'a> {
+    pub fn new(run: &'a Run<'a>) -> Result<Self> {
+        let socket = run.path("host");
+        let network = Network::new(run.context.kit()?.tree(), run.logs())?;
+        let farlane = run.context.farlane()?;
+        let backend = farlane.daemon_at(run, &[], &socket, PEER)?;
+        Ok(Self {
+            network,
+            backend,
+            socket,
+            run,
+        })
+    }
+
+    /// From one process to another one.
+    pub fn ends(&self) -> Ends<'_> {
+        Ends {
+            name: "host",
+            server: &self.network,
+            client: &self.network,
+        }
+    }
+
+    /// What a shell is told to run a tree's program with our libraries.
+    pub fn command(&self, tree: &Tree, program: &str) -> Result<String> {
+        let libraries = self.run.context.farlane()?.programs().join("verbs");
+        let command = tree.program_over(&libraries, program);
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let words: Vec<String> = words
+            .map(|word| format!("'{}'", word.to_string_lossy()))
+            .collect();
+        let socket = self.socket.display();
+        Ok(format!("FARLANE_SOCKET='{socket}' {}", words.join(" ")))
+    }
+
+    /// How many bytes the daemon has moved.
+    pub fn moved(&self) -> Result<u64> {
+        Metrics::read(&self.run.metrics(), "farlane_rdma_")?.moved()
+    }
+
+    /// Ends all.
+    pub fn stop(self) -> Result<()> {
+        drop(self.network);
+        self.backend.stop()
+    }
+}
