@@ -15,6 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// An event that this library has made.
@@ -44,6 +45,14 @@ pub struct Channel {
     turn: Mutex<()>,
     local: Mutex<VecDeque<Local>>,
     bound: Mutex<Vec<Bound>>,
+    is_destroyed: AtomicBool,
+}
+
+/// What came of waiting for a token.
+#[derive(Debug, PartialEq, Eq)]
+enum Waited<T> {
+    Token(Option<T>),
+    Destroyed,
 }
 
 /// The state behind an event channel.
@@ -62,7 +71,19 @@ pub fn make() -> Result<*mut rdma_event_channel, Errno> {
     if crate::device::all().is_empty() {
         return Err(Errno::ENODEV);
     }
-    Ok(Box::into_raw(Box::new(Channel::new()?)).cast())
+    let channel = Arc::into_raw(Arc::new(Channel::new()?));
+    Ok(channel.cast_mut().cast())
+}
+
+/// The same, which lasts for whoever waits for its events although another thread destroys it:
+/// programs leave a thread in `rdma_get_cm_event` when they end.
+pub unsafe fn held(channel: *mut rdma_event_channel) -> Arc<Channel> {
+    let channel = channel.cast::<Channel>().cast_const();
+    // SAFETY: by the caller's contract `make` has made it, and it is not destroyed yet.
+    unsafe {
+        Arc::increment_strong_count(channel);
+        Arc::from_raw(channel)
+    }
 }
 
 /// `rdma_destroy_event_channel`.
@@ -70,8 +91,9 @@ pub unsafe fn destroy(channel: *mut rdma_event_channel) {
     if channel.is_null() {
         return;
     }
-    // SAFETY: it is the box that `make` has leaked, which nobody uses any more.
-    drop(unsafe { Box::from_raw(channel.cast::<Channel>()) });
+    // SAFETY: it is what `make` has leaked; nobody begins to use it any more.
+    let channel = unsafe { Arc::from_raw(channel.cast::<Channel>().cast_const()) };
+    channel.end();
 }
 
 impl Channel {
@@ -86,7 +108,18 @@ impl Channel {
             turn: Mutex::default(),
             local: Mutex::default(),
             bound: Mutex::default(),
+            is_destroyed: AtomicBool::new(false),
         })
+    }
+
+    /// The program has destroyed it: no event comes any more.
+    fn end(&self) {
+        {
+            let _turn = lock(&self.turn);
+            self.is_destroyed.store(true, Ordering::Relaxed);
+        }
+        let bound = std::mem::take(&mut *lock(&self.bound));
+        drop(bound);
     }
 
     /// The event index by which events of a device come here.
@@ -169,19 +202,34 @@ impl Channel {
     }
 
     /// Waits for a token, unless the program has made its descriptor one that does not, and has
-    /// `take` take what comes of it.
+    /// `take` take what comes of it. Where the channel is destroyed meanwhile it goes on to wait,
+    /// as a read of the kernel's does.
     pub fn wait<T>(&self, take: impl FnOnce() -> Option<T>) -> Result<Option<T>, Errno> {
+        match self.token(take)? {
+            Waited::Token(taken) => Ok(taken),
+            Waited::Destroyed => loop {
+                std::thread::park();
+            },
+        }
+    }
+
+    fn token<T>(&self, take: impl FnOnce() -> Option<T>) -> Result<Waited<T>, Errno> {
         let number = |e: rustix::io::Errno| crate::errno::number(e.raw_os_error());
         loop {
-            {
+            let is_destroyed = {
                 let _turn = lock(&self.turn);
-                if self.take_token() {
-                    return Ok(take());
+                let is_destroyed = self.is_destroyed.load(Ordering::Relaxed);
+                if !is_destroyed && self.take_token() {
+                    return Ok(Waited::Token(take()));
                 }
-            }
+                is_destroyed
+            };
             let flags = fcntl_getfl(&self.events).map_err(number)?;
             if flags.contains(OFlags::NONBLOCK) {
                 return Err(Errno::EAGAIN);
+            }
+            if is_destroyed {
+                return Ok(Waited::Destroyed);
             }
             self.poll(None)?;
         }
@@ -252,6 +300,33 @@ mod tests {
             end.recv().unwrap();
         });
         assert!(channel.next_local().is_none());
+    }
+
+    #[test]
+    fn who_waits_at_a_channel_that_is_destroyed_is_told_nothing() {
+        let c = Arc::into_raw(Arc::new(Channel::new().unwrap())).cast_mut();
+        // SAFETY: it was made so just now.
+        let channel = unsafe { held(c.cast()) };
+        let (begun, has_begun) = mpsc::channel();
+        let waiter = thread::spawn(move || {
+            begun.send(()).unwrap();
+            channel.token(|| Some(()))
+        });
+        has_begun.recv().unwrap();
+        // It is woken for an event that is taken away, and looks again when the channel has gone.
+        // SAFETY: it is not destroyed before.
+        let channel = unsafe { of(c.cast()) };
+        channel.take_away(|| {
+            channel.raise(1);
+            ((), 1)
+        });
+        // SAFETY: the waiter has its own hold of it.
+        unsafe {
+            let waits = held(c.cast());
+            destroy(c.cast());
+            waits.raise(1);
+        }
+        assert_eq!(waiter.join().unwrap(), Ok(Waited::Destroyed));
     }
 
     #[test]

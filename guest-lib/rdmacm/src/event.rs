@@ -57,9 +57,9 @@ pub unsafe fn acknowledge(event: *mut rdma_cm_event) {
 /// Waits for the next event.
 pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
     // SAFETY: by the caller's contract.
-    let channel = unsafe { channel::of(channel) };
+    let channel = unsafe { channel::held(channel) };
     loop {
-        let taken = channel.wait(|| take(channel))?;
+        let taken = channel.wait(|| take(&channel))?;
         // SAFETY: an id has counted what is taken of its events: it is not destroyed before these
         // are acknowledged.
         let event = taken.and_then(|taken| unsafe {
@@ -67,7 +67,7 @@ pub unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_even
                 Taken::Local(local) => Some(of_this_library(local)),
                 Taken::Backend(device, event) => of_backend(&device, &event),
                 Taken::Gone(device) => {
-                    tell_gone(channel, &device);
+                    tell_gone(&channel, &device);
                     None
                 }
             }
