@@ -239,23 +239,13 @@ mod tests {
         fn new() -> (Self, Arc<EventQueue>) {
             let ram = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
             let memory = VmMemory::new(ram);
-            let setup = Setup {
-                index: 1,
-                space: AddressSpace::new(),
-                layout: Layout {
-                    size: SIZE,
-                    descriptors: DESCRIPTORS,
-                    available: AVAILABLE,
-                    used: USED,
-                },
-                event_index: false,
-                next_available: 0,
-                resumes: false,
-                inflight: None,
-                kick: None,
-                call: Arc::default(),
-                error: Arc::default(),
+            let layout = Layout {
+                size: SIZE,
+                descriptors: DESCRIPTORS,
+                available: AVAILABLE,
+                used: USED,
             };
+            let setup = Setup::new(1, AddressSpace::new(), layout);
             let events = EventQueue::new();
             events.start(Ring::start(&memory, &setup).unwrap());
             let guest = Self {

@@ -93,22 +93,17 @@ impl Queue {
 
     /// The VMM starts it, and says at which request; or enables it, and says nothing.
     fn start(&self, base: Option<u16>, stopped_at: u16) {
+        let layout = Layout {
+            size: SIZE,
+            descriptors: DESCRIPTORS,
+            available: AVAILABLE,
+            used: USED,
+        };
         let setup = Setup {
-            index: 0,
-            space: AddressSpace::new(),
-            layout: Layout {
-                size: SIZE,
-                descriptors: DESCRIPTORS,
-                available: AVAILABLE,
-                used: USED,
-            },
             event_index: self.event_index,
             next_available: base.unwrap_or(stopped_at),
             resumes: base.is_none(),
-            inflight: None,
-            kick: None,
-            call: Arc::default(),
-            error: Arc::default(),
+            ..Setup::new(0, AddressSpace::new(), layout)
         };
         let ring = Ring::start(&self.memory, &setup).unwrap();
         self.control.start(ring, setup.resumes);

@@ -44,6 +44,25 @@ pub struct Setup {
     pub error: Arc<Call>,
 }
 
+impl Setup {
+    /// A queue that begins anew, whose driver neither tells nor is told.
+    #[must_use]
+    pub fn new(index: u16, space: Arc<AddressSpace>, layout: Layout) -> Self {
+        Self {
+            index,
+            space,
+            layout,
+            event_index: false,
+            next_available: 0,
+            resumes: false,
+            inflight: None,
+            kick: None,
+            call: Arc::default(),
+            error: Arc::default(),
+        }
+    }
+}
+
 /// What a device is to its VMM: everything that is not the same for all devices.
 pub trait Device: Send + 'static {
     /// What serves a queue.

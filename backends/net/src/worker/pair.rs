@@ -220,23 +220,13 @@ mod tests {
                 paused.recv().unwrap();
             }),
         };
-        let setup = || Setup {
-            index: 0,
-            space: AddressSpace::new(),
-            layout: Layout {
-                size: 16,
-                descriptors: 0,
-                available: 0x1000,
-                used: 0x2000,
-            },
-            event_index: false,
-            next_available: 0,
-            resumes: false,
-            inflight: None,
-            kick: None,
-            call: Arc::default(),
-            error: Arc::default(),
+        let layout = Layout {
+            size: 16,
+            descriptors: 0,
+            available: 0x1000,
+            used: 0x2000,
         };
+        let setup = || Setup::new(0, AddressSpace::new(), layout);
         worker.begin(Side::Transmit, setup(), Framing::default());
         assert!(!pair.is_served());
         worker.begin(Side::Receive, setup(), Framing::default());

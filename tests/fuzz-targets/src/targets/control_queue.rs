@@ -156,22 +156,15 @@ impl<'a> Scene<'a> {
     /// A queue as the VMM sets it up when the guest's driver has come.
     fn ring(&self, addresses: [u64; 3], event_index: bool) -> Option<Ring> {
         let [descriptors, available, used] = addresses;
+        let layout = Layout {
+            size: QUEUE_SIZE,
+            descriptors,
+            available,
+            used,
+        };
         let setup = Setup {
-            index: 0,
-            space: Arc::clone(&self.machine.space),
-            layout: Layout {
-                size: QUEUE_SIZE,
-                descriptors,
-                available,
-                used,
-            },
             event_index,
-            next_available: 0,
-            resumes: false,
-            inflight: None,
-            kick: None,
-            call: Arc::default(),
-            error: Arc::default(),
+            ..Setup::new(0, Arc::clone(&self.machine.space), layout)
         };
         Ring::start(&self.machine.memory, &setup).ok()
     }
