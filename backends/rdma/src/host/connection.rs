@@ -4,7 +4,7 @@ use super::admission::Admitted;
 use super::events::ProcessEvents;
 use super::open::{Answer, Open};
 use super::packet::{Incoming, receive, send};
-use super::sharing::{Looked, Purpose};
+use super::sharing::{Job, Looked, Purpose};
 use super::{HostState, Sender};
 use farlane_abi::Errno;
 use farlane_abi::config::ABI_VERSION;
@@ -289,9 +289,9 @@ impl Connection {
                 open.attach_file(host, seat, sender, new.region, file)?;
             }
             HostRequest::Attach(new) if new.kind == Kind::Segment && seat.another.is_some() => {
-                let file = (0, new.length);
-                let looked = (number, &new, Purpose::Segment);
-                return open.look(host, seat, sender, looked, descriptors, [file], true);
+                let pieces = descriptors.into_iter().map(|file| (file, 0, new.length));
+                let job = Job::new(number, new.region, Purpose::Segment, pieces, true);
+                return open.look(host, seat, sender, job);
             }
             HostRequest::Attach(new) => {
                 let process = Arc::clone(&self.process);
@@ -305,8 +305,10 @@ impl Connection {
                 let Kind::Shared { writable } = new.kind else {
                     return Err(Errno::EINVAL);
                 };
-                let looked = (number, &new, Purpose::Registration);
-                return open.look(host, seat, sender, looked, descriptors, pieces, writable);
+                let pieces = descriptors.into_iter().zip(pieces);
+                let pieces = pieces.map(|(file, (offset, length))| (file, offset, length));
+                let job = Job::new(number, new.region, Purpose::Registration, pieces, writable);
+                return open.look(host, seat, sender, job);
             }
             HostRequest::Detach { region } => {
                 open.context.detach(region)?;

@@ -2,7 +2,7 @@
 
 use super::connection::Seat;
 use super::events::ProcessEvents;
-use super::sharing::{Job, Purpose};
+use super::sharing::Job;
 use super::{HostState, Sender, file};
 use farlane_abi::Errno;
 use farlane_abi::arena::OFF_OWNER;
@@ -102,33 +102,26 @@ impl Open {
         made
     }
 
-    /// Has files looked at, an offset of each and so many bytes. There is no answer yet.
-    #[allow(clippy::too_many_arguments)]
+    /// Has files looked at. There is no answer yet.
     pub(super) fn look(
         &self,
         host: &HostState,
         seat: &Seat,
         sender: Sender,
-        (number, new, purpose): (u64, &NewRegion, Purpose),
-        mut files: Vec<OwnedFd>,
-        ranges: impl IntoIterator<Item = (u64, u64)>,
-        writable: bool,
+        mut job: Job,
     ) -> Result<Option<Answer>, Errno> {
-        if self.regions >= MAX_REGIONS {
-            host.closing.close(sender, files, ());
-            return Err(Errno::ENOSPC);
-        }
-        let backings = seat.keep_all(host, sender, &mut files)?;
-        let pieces = files.into_iter().zip(ranges);
-        let pieces = pieces.map(|(file, (offset, length))| (file, offset, length));
-        let job = Job {
-            number,
-            region: new.region,
-            purpose,
-            pieces: pieces.collect(),
-            writable,
-            backings,
+        let backings = if self.regions < MAX_REGIONS {
+            job.pieces
+                .iter()
+                .map(|(file, ..)| seat.keep(file))
+                .collect()
+        } else {
+            Err(Errno::ENOSPC)
         };
+        job.backings = backings.inspect_err(|_| {
+            let files = job.pieces.drain(..).map(|(file, ..)| file);
+            host.closing.close(sender, files.collect(), ());
+        })?;
         match host.sharing.start(sender, job) {
             Ok(()) => Ok(None),
             Err(job) => {

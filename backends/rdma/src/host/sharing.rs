@@ -66,6 +66,26 @@ pub(crate) struct Job {
     pub backings: Vec<Backing>,
 }
 
+impl Job {
+    /// For a connection's region: of each file an offset, and how many bytes.
+    pub fn new(
+        number: u64,
+        region: RegionId,
+        purpose: Purpose,
+        pieces: impl IntoIterator<Item = (OwnedFd, u64, u64)>,
+        writable: bool,
+    ) -> Self {
+        Self {
+            number,
+            region,
+            purpose,
+            pieces: pieces.into_iter().collect(),
+            writable,
+            backings: Vec::new(),
+        }
+    }
+}
+
 /// What has become of them.
 pub(crate) struct Looked {
     pub number: u64,
