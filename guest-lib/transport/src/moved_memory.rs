@@ -33,7 +33,8 @@ use rustix::mm::{MapFlags, MremapFlags, mmap_anonymous, mremap_fixed};
 use rustix::net::getpeername;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Resource, getrlimit};
-use std::collections::HashMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -77,8 +78,8 @@ struct MemoryFile {
 /// What a file is used for.
 #[derive(Debug, Default)]
 struct Uses {
-    /// Bytes of it that are registered, once for each registration.
-    registered: Vec<Range<usize>>,
+    /// Bytes of it that are registered, from one to before another, and how often.
+    registered: BTreeMap<(usize, usize), usize>,
     /// Something was, and the backend cannot map it any more.
     is_over: bool,
 }
@@ -113,21 +114,25 @@ impl Piece {
     }
 
     /// Where it lies in its file.
-    fn range(&self) -> Range<usize> {
-        to_usize(self.offset)..to_usize(self.offset.saturating_add(self.length))
+    fn range(&self) -> (usize, usize) {
+        let end = self.offset.saturating_add(self.length);
+        (to_usize(self.offset), to_usize(end))
     }
 
     /// It is registered.
     fn begin(&self) {
-        lock(&self.of.uses).registered.push(self.range());
+        let mut uses = lock(&self.of.uses);
+        *uses.registered.entry(self.range()).or_default() += 1;
     }
 
     /// It is no more.
     fn end(&self) {
         let mut uses = lock(&self.of.uses);
-        let range = self.range();
-        if let Some(at) = uses.registered.iter().position(|one| *one == range) {
-            uses.registered.swap_remove(at);
+        if let Entry::Occupied(mut times) = uses.registered.entry(self.range()) {
+            *times.get_mut() -= 1;
+            if *times.get() == 0 {
+                times.remove();
+            }
         }
         uses.is_over |= uses.registered.is_empty();
     }
@@ -347,7 +352,8 @@ impl MemoryFile {
         if uses.is_over || !self.is_open() {
             return Ok(None);
         }
-        let registered = uses.registered.iter().filter_map(outward);
+        let registered = uses.registered.keys();
+        let registered = registered.filter_map(|(start, end)| outward(&(*start..*end)));
         let mut taken: Vec<_> = self.mapped(all).chain(registered).collect();
         taken.sort_unstable_by_key(|range| range.start);
         let mut at = 0;
