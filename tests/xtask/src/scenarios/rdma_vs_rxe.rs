@@ -37,6 +37,16 @@ struct Factors {
     drop_in_to_stock: f64,
 }
 
+impl Factors {
+    const fn of(drop_in_to_rxe: f64, stock_to_rxe: f64, drop_in_to_stock: f64) -> Self {
+        Self {
+            drop_in_to_rxe,
+            stock_to_rxe,
+            drop_in_to_stock,
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq)]
 enum Figure {
     Bandwidth,
@@ -62,11 +72,7 @@ const MEASURES: &[Measure] = &[
         rxe_iterations: [16, 32],
         farlane_iterations: [300, 1000],
         in_small: &BOTH,
-        factors: Factors {
-            drop_in_to_rxe: 20.0,
-            stock_to_rxe: 20.0,
-            drop_in_to_stock: 0.5,
-        },
+        factors: Factors::of(20.0, 20.0, 0.5),
     },
     Measure {
         line: "ib_write_lat -s 8",
@@ -74,11 +80,7 @@ const MEASURES: &[Measure] = &[
         rxe_iterations: [200, 500],
         farlane_iterations: [200, 1000],
         in_small: &[],
-        factors: Factors {
-            drop_in_to_rxe: 2.0,
-            stock_to_rxe: 2.0,
-            drop_in_to_stock: 0.8,
-        },
+        factors: Factors::of(2.0, 2.0, 0.8),
     },
     Measure {
         line: "ib_send_lat -e -s 8",
@@ -86,11 +88,7 @@ const MEASURES: &[Measure] = &[
         rxe_iterations: [200, 500],
         farlane_iterations: [200, 500],
         in_small: &[Path::Rxe],
-        factors: Factors {
-            drop_in_to_rxe: 2.0,
-            stock_to_rxe: 2.0,
-            drop_in_to_stock: 0.8,
-        },
+        factors: Factors::of(2.0, 2.0, 0.8),
     },
     // A post of one request, which over the kernel's device is a system call,
     Measure {
@@ -99,11 +97,7 @@ const MEASURES: &[Measure] = &[
         rxe_iterations: [1600, 3200],
         farlane_iterations: [16000, 48000],
         in_small: &[],
-        factors: Factors {
-            drop_in_to_rxe: 10.0,
-            stock_to_rxe: 10.0,
-            drop_in_to_stock: 1.5,
-        },
+        factors: Factors::of(10.0, 10.0, 1.5),
     },
     // and one of 16.
     Measure {
@@ -112,11 +106,7 @@ const MEASURES: &[Measure] = &[
         rxe_iterations: [1600, 3200],
         farlane_iterations: [16000, 48000],
         in_small: &[],
-        factors: Factors {
-            drop_in_to_rxe: 10.0,
-            stock_to_rxe: 10.0,
-            drop_in_to_stock: 0.3,
-        },
+        factors: Factors::of(10.0, 10.0, 0.3),
     },
 ];
 

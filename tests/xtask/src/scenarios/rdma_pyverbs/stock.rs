@@ -16,9 +16,9 @@ use super::{RUNNER_IN_GUEST, judge, results, runner};
 use crate::conditions::no_complaint;
 use crate::run::Run;
 
-/// Modules of tests, each for an interpreter of its own. Not those of vendors; nor
-/// those of flows and of parent domains, of which the provider has none: the bindings crash at the
-/// end of what they skip, over rxe too.
+/// Modules of tests, each for an interpreter of its own. Not those of vendors; nor those of flows
+/// and of parent domains, of which the provider has none: the bindings crash at the end of what
+/// they skip, over rxe too.
 const MODULES: &[&str] = &[
     "addr",
     "atomic",

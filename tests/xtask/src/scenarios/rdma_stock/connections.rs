@@ -23,7 +23,7 @@ const PORT: u16 = 18700;
 
 /// What they have received they look at, where they can. Servers are told their address: of those
 /// that listen at all the kernel does not say where.
-const PAIRS: &[Pair] = &[
+pub const PAIRS: &[Pair] = &[
     Pair {
         serve: "rping -s -C 20 -v -V -S 100 -p PORT -a HERE",
         ask: "rping -c -C 20 -v -V -S 100 -p PORT -a HERE",
@@ -72,6 +72,10 @@ const ENDLESS: Pair = Pair {
 
 /// How many of them a kernel of each kind runs.
 pub const FEW: usize = 2;
+
+/// How many of them find each other by the messages of connections and of datagrams alone, so that
+/// our library runs them, too.
+pub const OURS_TOO: usize = 3;
 
 /// Programs of a guest can reach its connection manager.
 pub fn start(guest: &Guest) -> Result<()> {

@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result};
 use farlane_kit::guest::Guest;
 use farlane_kit::report::Report;
 
-use super::connections::{FEW, Pair};
+use super::connections::{FEW, OURS_TOO, PAIRS, Pair};
 use crate::conditions::wait_until;
 use crate::metrics::Metrics;
 use crate::place::{Host, Over, Place};
@@ -21,32 +21,10 @@ pub const HOST: &str = "10.77.0.254";
 /// No interface answers for it: the guest is told one that nothing is sent to.
 const MAC: &str = "52:54:00:77:00:fe";
 
-/// Programs that find each other by the messages of connections, and of datagrams.
-const PAIRS: &[Pair] = &[
-    Pair {
-        serve: "rping -s -C 20 -v -V -S 100 -p PORT -a HERE",
-        ask: "rping -c -C 20 -v -V -S 100 -p PORT -a HERE",
-        port: None,
-        says: "rdma-ping-19",
-    },
-    Pair {
-        serve: "ucmatose -c 4 -C 20 -S 4096 -p PORT -b HERE",
-        ask: "ucmatose -c 4 -C 20 -S 4096 -p PORT -s HERE",
-        port: None,
-        says: "return status 0",
-    },
-    Pair {
-        serve: "udaddy -c 4 -C 20 -S 1024 -b HERE",
-        ask: "udaddy -c 4 -C 20 -S 1024 -s HERE",
-        port: Some(7174),
-        says: "return status 0",
-    },
-];
-
 /// Runs each with either end in the guest.
 pub fn run(run: &Run<'_>, host: &Host, guest: &Guest, report: &mut Report) -> Result<()> {
     guest.run(&format!("arp -i eth0 -s {HOST} {MAC}"))?;
-    let pairs = if run.is_brief() { &PAIRS[..FEW] } else { PAIRS };
+    let pairs = &PAIRS[..if run.is_brief() { FEW } else { OURS_TOO }];
     for pair in pairs {
         in_guest(pair, host, guest)?;
         report.tell("host to kernel", pair.ask, "done".to_owned());
