@@ -3,6 +3,7 @@
 //! port, each once.
 
 use super::*;
+use crate::flow::table::tests::steering::neighbours;
 use proptest::prelude::*;
 use std::collections::{HashMap, VecDeque};
 use std::io;
