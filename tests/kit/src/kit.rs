@@ -76,10 +76,26 @@ impl Kit {
     /// # Errors
     /// When something cannot be made.
     pub fn prepare(workspace: &Workspace) -> Result<Self> {
+        Self::build_own(workspace)?;
+        Self::of_built(workspace)
+    }
+
+    /// Builds what of the workspace is the kit's own.
+    ///
+    /// # Errors
+    /// When the build fails.
+    pub fn build_own(workspace: &Workspace) -> Result<()> {
+        workspace.build(&["farlane-kit"])
+    }
+
+    /// Finds or makes everything else.
+    ///
+    /// # Errors
+    /// When something cannot be made.
+    pub fn of_built(workspace: &Workspace) -> Result<Self> {
         let tree = Tree::ensure(workspace, &GUEST_TREE)?;
         let kernel = Kernel::of(workspace, &tree, &tree)?;
         let root = GuestRoot::ensure(workspace, &tree, &kernel)?;
-        workspace.build(&["farlane-kit"])?;
         let mut kit = Self {
             qemu: Qemu::find(&tree),
             agent: workspace.built("farlane-vm-agent")?,

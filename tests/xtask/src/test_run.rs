@@ -86,23 +86,29 @@ pub fn perform(
     Ok(code)
 }
 
-/// Builds the whole workspace, and meanwhile makes what guests are booted from.
+/// Builds the whole workspace, and meanwhile makes what guests are booted from and finds out what
+/// runs them: both are kept.
 pub fn build_all(workspace: &Workspace, phases: &mut Vec<Phase>) -> Result<Vec<TestProgram>> {
+    Kit::build_own(workspace)?;
     thread::scope(|scope| {
-        let trees = scope.spawn(|| {
-            let begin = Instant::now();
-            kit::prepare_trees(workspace).map(|()| begin.elapsed())
+        let prepared = scope.spawn(|| -> Result<_> {
+            let mut phases = Vec::new();
+            timed(&mut phases, "the Debian trees, while building", || {
+                kit::prepare_trees(workspace)
+            })?;
+            timed(&mut phases, "trying KVM, while building", || {
+                Kit::of_built(workspace).map(drop)
+            })?;
+            Ok(phases)
         });
         let programs = timed(phases, "building", || workspace.build_all())?;
-        let took = timed(phases, "waiting for the Debian trees", || {
-            trees
-                .join()
+        let prepared = timed(phases, "waiting for the Debian trees", || {
+            let prepared = prepared.join();
+            prepared
                 .ok()
-                .context("The making of the Debian trees has panicked")?
+                .context("What makes the Debian trees has panicked")?
         })?;
-        phases.push(("the Debian trees, while building".into(), took));
-        // Once for all: what it finds out is kept.
-        timed(phases, "trying KVM", || Kit::prepare(workspace).map(drop))?;
+        phases.extend(prepared);
         Ok(programs)
     })
 }
