@@ -92,6 +92,8 @@ struct fv_context {
 	bool broken;
 	wait_queue_head_t wait;
 
+	atomic_t pds;			/* protection domains; of the kernel only */
+
 	/* The asynchronous ring. */
 	struct work_struct async;	/* alone takes events */
 	u32 async_consumed;

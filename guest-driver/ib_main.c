@@ -28,6 +28,9 @@ static LIST_HEAD(fv_devices);
 static bool fv_rxe_is_loaded;
 static bool fv_rxe_was_told;	/* by the module loader, which knows better than sysfs */
 
+/* How long a user in the kernel may hold what it has of a device that was unregistered. */
+#define UNUSED_SECONDS 10
+
 static int fv_alloc_ucontext(struct ib_ucontext *ibuc, struct ib_udata *udata)
 {
 	struct fv_ucontext *uc = container_of(ibuc, struct fv_ucontext, ib);
@@ -250,6 +253,20 @@ dealloc:
 	return err;
 }
 
+/*
+ * The kernel's users of a device are to have ended what they have of it before it is unregistered.
+ * RDS ends it soon after (rds_ib_dev_free() is work of its own): the context and the code of this
+ * module stay until then. The protection domain is the last that goes.
+ */
+static void fv_wait_unused(struct fv_device *dev)
+{
+	atomic_t *pds = &dev->kernel.pds;
+
+	if (!wait_var_event_timeout(pds, !atomic_read(pds), UNUSED_SECONDS * HZ))
+		ibdev_err(&dev->ib, "%d protection domains of the kernel are left\n",
+			  atomic_read(pds));
+}
+
 static void fv_remove(struct auxiliary_device *adev)
 {
 	struct fv_device *dev = auxiliary_get_drvdata(adev);
@@ -264,6 +281,7 @@ static void fv_remove(struct auxiliary_device *adev)
 		fv_port_stop(dev);
 		/* Ends the contexts of processes, whose objects go one by one. */
 		ib_unregister_device(&dev->ib);
+		fv_wait_unused(dev);
 	}
 	fv_context_close(&dev->kernel);
 	ib_dealloc_device(&dev->ib);

@@ -20,14 +20,21 @@ int fv_alloc_pd(struct ib_pd *ibpd, struct ib_udata *udata)
 		return err;
 	pd->ctx = ctx;
 	pd->handle = le32_to_cpu(handle);
+	if (fv_is_kernel(ctx))
+		atomic_inc(&ctx->pds);
 	return 0;
 }
 
 int fv_dealloc_pd(struct ib_pd *ibpd, struct ib_udata *udata)
 {
 	struct fv_pd *pd = to_fv_pd(ibpd);
+	struct fv_context *ctx = pd->ctx;
+	int err = fv_destroy_call(ctx, FARLANE_CALL_DEALLOC_PD, pd->handle);
 
-	return fv_destroy_call(pd->ctx, FARLANE_CALL_DEALLOC_PD, pd->handle);
+	/* The context may be gone after this: the wake-up goes by its address alone. */
+	if (!err && fv_is_kernel(ctx) && atomic_dec_and_test(&ctx->pds))
+		wake_up_var(&ctx->pds);
+	return err;
 }
 
 /* What a registration is to become. */

@@ -12,7 +12,7 @@ use farlane_kit::wire::{End, Wire};
 use crate::conditions::no_complaint;
 use crate::metrics::Metrics;
 use crate::run::Run;
-use crate::scenarios::rdma_stock::{start, vm};
+use crate::scenarios::rdma_stock::{start, vm, wait_device};
 use crate::tools::Ends;
 
 /// Two guests on one daemon, which knows the interface of each.
@@ -62,6 +62,16 @@ impl<'a> Stock<'a> {
         let [again] = self.run.boot([configure(config)])?;
         start(&again)?;
         Ok(again)
+    }
+
+    /// Puts the Farlane device into one of them again, and waits for it.
+    pub fn plug(&self, end: End) -> Result<()> {
+        let (guest, socket) = match end {
+            End::A => (&self.a, &self.sockets[0]),
+            End::B => (&self.b, &self.sockets[1]),
+        };
+        guest.plug_farlane(socket)?;
+        wait_device(guest)
     }
 
     /// From the second guest to the first one, where servers run.

@@ -4,6 +4,7 @@
 mod nfs;
 mod nvme;
 mod rds;
+mod unplugged;
 
 use anyhow::Result;
 use farlane_kit::guest_root::GuestFile;
@@ -47,6 +48,8 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     rds::run(&stock, report)?;
     nvme::exported(&stock, report)?;
     nfs::run(&stock, report)?;
+    unplugged::run(&stock, report)?;
+    nfs::stop(&stock)?;
     nvme::killed(&mut stock, report, |stock| {
         stock.boot_a_again(&wire, |config| with_disks(run, config.storage()))
     })?;

@@ -34,27 +34,37 @@ pub fn serve(stock: &Stock<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Mounts it at the client.
+pub fn mount(stock: &Stock<'_>, at: &str) -> Result<()> {
+    let (from, to) = (stock.a.address()?, stock.b.address()?);
+    stock.b.run(&format!(
+        "modprobe nfsv4 && modprobe rpcrdma && mount -t nfs4 -o \
+         vers=4.2,proto=rdma,port={PORT},addr={from},clientaddr={to} {from}:/ {at} || \
+         {{ dmesg | tail -20; exit 1; }}"
+    ))?;
+    Ok(())
+}
+
+/// Serves it no more.
+pub fn stop(stock: &Stock<'_>) -> Result<()> {
+    stock.a.run(&format!("{STOP} && umount /under"))?;
+    Ok(())
+}
+
 pub fn run(stock: &Stock<'_>, report: &mut Report) -> Result<()> {
     let (server, client) = (&stock.a, &stock.b);
-    let (from, to) = (server.address()?, client.address()?);
-    let mount = format!(
-        "modprobe nfsv4 && modprobe rpcrdma && mount -t nfs4 -o \
-         vers=4.2,proto=rdma,port={PORT},addr={from},clientaddr={to} {from}:/ /mnt || \
-         {{ dmesg | tail -20; exit 1; }}"
-    );
     let before = stock.moved()?;
-    client.run(&mount)?;
+    mount(stock, "/mnt")?;
     client.run(&format!("{COPY} && sync"))?;
     let files = mounted::sum(client)?;
     // What it has in its memory it would not read again.
     client.run("umount /mnt && echo 3 >/proc/sys/vm/drop_caches")?;
-    client.run(&mount)?;
+    mount(stock, "/mnt")?;
     mounted::check(client)?;
     let bytes = client.run("cd /mnt && cat $(find . -type f) | wc -c")?;
     let bytes: u64 = bytes.trim().parse()?;
     server.run("cd /under && sha256sum -c sums >/tmp/check")?;
     client.run("umount /mnt")?;
-    server.run(&format!("{STOP} && umount /under"))?;
     let moved = stock.moved()? - before;
     ensure!(
         moved >= 2 * bytes,

@@ -12,7 +12,7 @@ use crate::mounted;
 use crate::stock::Stock;
 
 /// What the target is called, and its serial number.
-const TARGET: &str = "far";
+pub const TARGET: &str = "far";
 
 /// By this the initiator knows that it is the same disk, after its target was booted anew.
 const UUID: &str = "6f1d8f0a-3b51-4c7e-9d0e-8a2b7c4d5e6f";
@@ -23,29 +23,29 @@ const CONNECT: &str = "--reconnect-delay=1 --keep-alive-tmo=2 --ctrl-loss-tmo=12
 /// Writes that take some seconds, and are found again.
 const UNDER_WAY: &str = "--iodepth=8 --bsrange=4k-64k --size=16m --rate_iops=100";
 
-/// Offers a disk to all who come.
+/// Offers a disk to all who come, at any device: a port that is bound to one is closed when that
+/// is taken out.
 const EXPORT: &str = "modprobe nvmet_rdma && mount -t configfs none /sys/kernel/config && \
     cd /sys/kernel/config/nvmet && s=subsystems/@NAME@ && mkdir $s && \
     echo 1 >$s/attr_allow_any_host && echo @NAME@ >$s/attr_serial && mkdir $s/namespaces/1 && \
     echo -n @NODE@ >$s/namespaces/1/device_path && \
     echo -n @UUID@ >$s/namespaces/1/device_uuid && echo 1 >$s/namespaces/1/enable && \
     mkdir ports/1 && echo ipv4 >ports/1/addr_adrfam && echo rdma >ports/1/addr_trtype && \
-    echo @ADDRESS@ >ports/1/addr_traddr && echo 4420 >ports/1/addr_trsvcid && \
+    echo 0.0.0.0 >ports/1/addr_traddr && echo 4420 >ports/1/addr_trsvcid && \
     ln -s /sys/kernel/config/nvmet/$s ports/1/$s";
 
 fn export(guest: &Guest) -> Result<()> {
     let line = EXPORT
         .replace("@NAME@", TARGET)
         .replace("@UUID@", UUID)
-        .replace("@NODE@", &node(guest, EXPORTED)?)
-        .replace("@ADDRESS@", guest.address()?);
+        .replace("@NODE@", &node(guest, EXPORTED)?);
     let failed = || guest.run("dmesg | tail -20").unwrap_or_default();
     guest.run(&line).with_context(failed)?;
     Ok(())
 }
 
 /// Connects; returns the device node.
-fn connect(stock: &Stock<'_>) -> Result<String> {
+pub fn connect(stock: &Stock<'_>) -> Result<String> {
     let address = stock.a.address()?;
     stock.b.run(&format!(
         "modprobe nvme_rdma && nvme connect -t rdma -a {address} -s 4420 -n {TARGET} {CONNECT} || \
@@ -78,7 +78,8 @@ pub fn exported(stock: &Stock<'_>, report: &mut Report) -> Result<()> {
     let node = connect(stock)?;
     guest.run(&format!("mount -t ext4 {node} /mnt"))?;
     mounted::check(guest)?;
-    guest.run("umount /mnt")?;
+    guest.run(&format!("umount /mnt && nvme disconnect -n {TARGET}"))?;
+    wait_gone(guest, TARGET)?;
     let moved = stock.moved()? - before;
     ensure!(
         moved > 2 * verified.0.write.bytes,
@@ -98,7 +99,7 @@ pub fn killed(
     report: &mut Report,
     boot_again: impl FnOnce(&Stock<'_>) -> Result<Guest>,
 ) -> Result<()> {
-    let node = namespace(&stock.b, TARGET)?;
+    let node = connect(stock)?;
     let fio = Fio::new(&node, &format!("{VERIFY} {UNDER_WAY}"));
     let (again, verified) = {
         let Stock { a, b, .. } = &*stock;
