@@ -1,7 +1,7 @@
 //! What the VMs and processes of a backend share, and none may take alone: mappings of the
 //! backend's process (`vm.max_map_count`), queue pairs of its engine, memory for keys, completion
 //! queues, shared receive queues, address handles, memberships of multicast groups, ids of
-//! connection management and extents, descriptors.
+//! connection management, and of these those that listen, extents, descriptors.
 //!
 //! A tenant never has more than what is left for all others: alone it comes to one half, and the
 //! next one to one half of the rest
@@ -40,7 +40,9 @@ const ADDRESS_HANDLES: u64 = 1 << 20;
 /// Memberships of multicast groups of all tenants, as many as an engine has: some 100 bytes each.
 const GROUP_MEMBERSHIPS: u64 = 1 << 16;
 /// Ids of connection management of all tenants: some 1.5 KiB each.
-const CONNECTION_IDS: u64 = 1 << 18;
+pub(crate) const CONNECTION_IDS: u64 = 1 << 18;
+/// Of these, ids that listen: some 300 bytes more each, and what waits there.
+pub(crate) const LISTENING_IDS: u64 = 1 << 15;
 /// Extents of all tenants: as often each page of the host's memory can be one, of 64 bytes.
 const EXTENTS_OF_A_PAGE: u64 = 4;
 /// Memory of the host where the system does not say.
@@ -99,6 +101,7 @@ resources! {
     AddressHandles, "address_handles", "Address handles";
     GroupMemberships, "group_memberships", "Memberships of multicast groups";
     ConnectionIds, "connection_ids", "Ids of connection management";
+    ListeningIds, "listening_ids", "Ids of connection management that listen";
     BufferPages, "buffer_pages", "Pages of host-allocated buffers of processes";
 }
 
@@ -209,6 +212,7 @@ impl Ledger {
             Resource::AddressHandles => ADDRESS_HANDLES,
             Resource::GroupMemberships => GROUP_MEMBERSHIPS,
             Resource::ConnectionIds => CONNECTION_IDS,
+            Resource::ListeningIds => LISTENING_IDS,
             Resource::BufferPages => memory_bytes / PAGE_BYTES,
         })
     }

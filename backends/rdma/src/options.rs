@@ -27,9 +27,10 @@ pub struct Options {
     /// host-allocated buffers (a power of two, 0 for none).
     ///
     /// Its limits: queue pairs (max_qp), completion queues (max_cq), shared receive queues
-    /// (max_srq), memory regions (max_mr) and their bytes (mr_mem), what its requests move in a
-    /// second (rate) and how many begin in one (ops), each "max" for none; and the GIDs besides its
-    /// own that it may connect to (peers, for each of them), all by default.
+    /// (max_srq), memory regions (max_mr) and their bytes (mr_mem), ids of connection management
+    /// (max_cm), what its requests move in a second (rate) and how many begin in one (ops), each
+    /// "max" for none; and the GIDs besides its own that it may connect to (peers, for each of
+    /// them), all by default.
     ///
     /// Of a VM whose kernel has the device as a RoCE one: the MAC address of the network interface
     /// that it belongs to (mac), and the GIDs besides that of gid that the guest may set (gids, an
@@ -37,8 +38,8 @@ pub struct Options {
     #[arg(
         long = "vm",
         value_name = "socket=PATH|fd=N,gid=ADDRESS[,window=256M][,max_qp=N][,max_cq=N][,max_srq=N]\
-                      [,max_mr=N][,mr_mem=SIZE][,rate=SIZE][,ops=N][,peers=ADDRESS]...\
-                      [,mac=MAC][,gids=ADDRESS[/BITS]]..."
+                      [,max_mr=N][,mr_mem=SIZE][,max_cm=N][,rate=SIZE][,ops=N]\
+                      [,peers=ADDRESS]...[,mac=MAC][,gids=ADDRESS[/BITS]]..."
     )]
     pub vms: Vec<VmOptions>,
 
@@ -48,7 +49,8 @@ pub struct Options {
     #[arg(
         long,
         value_name = "PATH[,user=USER]...[,group=GROUP]...[,max_qp=N][,max_cq=N][,max_srq=N]\
-                      [,max_mr=N][,mr_mem=SIZE][,rate=SIZE][,ops=N][,peers=ADDRESS]..."
+                      [,max_mr=N][,mr_mem=SIZE][,max_cm=N][,rate=SIZE][,ops=N]\
+                      [,peers=ADDRESS]..."
     )]
     pub host_socket: Option<HostOptions>,
 
@@ -253,6 +255,7 @@ fn port_config(keys: &mut Keys) -> Result<PortConfig, KeysError> {
         ("max_cq", Resource::CompletionQueues, count, number),
         ("max_srq", Resource::SharedReceiveQueues, count, number),
         ("max_mr", Resource::MemoryRegions, count, number),
+        ("max_cm", Resource::ConnectionIds, count, number),
         ("mr_mem", Resource::MemoryRegionBytes, size, bytes),
     ] {
         let parse = |text: &str| match text {
@@ -382,7 +385,7 @@ mod tests {
     #[test]
     fn limits_are_understood() {
         let vm: VmOptions = "fd=5,gid=10.0.0.1,max_qp=0,max_cq=4096,max_srq=5,max_mr=7,\
-                             mr_mem=2G,\
+                             mr_mem=2G,max_cm=9,\
                              peers=10.0.0.2,peers=fd00::7"
             .parse()
             .unwrap();
@@ -392,6 +395,7 @@ mod tests {
         assert_eq!(most(Resource::SharedReceiveQueues), Some(5));
         assert_eq!(most(Resource::MemoryRegions), Some(7));
         assert_eq!(most(Resource::MemoryRegionBytes), Some(2 << 30));
+        assert_eq!(most(Resource::ConnectionIds), Some(9));
         assert_eq!(most(Resource::Mappings), None);
         let gid = |text: &str| text.parse::<Gid>().unwrap().0;
         let peers = BTreeSet::from([gid("fd00::7"), gid("10.0.0.2")]);

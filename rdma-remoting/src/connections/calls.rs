@@ -112,6 +112,7 @@ impl Program<'_> {
             let What::Bound(binding) = state.ids(self.context)?.get(id)?.what else {
                 return Err(Errno::EINVAL);
             };
+            let share = state.ids(self.context)?.listening_share()?;
             let backlog = to_usize(args.backlog.get().into());
             let listening = state.manager.listen(binding.service, binding.gid, backlog);
             let listener = listening.map_err(terms::refused)?;
@@ -120,6 +121,7 @@ impl Program<'_> {
                 binding,
                 listener,
                 waiting: Default::default(),
+                _share: share,
             };
             Ok(())
         })

@@ -23,6 +23,7 @@ pub enum What {
         listener: ListenerId,
         /// Requests whose events nobody has taken, by their ids.
         waiting: BTreeSet<u32>,
+        _share: Share,
     },
     /// A connection, or a request for a queue pair of datagrams.
     Connection {
@@ -82,6 +83,15 @@ impl Ids {
             events: BTreeMap::new(),
             told: 0,
         }
+    }
+
+    /// What one that listens takes besides, from whoever pays for them.
+    ///
+    /// # Errors
+    /// `ENOMEM` where that is more than the tenant's limit or share.
+    pub fn listening_share(&self) -> Result<Share, Errno> {
+        let share = self.account.take(Resource::ListeningIds, 1);
+        share.ok_or(Errno::ENOMEM)
     }
 
     pub fn sink(&self) -> &Arc<dyn EventSink> {

@@ -8,11 +8,12 @@ use crate::async_ring::EventSink;
 use crate::draws::Draws;
 use crate::engine::{Admission as _, Engine, PortAddress, RawGid};
 use crate::gids::{Gids, PortGids};
+use crate::ledger::{CONNECTION_IDS, LISTENING_IDS};
 use crate::peers::Reach;
 use farlane_abi::Errno;
 use farlane_abi::ids::ContextId;
 use farlane_abi::rdma::CmEvent;
-use farlane_abi::width::to_u64;
+use farlane_abi::width::{to_u64, to_usize};
 use farlane_rdma_cm::{CommId, Event, Guid, Limits, ListenerId, Manager, Ports, Transmit};
 use farlane_sys::sync::lock;
 use farlane_worker::counters::Sample;
@@ -84,7 +85,13 @@ impl PortConnections {
         guid[0] |= 2;
         let mut draws = Draws::default();
         let draw = Box::new(move || draws.next());
-        let manager = Manager::new(Guid(u64::from_be_bytes(guid)), Limits::default(), draw);
+        // Programs share their ids fairly before they come to a limit of the port's.
+        let limits = Limits {
+            connections: to_usize(CONNECTION_IDS),
+            listeners: to_usize(LISTENING_IDS),
+            ..Limits::default()
+        };
+        let manager = Manager::new(Guid(u64::from_be_bytes(guid)), limits, draw);
         let port = Arc::new(Self {
             of,
             queue_pairs: QueuePairs::default(),
@@ -398,6 +405,7 @@ impl State {
                 binding,
                 listener,
                 waiting,
+                _share,
             } => {
                 self.unbind(binding);
                 self.listeners.remove(&listener);

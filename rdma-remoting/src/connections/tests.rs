@@ -1,6 +1,7 @@
 //! Programs of two ports, and what comes of their calls.
 
 mod ends;
+mod shares;
 
 use super::ids::MAX_IDS;
 use super::*;
