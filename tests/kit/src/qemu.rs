@@ -20,6 +20,9 @@ pub use crate::vm_config::VmConfig;
 /// The oldest QEMU with everything that the devices need.
 const OLDEST: (u32, u32) = (11, 1);
 
+/// The program in a tree.
+const PROGRAM: &str = "usr/bin/qemu-system-x86_64";
+
 /// How long QEMU may take to say its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -105,13 +108,17 @@ impl Qemu {
                 words: vec!["qemu-system-x86_64".into()],
             };
         }
-        let program = tree.program("usr/bin/qemu-system-x86_64");
+        let program = with_firmware(tree, tree.program(PROGRAM));
         let mut words = vec![program.get_program().to_owned()];
         words.extend(program.get_args().map(OsString::from));
-        for folder in ["usr/share/qemu", "usr/share/seabios"] {
-            words.extend(["-L".into(), tree.join(folder).into()]);
-        }
         Self { words }
+    }
+
+    /// A command that runs the tree's, which is built with RDMA, with the libraries of a folder of
+    /// this machine in place of the tree's own of the same names.
+    #[must_use]
+    pub fn of_tree_over(tree: &Tree, libraries: &Path) -> Command {
+        with_firmware(tree, tree.program_over(libraries, PROGRAM))
     }
 
     /// What it says its version is.
@@ -304,6 +311,14 @@ impl Qemu {
             None => command,
         })
     }
+}
+
+/// Tells the tree's QEMU where its firmware is.
+fn with_firmware(tree: &Tree, mut command: Command) -> Command {
+    for folder in ["usr/share/qemu", "usr/share/seabios"] {
+        command.arg("-L").arg(tree.join(folder));
+    }
+    command
 }
 
 /// The Farlane device for `-device` and `device_add`; `generation` tells its character device from

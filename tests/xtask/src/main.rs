@@ -30,6 +30,7 @@ mod netstat;
 mod numa;
 mod order;
 mod place;
+mod pvh;
 mod run;
 mod scenarios;
 mod seed;

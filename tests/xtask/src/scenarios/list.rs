@@ -35,7 +35,7 @@ scenarios! {
          of ours: ibv_devinfo, rdma, ping-pongs, perftest";
     test "rdma-apps" = rdma_apps::run,
         "Debian's UCX, Open MPI and libfabric between two VMs over the RDMA device of their \
-         kernels, and libfabric between two processes";
+         kernels, and libfabric and QEMU's migration between processes";
     test "rdma-ulps" = rdma_ulps::run,
         "NVMe over RDMA (a disk of farlane-blk, its VM killed), NFS over RDMA and RDS between two \
          VMs, by their kernels";

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use farlane_kit::process::check_output;
 use farlane_kit::progress;
 
 use super::vmm::Vmm;
+use crate::pvh;
 use crate::run::Run;
 use crate::scenarios::NotRun;
 
@@ -17,32 +18,18 @@ use crate::scenarios::NotRun;
 const VARIABLE: &str = "FARLANE_CLOUD_HYPERVISOR";
 const PROGRAM: &str = "cloud-hypervisor";
 
-/// How long a build of the guest may take.
-const BUILD_TIMEOUT: Duration = Duration::from_secs(120);
-
 /// How long the binary may take to say what it is.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The guest's sources, below the checkout, and what it is linked by.
-const SOURCES: &str = "tests/xtask/guest/pvh";
+/// What the guest is made of.
 const FILES: &[&str] = &[
-    "start.S",
     "main.c",
-    "machine.c",
     "virtio.c",
     "blk.c",
     "net.c",
     "farlane.c",
     "nvme.c",
 ];
-const LINKED_BY: &str = "link.ld";
-
-/// Without a C library, without registers that nobody saves, at the address where it is linked.
-const FLAGS: &str = "-std=gnu11 -O2 -Wall -Wextra -Werror -m64 -ffreestanding -fno-pic -fno-pie \
-                     -fno-stack-protector \
-    -fcf-protection=none -fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns \
-    -mgeneral-regs-only \
-    -mno-red-zone -nostdlib -static -no-pie -Wl,--build-id=none";
 
 /// What the scenario needs of this machine.
 pub struct AtHand {
@@ -70,7 +57,7 @@ impl AtHand {
         let at_hand = Self {
             program,
             version: version.trim().to_owned(),
-            guest: build(run)?,
+            guest: pvh::build(run, FILES)?,
         };
         progress::note(&at_hand.version);
         if let Err(error) = std::fs::File::options()
@@ -117,21 +104,4 @@ fn program() -> Result<PathBuf> {
             "no {PROGRAM} is on PATH, and {VARIABLE} names none"
         ))),
     }
-}
-
-/// Compiles and links the guest.
-fn build(run: &Run<'_>) -> Result<PathBuf> {
-    let root = run.context.workspace().root();
-    let sources = root.join(SOURCES);
-    let guest = run.path("guest");
-    let mut compiler = Command::new("cc");
-    compiler.current_dir(&sources).args(FLAGS.split(' '));
-    compiler.arg("-I").arg(root.join("guest-driver"));
-    compiler.arg("-Wl,-T").arg(format!("-Wl,{LINKED_BY}"));
-    compiler.arg("-o").arg(&guest).args(FILES);
-    progress::step("Compiling the guest", || {
-        check_output("the C compiler", compiler, BUILD_TIMEOUT)
-    })
-    .with_context(|| format!("The guest of {} does not build", sources.display()))?;
-    Ok(guest)
 }

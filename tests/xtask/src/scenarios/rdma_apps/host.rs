@@ -2,6 +2,7 @@
 //! libfabric looks for devices by the addresses of interfaces.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::Result;
 use farlane_kit::backend::Backend;
@@ -14,10 +15,10 @@ use crate::tools::Ends;
 
 /// The network, and a daemon that serves processes of this machine alone.
 pub struct OnHost<'a> {
-    network: Network,
+    pub network: Network,
     backend: Backend,
     socket: PathBuf,
-    run: &'a Run<'a>,
+    pub run: &'a Run<'a>,
 }
 
 impl<'a> OnHost<'a> {
@@ -43,16 +44,24 @@ impl<'a> OnHost<'a> {
         }
     }
 
+    /// The folder of our libraries.
+    pub fn libraries(&self) -> Result<PathBuf> {
+        Ok(self.run.context.farlane()?.programs().join("verbs"))
+    }
+
     /// What a shell is told to run a tree's program with our libraries.
     pub fn command(&self, tree: &Tree, program: &str) -> Result<String> {
-        let libraries = self.run.context.farlane()?.programs().join("verbs");
-        let command = tree.program_over(&libraries, program);
+        Ok(self.line(&tree.program_over(&self.libraries()?, program)))
+    }
+
+    /// What a shell is told to run a command that finds the daemon.
+    pub fn line(&self, command: &Command) -> String {
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         let words: Vec<String> = words
             .map(|word| format!("'{}'", word.to_string_lossy()))
             .collect();
         let socket = self.socket.display();
-        Ok(format!("FARLANE_SOCKET='{socket}' {}", words.join(" ")))
+        format!("FARLANE_SOCKET='{socket}' exec {}", words.join(" "))
     }
 
     /// How many bytes the daemon has moved.

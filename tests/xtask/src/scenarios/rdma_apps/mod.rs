@@ -1,9 +1,10 @@
 //! What people use RDMA for without calling verbs themselves, from Debian's packages, over the RDMA
-//! device of the guests' kernel: UCX, Open MPI over UCX, and libfabric; the latter also over our
-//! own libraries, between processes of this machine.
+//! device of the guests' kernel: UCX, Open MPI over UCX, and libfabric; the latter, and QEMU's
+//! migration, over our own libraries, between processes of this machine.
 
 mod host;
 mod libfabric;
+mod migration;
 mod mpi;
 mod ucx;
 
@@ -40,6 +41,7 @@ fn on_host(run: &Run<'_>, programs: &RdmaPrograms, report: &mut Report) -> Resul
     let host = OnHost::new(run)?;
     let fi_pingpong = host.command(&programs.tree, "usr/bin/fi_pingpong")?;
     libfabric::run(host.ends(), &fi_pingpong, &|| host.moved(), report)?;
+    migration::run(&host, report)?;
     host.stop()
 }
 
