@@ -99,6 +99,7 @@
 #define FARLANE_CALL_RESIZE_CQ_RING 53
 #define FARLANE_CALL_RESIZE_SRQ_RING 54
 #define FARLANE_CALL_ALLOC_FAST_MR 55
+#define FARLANE_CALL_PORT_COUNTERS 68
 #define FARLANE_CALL_ALLOC_MW 30
 #define FARLANE_CALL_DEALLOC_MW 31
 #define FARLANE_CALL_CM_REACH 56
@@ -255,6 +256,62 @@ _Static_assert(offsetof(struct farlane_port_attr, phys_state) == 22, "offset");
 _Static_assert(offsetof(struct farlane_port_attr, reserved) == 23, "offset");
 _Static_assert(offsetof(struct farlane_port_attr, lid) == 24, "offset");
 _Static_assert(offsetof(struct farlane_port_attr, reserved2) == 26, "offset");
+
+struct farlane_port_counters {
+	__le64 send_wrs;
+	__le64 send_bytes;
+	__le64 recv_wrs;
+	__le64 recv_bytes;
+	__le64 rdma_write_wrs;
+	__le64 rdma_write_bytes;
+	__le64 rdma_write_recv_bytes;
+	__le64 rdma_read_wrs;
+	__le64 rdma_read_bytes;
+	__le64 rdma_read_resp_bytes;
+	__le64 atomic_wrs;
+	__le64 local_wrs;
+	__le64 rx_write_requests;
+	__le64 rx_read_requests;
+	__le64 rx_atomic_requests;
+	__le64 tx_drops;
+	__le64 out_of_buffer;
+	__le64 rcvd_rnr_err;
+	__le64 local_ack_timeout_err;
+	__le64 retry_exceeded_err;
+	__le64 retry_rnr_exceeded_err;
+	__le64 req_cqe_error;
+	__le64 resp_cqe_error;
+	__le64 req_cqe_flush_error;
+	__le64 resp_cqe_flush_error;
+	__le64 reserved[7];
+};
+_Static_assert(sizeof(struct farlane_port_counters) == 256, "size");
+_Static_assert(offsetof(struct farlane_port_counters, send_wrs) == 0, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, send_bytes) == 8, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, recv_wrs) == 16, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, recv_bytes) == 24, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, rdma_write_wrs) == 32, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, rdma_write_bytes) == 40, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, rdma_write_recv_bytes) == 48, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, rdma_read_wrs) == 56, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, rdma_read_bytes) == 64, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, rdma_read_resp_bytes) == 72, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, atomic_wrs) == 80, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, local_wrs) == 88, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, rx_write_requests) == 96, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, rx_read_requests) == 104, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, rx_atomic_requests) == 112, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, tx_drops) == 120, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, out_of_buffer) == 128, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, rcvd_rnr_err) == 136, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, local_ack_timeout_err) == 144, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, retry_exceeded_err) == 152, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, retry_rnr_exceeded_err) == 160, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, req_cqe_error) == 168, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, resp_cqe_error) == 176, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, req_cqe_flush_error) == 184, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, resp_cqe_flush_error) == 192, "offset");
+_Static_assert(offsetof(struct farlane_port_counters, reserved) == 200, "offset");
 
 struct farlane_reg_mr {
 	__le32 pd;

@@ -330,6 +330,9 @@ int fv_port_start(struct fv_device *dev, struct net_device *netdev);
 void fv_port_listened_to(struct fv_device *dev);
 void fv_port_stop(struct fv_device *dev);
 
+/* ib_stats.c: counters of the port */
+void fv_stats_init(struct fv_device *dev);
+
 /* ib_memory.c: protection domains, registrations, memory windows */
 int fv_alloc_pd(struct ib_pd *ibpd, struct ib_udata *udata);
 int fv_dealloc_pd(struct ib_pd *ibpd, struct ib_udata *udata);

@@ -207,6 +207,7 @@ static int fv_init_device(struct fv_device *dev)
 	ib->uverbs_cmd_mask |= BIT_ULL(IB_USER_VERBS_CMD_POST_SEND) |
 			       BIT_ULL(IB_USER_VERBS_CMD_REQ_NOTIFY_CQ);
 	ib_set_device_ops(ib, &fv_ops);
+	fv_stats_init(dev);
 	return 0;
 }
 

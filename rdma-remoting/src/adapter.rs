@@ -8,6 +8,7 @@ use crate::counters::Counters;
 use crate::engine::{Engine, PortAddress, RawGid};
 use crate::gids::Gids;
 use crate::ledger::Ledger;
+use crate::traffic::AllTraffic;
 use crate::worker::Worker;
 use farlane_sys::sync::lock;
 use std::collections::{HashMap, HashSet};
@@ -61,6 +62,7 @@ impl Lids {
 pub(crate) struct Adapter {
     pub engine: Arc<dyn Engine>,
     pub counters: Arc<Counters>,
+    pub traffic: AllTraffic,
     /// What its ports share, and none may take alone.
     pub ledger: Arc<Ledger>,
     pub workers: Vec<Worker>,
@@ -83,6 +85,7 @@ impl Adapter {
         Self {
             engine,
             counters,
+            traffic: AllTraffic::default(),
             ledger,
             workers,
             lids: Arc::default(),

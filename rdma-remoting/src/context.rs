@@ -18,6 +18,7 @@ use crate::peers::Reach;
 use crate::ready::Ready;
 use crate::shared_contexts::SharedContexts;
 use crate::throughput::Throughput;
+use crate::traffic::Traffic;
 use crate::verbs::withdraw;
 use crate::xrc_domains::{DomainsByFile, FileId};
 use farlane_abi::Errno;
@@ -56,6 +57,7 @@ pub(crate) struct Owner {
     pub on_demand: bool,
     pub engine: Arc<dyn Engine>,
     pub counters: Arc<Counters>,
+    pub traffic: Arc<Traffic>,
     pub account: Arc<Account>,
     pub throughput: Arc<Throughput>,
     pub limit: Arc<LogLimit>,
@@ -83,6 +85,8 @@ pub struct Context {
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) counters: Arc<Counters>,
+    /// What its port carries out and receives.
+    pub(crate) traffic: Arc<Traffic>,
     /// Its objects there.
     pub(crate) engine_context: Arc<dyn EngineContext>,
     /// Keys of memory, of which others may have some in domains that they have imported.
@@ -167,6 +171,7 @@ impl Context {
             on_demand,
             engine,
             counters,
+            traffic,
             account,
             throughput,
             limit,
@@ -183,6 +188,7 @@ impl Context {
             admission: reach.admission(),
             account: Some(Arc::clone(&account)),
             counters: Arc::clone(&counters),
+            traffic: Arc::clone(&traffic),
             limit: Arc::clone(&limit),
         })?;
         counters::count(&counters.contexts, 1);
@@ -199,6 +205,7 @@ impl Context {
             events,
             pool,
             counters,
+            traffic,
             engine_context,
             keys,
             addresses: Arc::default(),

@@ -4,14 +4,9 @@ pub(crate) use farlane_worker::counters::count;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 farlane_worker::counters! {
-    /// Counters of the whole server, free-running, and numbers of what there is now.
+    /// Counters of the whole server, free-running, and numbers of what there is now. What goes
+    /// through a port is counted there: [`Traffic`](crate::traffic::Traffic).
     calls: "Calls answered.",
-    requests: "Send requests that ended in success.",
-    failures: "Send requests that ended in an error.",
-    dropped: "Messages of unreliable queue pairs that nobody received: their requests succeed.",
-    flushed: "Requests of either kind that were flushed.",
-    bytes_out: "Payload bytes written to a peer by sends and RDMA writes.",
-    bytes_in: "Payload bytes read from a peer by RDMA reads.",
     bytes_by_system_call: "Payload bytes copied once, by system calls: between memory of a host \
         process that is not mapped here and memory that is.",
     bytes_copied_twice: "Payload bytes copied twice, through a buffer: between host processes \

@@ -66,6 +66,7 @@ pub mod table;
 #[cfg(test)]
 mod testing;
 pub mod throughput;
+pub mod traffic;
 mod turn;
 mod verbs;
 pub mod work_queue;
@@ -85,4 +86,5 @@ pub use peers::Peers;
 pub use port::{Party, Port, PortConfig};
 pub use server::{Doorbell, Server, ServerConfig, ServerError};
 pub use throughput::{Rates, Throughput};
+pub use traffic::Traffic;
 pub use xrc_domains::FileId;

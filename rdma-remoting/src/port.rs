@@ -10,6 +10,7 @@ use crate::ledger::{Account, Limits, Resource, Share};
 use crate::peers::{Peers, Reach};
 use crate::shared_contexts::SharedContexts;
 use crate::throughput::{Rates, Throughput};
+use crate::traffic::Traffic;
 use crate::xrc_domains::DomainsByFile;
 use farlane_abi::Errno;
 use farlane_abi::ids::ContextId;
@@ -92,6 +93,7 @@ pub struct Port {
     adapter: Arc<Adapter>,
     party: Party,
     throughput: Arc<Throughput>,
+    traffic: Arc<Traffic>,
     limit: Arc<LogLimit>,
     contexts: Mutex<HashMap<ContextId, Arc<Context>>>,
     connections: Arc<PortConnections>,
@@ -122,6 +124,8 @@ impl Port {
             reach: Arc::clone(&reach),
             gids: Arc::clone(&gids),
         };
+        let traffic = Arc::new(Traffic::new(adapter.workers.len()));
+        adapter.traffic.enlist(&traffic);
         Arc::new(Self {
             address,
             label,
@@ -135,6 +139,7 @@ impl Port {
             },
             connections: PortConnections::new(its, &adapter.connections),
             throughput: Arc::new(Throughput::new(config.rates, Instant::now())),
+            traffic,
             limit: Arc::default(),
             adapter,
             contexts: Mutex::default(),
@@ -215,12 +220,13 @@ impl Port {
         }
     }
 
-    /// How much its contexts have together of what the ports share, how much they have carried out,
-    /// and their limits.
+    /// How much its contexts have together of what the ports share, how much they have carried out
+    /// and received, and their limits.
     #[must_use]
     pub fn samples(&self) -> Vec<Sample<'static>> {
         let mut samples = self.party.account.samples();
         samples.extend(self.throughput.samples());
+        samples.extend(self.traffic.samples());
         samples.push(Sample {
             name: "gids",
             help: "Entries of the GID table that the guest has set.",
@@ -296,6 +302,7 @@ impl Port {
             on_demand: party.on_demand,
             engine: Arc::clone(&self.adapter.engine),
             counters: Arc::clone(&self.adapter.counters),
+            traffic: Arc::clone(&self.traffic),
             account: Arc::clone(&party.account),
             throughput: Arc::clone(&self.throughput),
             limit: Arc::clone(&self.limit),
@@ -392,6 +399,7 @@ impl Port {
 impl Drop for Port {
     fn drop(&mut self) {
         self.close_all();
+        self.adapter.traffic.dismiss(&self.traffic);
         self.adapter.forget_port(&self.address.gid);
     }
 }

@@ -8,6 +8,7 @@ use crate::ledger::Ledger;
 use crate::nodes::{TransferObserver, WorkerNode};
 use crate::port::{Port, PortConfig};
 use crate::worker::Worker;
+use farlane_worker::counters::Sample;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
@@ -177,6 +178,14 @@ impl Server {
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.adapter.counters
+    }
+
+    /// The same for metrics, with what its ports have carried out together.
+    #[must_use]
+    pub fn samples(&self) -> Vec<Sample<'static>> {
+        let mut samples = self.adapter.traffic.samples();
+        samples.extend(self.adapter.counters.samples());
+        samples
     }
 
     /// Stops the workers, and what carries messages of connections. Contexts get no more turns.

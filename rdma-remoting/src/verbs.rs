@@ -33,9 +33,9 @@ use farlane_abi::rdma::{
     CmListen, CmMigrate, CmQpAttr, CmQpState, CmReject, CreateAh, CreateCq, CreateCqEx,
     CreateCqRing, CreateQp, CreateQpEx, CreateQpRings, CreateSrq, CreateSrqRing, DeregMr,
     DeviceAttr, DeviceLimits, DeviceTime, Gid, Handle, ImportMr, ImportPd, ImportedMr, MAX_QPS,
-    MAX_SRQS, McastGroup, ModifyQp, ModifySrq, MoveRing, Mr, Mw, OpenQp, OpenXrcd, PortAttr, Qp,
-    QpAttr, QueryGid, RegMr, ReregMr, ResizeCq, ResizeSrq, Srq, SrqAttr, Verbs, VerbsVersion,
-    VersionRange,
+    MAX_SRQS, McastGroup, ModifyQp, ModifySrq, MoveRing, Mr, Mw, OpenQp, OpenXrcd, PortAttr,
+    PortCounters, Qp, QpAttr, QueryGid, RegMr, ReregMr, ResizeCq, ResizeSrq, Srq, SrqAttr, Verbs,
+    VerbsVersion, VersionRange,
 };
 use farlane_abi::zerocopy::little_endian::U32;
 use std::sync::Arc;
@@ -196,6 +196,13 @@ impl Verbs for CallHost<'_> {
             lid: self.context.address().lid.into(),
             ..self.context.engine.port()
         })
+    }
+
+    fn port_counters(&mut self, port: U32) -> Result<PortCounters, Errno> {
+        if port.get() != 1 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(self.context.traffic.counters())
     }
 
     fn query_gid(&mut self, which: QueryGid) -> Result<Gid, Errno> {

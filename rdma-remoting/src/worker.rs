@@ -6,6 +6,7 @@ use crate::engine::{Budget, EventSource, Progress, earlier};
 use crate::hand::Hand;
 use crate::nodes::WorkerNode;
 use crate::round::{Look, Pace, Tenants};
+use crate::traffic;
 use farlane_sys::sync::{held, lock};
 use farlane_worker::idle::{self, Idle};
 use farlane_worker::wake::{self, Sleep};
@@ -80,6 +81,7 @@ impl Worker {
             .spawn({
                 let state = Arc::clone(&state);
                 move || {
+                    traffic::enter_worker(index);
                     if let Some(on) = on {
                         (on.enter)();
                     }

@@ -62,7 +62,7 @@ pub fn metrics_text(
     nodes: Option<&nodes::Nodes>,
 ) -> String {
     let mut text = String::new();
-    let samples = server.counters().samples().into_iter();
+    let samples = server.samples().into_iter();
     let samples = samples.chain(requests.samples());
     write_samples(&mut text, "farlane_rdma", samples);
     let has = |named: &NamedPort| Some((named.name.clone(), named.port.upgrade()?.samples()));

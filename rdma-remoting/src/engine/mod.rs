@@ -11,6 +11,7 @@ pub mod soft;
 
 use crate::address::{AddressVector, GroupGid};
 pub use crate::address::{AhHandle, Destination, PortAddress, QpNumber, RawGid};
+use crate::traffic::Traffic;
 pub(crate) use budget::is_past;
 pub use budget::{Budget, FLUSH_COST, LOOK_COST, OPERATION_COST, QUANTUM, Spending, Usage};
 
@@ -59,6 +60,8 @@ pub struct ContextSpec {
     pub account: Option<Arc<Account>>,
     /// Counters of the server.
     pub counters: Arc<Counters>,
+    /// What its port carries out and receives.
+    pub traffic: Arc<Traffic>,
     /// Of what its owner can have logged.
     pub limit: Arc<LogLimit>,
 }

@@ -5,6 +5,7 @@
 
 mod addresses;
 mod atomics;
+mod counters;
 mod ends;
 mod flushes;
 mod keys;

@@ -2,6 +2,7 @@
 
 use farlane_abi::queue::WC_STATUS_RETRY_EXC_ERR;
 use farlane_abi::rdma::*;
+use farlane_rdma_remoting::Traffic;
 use farlane_rdma_remoting::engine::soft::{SoftCq, SoftEngine};
 use farlane_rdma_remoting::engine::{
     ContextSpec, EngineContext as _, EngineQp, PortAddress, QpDepths, QpSpec, Receives,
@@ -28,6 +29,8 @@ pub struct End {
     pub events: Arc<Mutex<Vec<u32>>>,
     /// How often it was scheduled.
     pub scheduled: Arc<AtomicUsize>,
+    /// What its port has carried out and received.
+    pub traffic: Arc<Traffic>,
 }
 
 impl Drop for End {
@@ -143,7 +146,9 @@ pub fn end_over(
     let sends = LocalQueue::default();
     let events = Arc::new(Mutex::new(Vec::new()));
     let scheduled = Arc::<AtomicUsize>::default();
+    let traffic = Arc::<Traffic>::default();
     let context = ContextSpec {
+        traffic: Arc::clone(&traffic),
         address: PortAddress {
             gid: [gid; 16],
             lid: lid(gid),
@@ -183,6 +188,7 @@ pub fn end_over(
         key,
         events,
         scheduled,
+        traffic,
     }
 }
 
@@ -336,6 +342,12 @@ impl End {
     /// Whether it was scheduled since it was last asked.
     pub fn was_scheduled(&self) -> bool {
         self.scheduled.swap(0, Ordering::SeqCst) > 0
+    }
+
+    /// What of these its port has counted.
+    pub fn counted<const N: usize>(&self, names: [&str; N]) -> [u64; N] {
+        let samples = self.traffic.samples();
+        names.map(|name| samples.iter().find(|of| of.name == name).unwrap().value)
     }
 
     pub fn state(&self) -> u8 {

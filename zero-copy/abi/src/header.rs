@@ -57,6 +57,7 @@ pub fn generate_verbs() -> String {
         rdma::DeviceAttr::c_declaration(),
         rdma::DeviceLimits::c_declaration(),
         rdma::PortAttr::c_declaration(),
+        rdma::PortCounters::c_declaration(),
         rdma::RegMr::c_declaration(),
         rdma::ReregMr::c_declaration(),
         rdma::Mr::c_declaration(),

@@ -171,6 +171,8 @@ call_table! {
         /// context that is not the kernel's, `EINVAL` of one that has not attached all memory of
         /// the VM. Its handle is the key that it has until a request gives it another one.
         55 => fn alloc_fast_mr(AllocFastMr) -> Mr;
+        /// What a port has carried out and received, from 1 up.
+        68 => fn port_counters(U32) -> PortCounters;
         /// Allocates a memory window, which is not bound.
         30 => fn alloc_mw(AllocMw) -> Mw;
         /// Frees a memory window, bound or not.

@@ -9,6 +9,7 @@ use crate::counters::Counters;
 use crate::engine::{Admission, Destination, PortAddress, QpNumber, RawGid};
 use crate::ledger::Account;
 use crate::memory::{Binder, MemoryTable, PdHandle};
+use crate::traffic::Traffic;
 use farlane_sys::log_limit::LogLimit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -48,6 +49,7 @@ pub struct QpCommon {
     pub recv_cq: Arc<dyn CompletionSink>,
     pub events: Box<dyn Fn(u32) + Send + Sync>,
     pub counters: Arc<Counters>,
+    pub traffic: Arc<Traffic>,
     pub limit: Arc<LogLimit>,
     /// Whom its port has to do with; all where there is none.
     pub admission: Option<Arc<dyn Admission>>,

@@ -10,10 +10,11 @@ use super::responder::{Arrival, Responder, Word};
 use super::route_header::{header_type, route_header};
 use super::target::Target;
 use crate::address::{AddressVector, Datagram, Destination, QpNumber, RawGid, Recipients};
-use crate::counters::{self, Counters};
+use crate::counters::Counters;
 use crate::engine::{MANAGEMENT_BYTES, ManagementDatagram};
 use crate::memory::Part;
 use crate::request::SendWqe;
+use crate::traffic::Count;
 use farlane_abi::queue::{GRH_BYTES, WC_FLAG_GRH, WC_STATUS_LOC_PROT_ERR};
 use farlane_abi::rdma::EVENT_QP_FATAL;
 use std::sync::MutexGuard;
@@ -221,7 +222,7 @@ pub fn deliver_management(datagram: &ManagementDatagram<'_>, to: &Target) {
     let mut data = Named::own(&qp.counters, datagram.bytes);
     let data = (&mut data, MANAGEMENT_LENGTH);
     if place(&qp.counters, Some(&header[..]), data, qp, &mut receiver).is_err() {
-        counters::count(&qp.counters.dropped, 1);
+        qp.traffic.add([(Count::Dropped, 1)]);
         return;
     }
     let arrival = Arrival {

@@ -16,6 +16,7 @@ use crate::address::GroupGid;
 use crate::counters;
 use crate::engine::{Budget, Destination, EngineQp, Progress, QpNumber, QpSpec, Turn};
 use crate::memory::Binder;
+use crate::traffic::Count;
 use farlane_abi::Errno;
 use farlane_abi::queue::MAX_WQ_ENTRIES;
 use farlane_abi::rdma::{QP_AV, QPT_GSI, QpAttr};
@@ -110,6 +111,7 @@ impl<C: Carrier> SoftQp<C> {
                 recv_cq,
                 events: spec.events,
                 counters: Arc::clone(&of.counters),
+                traffic: Arc::clone(&of.traffic),
                 limit: Arc::clone(&of.limit),
                 admission: of.admission.clone(),
                 account: of.account.clone(),
@@ -167,7 +169,12 @@ impl<C: Carrier> SoftQp<C> {
             _ => 0,
         };
         budget.flushed(recvs);
-        counters::count(&qp.counters.flushed, u64::from(sends) + u64::from(recvs));
+        if sends + recvs > 0 {
+            qp.traffic.add([
+                (Count::Flushed, sends.into()),
+                (Count::FlushedReceives, recvs.into()),
+            ]);
+        }
         Progress {
             worked: sends + recvs > 0,
             used: budget.used(),

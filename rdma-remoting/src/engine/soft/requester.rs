@@ -10,18 +10,19 @@ use super::carrier::{Carrier, Peer, Sequence};
 use super::common::{Life, QpCommon};
 use super::fabric::QpName;
 use super::transfer::{Transfer, WORD_BYTES};
-use crate::counters;
 use crate::engine::{Progress, Spending, Turn};
 use crate::memory::{Part, Use};
 use crate::nodes::TransferObserver;
 use crate::request::{Opcode, SendWqe, Target as RequestTarget};
+use crate::traffic::{Count, Traffic};
 use crate::work_queue::{QueueError, WorkSource};
 use datagrams::Copies;
 use farlane_abi::queue::{
     Completion, MAX_MESSAGE_BYTES, WC_OPCODE_ATOMIC_WRITE, WC_OPCODE_BIND_WINDOW,
     WC_OPCODE_COMPARE_SWAP, WC_OPCODE_FETCH_ADD, WC_OPCODE_FLUSH, WC_OPCODE_LOCAL_INVALIDATE,
     WC_OPCODE_RDMA_READ, WC_OPCODE_RDMA_WRITE, WC_OPCODE_REGISTER, WC_OPCODE_SEND,
-    WC_STATUS_LOC_LEN_ERR, WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_SUCCESS,
+    WC_STATUS_LOC_LEN_ERR, WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR,
+    WC_STATUS_RETRY_EXC_ERR, WC_STATUS_RNR_RETRY_EXC_ERR, WC_STATUS_SUCCESS,
     WC_STATUS_WR_FLUSH_ERR,
 };
 use farlane_abi::rdma::{EVENT_QP_FATAL, EVENT_SQ_DRAINED, QpAttr};
@@ -289,7 +290,7 @@ impl<C: Carrier> Requester<C> {
                     break;
                 }
                 Step::Wait(wait) => {
-                    match self.wait(wait, turn.now) {
+                    match self.wait(qp, wait, turn.now) {
                         Ok(deadline) => {
                             progress.deadline = deadline;
                             // It has said that it waits, and looks once more.
@@ -418,13 +419,7 @@ impl<C: Carrier> Requester<C> {
         self.parts.clear();
         self.source.retire();
         let opcode = self.request.opcode;
-        let counter = if opcode.fetches() {
-            &qp.counters.bytes_in
-        } else {
-            &qp.counters.bytes_out
-        };
-        counters::count(counter, moved);
-        counters::count(&qp.counters.requests, 1);
+        count_success(&qp.traffic, opcode, moved);
         if self.request.signalled || qp.signal_all {
             self.push(
                 qp,
@@ -446,7 +441,12 @@ impl<C: Carrier> Requester<C> {
         log::debug!("{}: a request fails with status {status}", qp.number);
         qp.enter_send_error();
         self.tell_state(qp);
-        counters::count(&qp.counters.failures, 1);
+        qp.traffic.add([(Count::Failed, 1)]);
+        match status {
+            WC_STATUS_RETRY_EXC_ERR => qp.traffic.add([(Count::RetriesExceeded, 1)]),
+            WC_STATUS_RNR_RETRY_EXC_ERR => qp.traffic.add([(Count::NotReadyExceeded, 1)]),
+            _ => {}
+        }
         self.end(qp, status);
     }
 
@@ -528,6 +528,25 @@ impl<C: Carrier> Requester<C> {
             count += 1;
         }
         count
+    }
+}
+
+/// A request has ended in success that has moved so many bytes.
+fn count_success(traffic: &Traffic, opcode: Opcode, moved: u64) {
+    match opcode {
+        Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate(_) => {
+            traffic.add([(Count::Sends, 1), (Count::SendBytes, moved)]);
+        }
+        Opcode::Write | Opcode::WriteImm | Opcode::AtomicWrite => {
+            traffic.add([(Count::Writes, 1), (Count::WriteBytes, moved)]);
+        }
+        Opcode::Read => traffic.add([(Count::Reads, 1), (Count::ReadBytes, moved)]),
+        Opcode::CompareSwap { .. } | Opcode::FetchAdd { .. } => {
+            traffic.add([(Count::Atomics, 1)]);
+        }
+        Opcode::LocalInvalidate(_) | Opcode::Register(_) | Opcode::Bind(_) | Opcode::Flush(_) => {
+            traffic.add([(Count::Locals, 1)])
+        }
     }
 }
 

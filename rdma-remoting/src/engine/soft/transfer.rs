@@ -6,6 +6,7 @@ use super::responder::{Nak, Responder};
 use crate::engine::Spending;
 use crate::memory::Use;
 use crate::request::{Opcode, SendWqe};
+use crate::traffic::Count;
 use crate::xrc::XrcReceives;
 use farlane_abi::queue::{
     WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_REM_ACCESS_ERR,
@@ -100,6 +101,34 @@ impl<P: Payload> Incoming<'_, P> {
         if matches!(held, Some(None)) {
             return Err(self.responder.refuse_queue(self.qp).into());
         }
+        let arrived = self.carry_out(transfer, budget)?;
+        if arrived {
+            self.count(transfer.length.into());
+        }
+        Ok(arrived)
+    }
+
+    /// Counts a message of so many bytes that has arrived. What takes a receive request is counted
+    /// with that.
+    fn count(&self, bytes: u64) {
+        let traffic = &self.qp.traffic;
+        match self.request.opcode {
+            Opcode::Write | Opcode::WriteImm | Opcode::AtomicWrite => {
+                traffic.add([(Count::PeerWrites, 1), (Count::WrittenBytes, bytes)]);
+            }
+            Opcode::Read => traffic.add([(Count::PeerReads, 1), (Count::AnsweredBytes, bytes)]),
+            Opcode::CompareSwap { .. } | Opcode::FetchAdd { .. } => {
+                traffic.add([(Count::PeerAtomics, 1)]);
+            }
+            _ => {}
+        }
+    }
+
+    fn carry_out(
+        &mut self,
+        transfer: &mut Transfer,
+        budget: &mut Spending,
+    ) -> Result<bool, Refusal> {
         match self.request.opcode {
             Opcode::Send | Opcode::SendImm => self.send(transfer, budget),
             Opcode::SendInvalidate(key) => {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::engine::Usage;
+use crate::traffic::Count;
 use crate::{Limits, Peers, PortConfig};
 use farlane_abi::queue::{
     OP_SEND, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED,
@@ -467,7 +468,7 @@ fn strangers_in_a_group_use_up_none_of_what_a_sender_may_do() {
         member.post_receive();
         member.host().attach_mcast(member.group()).unwrap();
     }
-    let dropped = || sender.context.counters.dropped.load(Ordering::Relaxed);
+    let dropped = || sender.context.traffic.get(Count::Dropped);
     let ah = sender.ah(GROUP).unwrap();
     let used = sender.send_for(ah, MULTICAST_QPN.into()).unwrap();
     assert_eq!((used.operations, used.bytes, dropped()), (2, 16, 0));
@@ -505,4 +506,28 @@ fn a_queue_pair_in_a_group_is_busy_until_it_has_left() {
         let program = Program::start(&vm, 0);
         program.host().attach_mcast(program.group()).unwrap();
     }
+}
+
+#[test]
+fn a_port_counts_what_its_own_programs_send_and_receive() {
+    let server = Server::without_workers();
+    let [one, other, stranger] = [1, 2, 3].map(|gid| Program::start(&port(&server, gid), 0));
+    let ah = one.ah([2; 16]).unwrap();
+    let counted = |program: &Program| {
+        let of = program.host().port_counters(1.into()).unwrap();
+        [of.send_wrs, of.send_bytes, of.tx_drops]
+            .map(|n| n.get())
+            .into_iter()
+            .chain([of.recv_wrs, of.recv_bytes, of.out_of_buffer].map(|n| n.get()))
+            .collect::<Vec<_>>()
+    };
+    other.post_receive();
+    for _ in 0..2 {
+        one.send_for(ah, other.qp.qp_num).unwrap();
+    }
+    assert_eq!(counted(&one), [2, 8, 1, 0, 0, 0]);
+    assert_eq!(counted(&other), [0, 0, 0, 1, 8, 1]);
+    assert_eq!(counted(&stranger), [0; 6]);
+    let of_another_port = one.host().port_counters(2.into());
+    assert_eq!(of_another_port.unwrap_err(), Errno::EINVAL);
 }

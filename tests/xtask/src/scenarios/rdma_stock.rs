@@ -21,6 +21,7 @@ use crate::run::Run;
 use crate::tools::{Ends, TOOL_TIMEOUT, between, pingpong_us};
 
 mod connections;
+mod counters;
 mod drop_in;
 
 pub use self::connections::start as start_connections;
@@ -102,6 +103,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         };
         perftests(run, through, stage.two(), PERFTESTS, report)?;
     }
+    counters::run(&stage)?;
     connections::run(&stage.a, &stage.b, brief, report)?;
     drop_in::run(run, &stage.host, &stage.a, report)?;
     resources(&stage.a)?;

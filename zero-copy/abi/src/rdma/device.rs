@@ -80,6 +80,65 @@ wire! {
         pub reserved2: U16,
     }
 
+    /// What a port has carried out and received since the backend was started, all of its contexts
+    /// together. Names are those that drivers of the kernel have in `hw_counters` where the meaning
+    /// is the same: of requests and bytes efa's, of requests of peers and of errors mlx5's and
+    /// rxe's. There are no packets to count: a message is moved whole.
+    pub struct PortCounters as "farlane_port_counters" {
+        /// Sends, and datagrams, that ended in success.
+        pub send_wrs: U64,
+        /// Payload bytes of them.
+        pub send_bytes: U64,
+        /// Receive requests that ended in success.
+        pub recv_wrs: U64,
+        /// Payload bytes that sends of peers have brought into them.
+        pub recv_bytes: U64,
+        /// RDMA writes that ended in success.
+        pub rdma_write_wrs: U64,
+        /// Payload bytes of them.
+        pub rdma_write_bytes: U64,
+        /// Payload bytes that RDMA writes of peers have brought.
+        pub rdma_write_recv_bytes: U64,
+        /// RDMA reads that ended in success.
+        pub rdma_read_wrs: U64,
+        /// Payload bytes of them.
+        pub rdma_read_bytes: U64,
+        /// Payload bytes that RDMA reads of peers have fetched.
+        pub rdma_read_resp_bytes: U64,
+        /// Atomic operations that ended in success.
+        pub atomic_wrs: U64,
+        /// Other requests, such as bindings, that ended in success.
+        pub local_wrs: U64,
+        /// RDMA writes of peers.
+        pub rx_write_requests: U64,
+        /// RDMA reads of peers.
+        pub rx_read_requests: U64,
+        /// Atomic operations of peers.
+        pub rx_atomic_requests: U64,
+        /// Messages of unreliable queue pairs that nobody received.
+        pub tx_drops: U64,
+        /// Messages to unreliable queue pairs that met no receive request.
+        pub out_of_buffer: U64,
+        /// Times a peer had no receive request for a message.
+        pub rcvd_rnr_err: U64,
+        /// Times a peer has not answered in time.
+        pub local_ack_timeout_err: U64,
+        /// Requests that failed since no peer has answered.
+        pub retry_exceeded_err: U64,
+        /// Requests that failed since the peer had no receive request.
+        pub retry_rnr_exceeded_err: U64,
+        /// Send requests that ended in an error, but flushed ones.
+        pub req_cqe_error: U64,
+        /// Receive requests that ended in an error, but flushed ones.
+        pub resp_cqe_error: U64,
+        /// Send requests that were flushed.
+        pub req_cqe_flush_error: U64,
+        /// Receive requests that were flushed.
+        pub resp_cqe_flush_error: U64,
+        /// Zero.
+        pub reserved: [U64; 7],
+    }
+
     /// Which GID.
     pub struct QueryGid as "farlane_query_gid" {
         /// Port, from 1 up.

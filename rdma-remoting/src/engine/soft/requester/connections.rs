@@ -7,9 +7,9 @@ use super::super::responder::{Arrival, Nak};
 use super::super::transfer::{Refusal, Transfer};
 use super::waiting::Wait;
 use super::{Active, Requester, Step};
-use crate::counters;
 use crate::engine::Spending;
 use crate::request::Opcode;
+use crate::traffic::Count;
 use farlane_abi::queue::{WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_MW_BIND_ERR};
 use farlane_zero_copy::topology::Node;
 
@@ -75,7 +75,7 @@ impl<C: Carrier> Requester<C> {
     pub(super) fn dropped(&mut self, qp: &QpCommon) -> Step {
         log::debug!("{}: nobody receives a message", qp.number);
         if let Some(active) = self.active.take() {
-            counters::count(&qp.counters.dropped, 1);
+            qp.traffic.add([(Count::Dropped, 1)]);
             // What was sent of it is none of the next one.
             self.unheard.0 += 1;
             let Transfer { done, length } = active.transfer;

@@ -7,9 +7,9 @@ use super::super::fabric::QpName;
 use super::super::groups::Walk;
 use super::{Requester, Step};
 use crate::address::Recipients;
-use crate::counters;
 use crate::engine::Spending;
 use crate::request::Target as RequestTarget;
+use crate::traffic::Count;
 use farlane_abi::queue::WC_STATUS_LOC_QP_OP_ERR;
 use farlane_abi::rdma::MULTICAST_QPN;
 use farlane_zero_copy::topology::Node;
@@ -137,7 +137,7 @@ impl<C: Carrier> Requester<C> {
                             active.transfer.done += u64::from(length);
                         }
                         Err(Undelivered::Dropped) => {
-                            counters::count(&qp.counters.dropped, 1);
+                            qp.traffic.add([(Count::Dropped, 1)]);
                         }
                         Err(Undelivered::Local(status)) => return Step::Failed(status),
                     }

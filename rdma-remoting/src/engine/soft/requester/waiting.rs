@@ -2,9 +2,11 @@
 
 use super::super::attributes::{ack_timeout, rnr_delay};
 use super::super::carrier::Carrier;
+use super::super::common::QpCommon;
 use super::super::responder::NotReady;
 use super::Requester;
 use crate::engine::earlier;
+use crate::traffic::Count;
 use farlane_abi::queue::{WC_STATUS_RETRY_EXC_ERR, WC_STATUS_RNR_RETRY_EXC_ERR};
 use std::mem::discriminant;
 use std::time::{Duration, Instant};
@@ -33,8 +35,13 @@ pub enum Wait {
 
 impl<C: Carrier> Requester<C> {
     /// Counts a wait. Returns when to look again, or the status to fail with.
-    pub(super) fn wait(&mut self, wait: Wait, now: Instant) -> Result<Option<Instant>, u8> {
-        let until = self.wait_for(wait, now)?;
+    pub(super) fn wait(
+        &mut self,
+        qp: &QpCommon,
+        wait: Wait,
+        now: Instant,
+    ) -> Result<Option<Instant>, u8> {
+        let until = self.wait_for(qp, wait, now)?;
         Ok(match wait {
             Wait::Word => earlier(until, Some(now + WORD_DELAY)),
             Wait::Answer | Wait::Receiver(_) => until,
@@ -42,12 +49,14 @@ impl<C: Carrier> Requester<C> {
     }
 
     /// The same but for when it is to look again.
-    fn wait_for(&mut self, wait: Wait, now: Instant) -> Result<Option<Instant>, u8> {
+    fn wait_for(&mut self, qp: &QpCommon, wait: Wait, now: Instant) -> Result<Option<Instant>, u8> {
         let Some(active) = self.active.as_mut() else {
             return Ok(None);
         };
+        let count = |what| qp.traffic.add([(what, 1)]);
         // IBTA 9.7.5.2.8: no retry at all, not one after a while.
         if matches!(wait, Wait::Receiver(_)) && active.rnr_retries_left == 0 {
+            count(Count::NotReady);
             return Err(WC_STATUS_RNR_RETRY_EXC_ERR);
         }
         let is_for_ever = matches!(wait, Wait::Receiver(_)) && self.attr.rnr_retry == RNR_FOR_EVER;
@@ -62,6 +71,9 @@ impl<C: Carrier> Requester<C> {
             // The timer runs as it was set: a peer that changes it does not begin it again.
             Some((same, until)) if discriminant(&same) == discriminant(&wait) => until,
             _ => {
+                if matches!(wait, Wait::Receiver(_)) {
+                    count(Count::NotReady);
+                }
                 let until = delay.map(|d| now + d);
                 active.waiting = Some((wait, until));
                 return Ok(until);
@@ -73,6 +85,10 @@ impl<C: Carrier> Requester<C> {
         if now < until {
             return Ok(Some(until));
         }
+        count(match wait {
+            Wait::Receiver(_) => Count::NotReady,
+            Wait::Answer | Wait::Word => Count::Timeouts,
+        });
         if is_for_ever {
             active.waiting = Some((wait, Some(now + delay)));
             self.carrier.timer_ended();

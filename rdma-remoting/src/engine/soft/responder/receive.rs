@@ -7,11 +7,13 @@ use crate::engine::soft::common::QpCommon;
 use crate::engine::soft::objects::Receives;
 use crate::memory::{Part, Use};
 use crate::request::{MemoryKey, Opcode, SendWqe, WqeError};
+use crate::traffic::Count;
 use crate::work_queue::QueueError;
 use farlane_abi::queue::{
-    Completion, WC_FLAG_IMM, WC_FLAG_INVALIDATED, WC_OPCODE_RECV, WC_OPCODE_RECV_RDMA_WITH_IMM,
-    WC_STATUS_LOC_LEN_ERR, WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR,
-    WC_STATUS_REM_INV_REQ_ERR, WC_STATUS_REM_OP_ERR, WC_STATUS_WR_FLUSH_ERR,
+    Completion, GRH_BYTES, WC_FLAG_IMM, WC_FLAG_INVALIDATED, WC_OPCODE_RECV,
+    WC_OPCODE_RECV_RDMA_WITH_IMM, WC_STATUS_LOC_LEN_ERR, WC_STATUS_LOC_PROT_ERR,
+    WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_REM_INV_REQ_ERR, WC_STATUS_REM_OP_ERR,
+    WC_STATUS_WR_FLUSH_ERR,
 };
 use farlane_abi::rdma::{EVENT_QP_FATAL, EVENT_QP_LAST_WQE_REACHED, EVENT_QP_REQ_ERR};
 use farlane_sys::warn_limited;
@@ -130,7 +132,10 @@ impl Responder {
                     rings: self.is_rung(),
                 }));
             }
-            None if !self.dead => return Err(Nak::Dropped),
+            None if !self.dead => {
+                qp.traffic.add([(Count::OutOfBuffer, 1)]);
+                return Err(Nak::Dropped);
+            }
             None => {}
             Some(Err(e)) => {
                 log::debug!("{}: bad receive request: {e}", qp.number);
@@ -186,6 +191,9 @@ impl Responder {
     pub fn fail_receive(&mut self, qp: &QpCommon, status: u8) {
         self.parts.clear();
         if let Some(request) = self.current.take() {
+            if status != WC_STATUS_WR_FLUSH_ERR {
+                qp.traffic.add([(Count::FailedReceives, 1)]);
+            }
             self.push(
                 qp,
                 &Completion {
@@ -216,6 +224,14 @@ impl Responder {
         let Some(request) = self.current.take() else {
             return;
         };
+        // Of a datagram the header is no payload, of a write the bytes are counted with that.
+        let bytes = match (arrival.by_write, qp.transport.is_addressed()) {
+            (true, _) => 0,
+            (false, true) => arrival.length.saturating_sub(GRH_BYTES),
+            (false, false) => arrival.length,
+        };
+        qp.traffic
+            .add([(Count::Receives, 1), (Count::ReceiveBytes, bytes.into())]);
         let completion = Completion {
             wr_id: request.wr_id.into(),
             opcode: if arrival.by_write {
