@@ -229,6 +229,14 @@ control:
 	return err;
 }
 
+/* Of the kernel: what it has completed, and nobody has polled, is of nobody. */
+static void fv_qp_forget(struct fv_qp *qp)
+{
+	fv_cq_forget(qp->send_cq, qp->ib.qp_num);
+	if (qp->recv_cq != qp->send_cq)
+		fv_cq_forget(qp->recv_cq, qp->ib.qp_num);
+}
+
 int fv_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
 {
 	struct fv_qp *qp = to_fv_qp(ibqp);
@@ -239,10 +247,8 @@ int fv_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
 	err = fv_qp_unmake(qp);
 	if (err)
 		return err;
-	if (fv_is_kernel(qp->ctx)) {
-		fv_cq_forget(qp->send_cq, qp->ib.qp_num);
-		fv_cq_forget(qp->recv_cq, qp->ib.qp_num);
-	}
+	if (fv_is_kernel(qp->ctx))
+		fv_qp_forget(qp);
 	fv_object_del(qp->ctx, &qp->ctx->qps, qp->handle);
 	fv_control_del(qp->ctx, &qp->control);
 	fv_queue_del(qp->recv);
@@ -274,8 +280,7 @@ static void fv_qp_changed(struct fv_qp *qp, enum ib_qp_state state)
 	if (state != IB_QPS_RESET || !fv_is_kernel(qp->ctx))
 		return;
 	/* What was posted is forgotten, and what is completed is of nobody. */
-	fv_cq_forget(qp->send_cq, qp->ib.qp_num);
-	fv_cq_forget(qp->recv_cq, qp->ib.qp_num);
+	fv_qp_forget(qp);
 	fv_queue_discard(qp->send, qp->send_cq);
 	if (qp->recv)
 		fv_queue_discard(qp->recv, qp->recv_cq);
