@@ -30,7 +30,7 @@ static int farlane_context_add(struct farlane_context *ctx)
 	fl->table[id] = ctx;
 	spin_unlock_irq(&fl->event_lock);
 	list_add_tail(&ctx->link, &fl->contexts);
-	schedule_delayed_work(&fl->watchdog, HZ);
+	queue_delayed_work(farlane_wq, &fl->watchdog, HZ);
 unlock:
 	mutex_unlock(&fl->contexts_lock);
 	return err;

@@ -91,7 +91,7 @@ static void farlane_event_drain(struct farlane *fl)
 				posted = true;
 		}
 		if (!budget) {
-			schedule_work(&fl->event_work);
+			queue_work(farlane_wq, &fl->event_work);
 			break;
 		}
 	} while (!virtqueue_is_broken(vq) && !virtqueue_enable_cb(vq));

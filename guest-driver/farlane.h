@@ -191,6 +191,8 @@ static inline bool farlane_let_go(int err)
 }
 
 /* lifecycle.c */
+/* Of watchdogs and events: a disk behind the device may wait for them without memory. */
+extern struct workqueue_struct *farlane_wq;
 void farlane_watchdog(struct work_struct *work);
 void farlane_drain(struct farlane *fl);
 void farlane_kill(struct farlane *fl, const char *why);

@@ -224,6 +224,12 @@ struct fv_device {
 	bool up;			/* what was told last, under the RTNL */
 };
 
+/*
+ * Of deaths and asynchronous events, for which a disk behind the device may wait: they go on
+ * without memory. Both may wait for the watchdog of farlane.ko, which has another one.
+ */
+extern struct workqueue_struct *fv_wq;
+
 static inline struct fv_device *to_fv(struct ib_device *ib)
 {
 	return container_of(ib, struct fv_device, ib);

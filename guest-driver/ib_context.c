@@ -248,7 +248,7 @@ static void fv_event(void *data, u32 index)
 	if (index == FARLANE_EVENT_WAKE)
 		wake_up_all(&ctx->wait);
 	else if (index == FARLANE_EVENT_ASYNC)
-		schedule_work(&ctx->async);
+		queue_work(fv_wq, &ctx->async);
 	else
 		fv_tell_event(ctx, index);
 }
@@ -262,7 +262,7 @@ static void fv_dead(void *data)
 	wake_up_all(&ctx->wait);
 	fv_tell_soon(ctx);
 	if (fv_is_kernel(ctx))
-		schedule_work(&ctx->dev->death);
+		queue_work(fv_wq, &ctx->dev->death);
 }
 
 /*

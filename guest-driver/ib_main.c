@@ -19,6 +19,8 @@
 static DEFINE_MUTEX(fv_lock);
 static LIST_HEAD(fv_devices);
 
+struct workqueue_struct *fv_wq;
+
 /*
  * Who has RDMA_DRIVER_RXE. The provider finds devices by that number, and ib_uverbs has a copy of
  * it for each device. But rdma_rxe takes every device away that has it when it is unloaded. So ours
@@ -394,9 +396,13 @@ static int __init fv_init(void)
 		WRITE_ONCE(fv_rxe_is_loaded, true);
 	}
 	mutex_unlock(&fv_lock);
+	err = -ENOMEM;
+	fv_wq = alloc_workqueue("farlane_ib", WQ_MEM_RECLAIM | WQ_UNBOUND, 0);
+	if (!fv_wq)
+		goto notifier;
 	err = ib_register_client(&fv_client);
 	if (err)
-		goto notifier;
+		goto workqueue;
 	err = auxiliary_driver_register(&fv_driver);
 	if (err)
 		goto client;
@@ -405,6 +411,8 @@ static int __init fv_init(void)
 
 client:
 	ib_unregister_client(&fv_client);
+workqueue:
+	destroy_workqueue(fv_wq);
 notifier:
 	unregister_module_notifier(&fv_module_events);
 	return err;
@@ -416,6 +424,7 @@ static void __exit fv_exit(void)
 	rdma_link_unregister(&fv_link_ops);
 	auxiliary_driver_unregister(&fv_driver);
 	ib_unregister_client(&fv_client);
+	destroy_workqueue(fv_wq);
 	unregister_module_notifier(&fv_module_events);
 }
 module_exit(fv_exit);

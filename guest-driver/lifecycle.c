@@ -43,7 +43,7 @@ void farlane_watchdog(struct work_struct *work)
 		mutex_unlock(&fl->contexts_lock);
 		return;
 	}
-	schedule_delayed_work(&fl->watchdog, TICK);
+	queue_delayed_work(farlane_wq, &fl->watchdog, TICK);
 	mutex_unlock(&fl->contexts_lock);
 
 	spin_lock_irq(&fl->control_lock);

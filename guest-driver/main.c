@@ -14,6 +14,7 @@
 
 #define MINORS 256
 
+struct workqueue_struct *farlane_wq;
 static struct class *farlane_class;
 static dev_t farlane_devt;
 static DEFINE_IDA(farlane_minors);
@@ -267,9 +268,14 @@ static int __init farlane_init(void)
 		goto unregister;
 	}
 	farlane_class->devnode = farlane_devnode;
+	farlane_wq = alloc_workqueue("farlane", WQ_MEM_RECLAIM | WQ_UNBOUND, 0);
+	if (!farlane_wq) {
+		err = -ENOMEM;
+		goto destroy;
+	}
 	err = farlane_device_memory_init();
 	if (err)
-		goto destroy;
+		goto workqueue;
 	err = register_virtio_driver(&farlane_driver);
 	if (err)
 		goto exit;
@@ -277,6 +283,8 @@ static int __init farlane_init(void)
 
 exit:
 	farlane_device_memory_exit();
+workqueue:
+	destroy_workqueue(farlane_wq);
 destroy:
 	class_destroy(farlane_class);
 unregister:
@@ -289,6 +297,7 @@ static void __exit farlane_exit(void)
 {
 	unregister_virtio_driver(&farlane_driver);
 	farlane_device_memory_exit();
+	destroy_workqueue(farlane_wq);
 	class_destroy(farlane_class);
 	unregister_chrdev_region(farlane_devt, MINORS);
 	ida_destroy(&farlane_minors);
