@@ -222,6 +222,7 @@ struct fv_device {
 	struct notifier_block netdev_events;
 	bool is_listened_to;		/* under the RTNL */
 	bool up;			/* what was told last, under the RTNL */
+	struct net_device *own_netdev;	/* that this module has made for it, under fv_lock */
 };
 
 /*
@@ -335,6 +336,10 @@ void fv_fw_str(struct ib_device *ib, char *text);
 int fv_port_start(struct fv_device *dev, struct net_device *netdev);
 void fv_port_listened_to(struct fv_device *dev);
 void fv_port_stop(struct fv_device *dev);
+
+/* ib_netdev.c: a network interface of its own */
+int fv_own_netdev_add(struct fv_device *dev);
+void fv_own_netdev_del(struct fv_device *dev);
 
 /* ib_stats.c: counters of the port */
 void fv_stats_init(struct fv_device *dev);

@@ -174,6 +174,7 @@ static int fv_register(struct fv_device *dev, const char *name, struct net_devic
 	err = ib_register_device(ib, name, NULL);
 	if (err) {
 		fv_port_stop(dev);
+		fv_own_netdev_del(dev);
 		/* A name that is taken is found out before anything else is done. */
 		dev->is_spent = err != -ENFILE;
 		return err;
@@ -285,6 +286,7 @@ static void fv_remove(struct auxiliary_device *adev)
 		/* Ends the contexts of processes, whose objects go one by one. */
 		ib_unregister_device(&dev->ib);
 		fv_wait_unused(dev);
+		fv_own_netdev_del(dev);
 	}
 	fv_context_close(&dev->kernel);
 	ib_dealloc_device(&dev->ib);

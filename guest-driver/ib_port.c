@@ -5,6 +5,7 @@
  * GIDs are. It is that with the MAC of the configuration space.
  */
 #include <linux/etherdevice.h>
+#include <linux/module.h>
 #include <linux/rtnetlink.h>
 #include <rdma/ib_addr.h>
 #include <rdma/ib_cache.h>
@@ -24,6 +25,10 @@
 
 /* What the RDMA core has for a GID of no VLAN. */
 #define FV_NO_VLAN 0xffff
+
+static bool fv_own_interface;
+module_param_named(own_interface, fv_own_interface, bool, 0444);
+MODULE_PARM_DESC(own_interface, "make an interface for a device where none has its MAC");
 
 int fv_query_device(struct ib_device *ib, struct ib_device_attr *attr, struct ib_udata *udata)
 {
@@ -220,10 +225,21 @@ static int fv_netdev_event(struct notifier_block *nb, unsigned long event, void 
 	return NOTIFY_DONE;
 }
 
+/* Whether an interface is there; one that comes later is not waited for. */
+static bool fv_has_netdev(struct fv_device *dev)
+{
+	struct net_device *netdev = fv_get_netdev(&dev->ib, 1);
+	bool has = netdev;
+
+	dev_put(netdev);
+	return has;
+}
+
 /**
  * fv_port_start - bind a device to its network interface
  * @dev: device, not registered yet
- * @netdev: the interface, or NULL for that with the MAC of the device
+ * @netdev: the interface, or NULL for that with the MAC of the device, which is made where the
+ *	administrator wants that and there is none
  *
  * Return: 0 or an error number.
  */
@@ -234,14 +250,19 @@ int fv_port_start(struct fv_device *dev, struct net_device *netdev)
 	dev->netdev_events.notifier_call = fv_netdev_event;
 	/* Tells at once of the interfaces that there are. */
 	err = register_netdevice_notifier(&dev->netdev_events);
-	if (err || !netdev)
+	if (err)
 		return err;
+	if (!netdev) {
+		err = fv_own_interface && !fv_has_netdev(dev) ? fv_own_netdev_add(dev) : 0;
+		goto out;
+	}
 	rtnl_lock();
 	if (netdev->reg_state == NETREG_REGISTERED)
 		fv_set_netdev(dev, netdev);
 	else
 		err = -ENODEV;
 	rtnl_unlock();
+out:
 	if (err)
 		unregister_netdevice_notifier(&dev->netdev_events);
 	return err;
@@ -256,7 +277,7 @@ void fv_port_listened_to(struct fv_device *dev)
 	rtnl_unlock();
 }
 
-/* The device is about to go. Its interface is gone for it. */
+/* The device is about to go. Its interface is gone for it, but is there still. */
 void fv_port_stop(struct fv_device *dev)
 {
 	unregister_netdevice_notifier(&dev->netdev_events);

@@ -23,6 +23,7 @@ use crate::tools::{Ends, TOOL_TIMEOUT, between, pingpong_us};
 mod connections;
 mod counters;
 mod drop_in;
+mod interface;
 
 pub use self::connections::start as start_connections;
 
@@ -108,6 +109,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     drop_in::run(run, &stage.host, &stage.a, report)?;
     resources(&stage.a)?;
     port(&stage.a)?;
+    interface::own(&stage.a, &stage.b, report)?;
     if !brief {
         beside_rxe(&stage, report)?;
     }
@@ -201,7 +203,14 @@ pub fn start(guest: &Guest) -> Result<()> {
 }
 
 fn load(guest: &Guest) -> Result<()> {
-    guest.run(&format!("modprobe ib_uverbs && insmod {RDMA_MODULE}"))?;
+    load_with(guest, "")
+}
+
+/// With these parameters.
+fn load_with(guest: &Guest, parameters: &str) -> Result<()> {
+    guest.run(&format!(
+        "modprobe ib_uverbs && insmod {RDMA_MODULE} {parameters}"
+    ))?;
     Ok(())
 }
 

@@ -110,7 +110,12 @@ impl Pair {
 
     /// Starts the server, and waits until it listens.
     pub fn serve<'g>(&self, server: &'g Guest) -> Result<Job<'g>> {
-        let serving = server.spawn(&self.line(self.serve, server.address()?))?;
+        self.serve_at((server, server.address()?))
+    }
+
+    /// The same at another address of the guest.
+    fn serve_at<'g>(&self, (server, address): (&'g Guest, &str)) -> Result<Job<'g>> {
+        let serving = server.spawn(&self.line(self.serve, address))?;
         let port = self.port.unwrap_or(PORT);
         let look = format!("rdma resource show cm_id | grep LISTEN | grep -q ':{port} '");
         wait_until("somebody listens", || {
@@ -126,8 +131,13 @@ impl Pair {
     }
 
     fn run(&self, server: &Guest, client: &Guest) -> Result<()> {
-        let serving = self.serve(server)?;
-        let asked = client.spawn(&self.line(self.ask, server.address()?))?;
+        self.between((server, server.address()?), client)
+    }
+
+    /// Runs it with a server at this address of a guest.
+    pub fn between(&self, (server, address): (&Guest, &str), client: &Guest) -> Result<()> {
+        let serving = self.serve_at((server, address))?;
+        let asked = client.spawn(&self.line(self.ask, address))?;
         let asked = asked.wait(TOOL_TIMEOUT);
         let asked = asked.with_context(|| format!("`{}`: {}", self.serve, serving.so_far()))?;
         self.check(&asked, &serving.so_far())?;
