@@ -109,6 +109,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     drop_in::run(run, &stage.host, &stage.a, report)?;
     resources(&stage.a)?;
     port(&stage.a)?;
+    interface::vlan(&stage.a)?;
     interface::own(&stage.a, &stage.b, report)?;
     if !brief {
         beside_rxe(&stage, report)?;

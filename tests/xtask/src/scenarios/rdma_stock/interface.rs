@@ -1,11 +1,12 @@
-//! A network interface of the port that the driver makes itself.
+//! Network interfaces of the port: one that the driver makes itself, and one of a VLAN, whose
+//! addresses are no GIDs.
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
 use farlane_kit::report::Report;
 
 use super::connections::PAIRS;
-use super::{DEVICE, load_with, wait_device};
+use super::{ADDRESS, ADDRESS_IN_GID, DEVICE, load_with, wait_device};
 use crate::conditions::wait_until;
 use crate::place::Over;
 use crate::tools::{between, pingpong_us};
@@ -18,6 +19,10 @@ const OWN_IN_GID: &str = "ffff:0a4e:0001";
 
 /// A MAC that no device is told to be bound to.
 const OTHER_MAC: &str = "52:54:00:77:00:77";
+
+const VLAN: &str = "eth0.79";
+const VLAN_ADDRESS: &str = "10.79.0.1";
+const VLAN_IN_GID: &str = "ffff:0a4f:0001";
 
 /// Where the GID with this end is in a device's table, once it is there.
 fn index_of(guest: &Guest, gid: &str) -> Result<String> {
@@ -77,5 +82,27 @@ pub fn own(guest: &Guest, peer: &Guest, report: &mut Report) -> Result<()> {
     let left = guest.exec(&format!("ls /sys/class/net/{OWN}"))?;
     ensure!(!left.success(), "The interface is still there");
     load_with(guest, "")?;
+    wait_device(guest)
+}
+
+/// The addresses of a VLAN over the interface are no GIDs of the port.
+pub fn vlan(guest: &Guest) -> Result<()> {
+    guest.run(&format!(
+        "modprobe 8021q && /usr/sbin/ip link add link eth0 name {VLAN} type vlan id 79 && \
+         ip link set {VLAN} up && /usr/sbin/ip address add {VLAN_ADDRESS}/24 dev {VLAN} && \
+         ip address add {ADDRESS}/24 dev eth0"
+    ))?;
+    // The kernel handles changes of addresses in their order.
+    index_of(guest, ADDRESS_IN_GID)?;
+    let gids = guest.run(&format!(
+        "cat /sys/class/infiniband/{DEVICE}/ports/1/gids/* | sort -u"
+    ))?;
+    ensure!(
+        !gids.contains(VLAN_IN_GID),
+        "An address of a VLAN is a GID:\n{gids}"
+    );
+    guest.run(&format!(
+        "ip link del {VLAN} && ip address del {ADDRESS}/24 dev eth0"
+    ))?;
     wait_device(guest)
 }
