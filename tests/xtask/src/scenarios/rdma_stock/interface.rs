@@ -35,8 +35,8 @@ fn index_of(guest: &Guest, gid: &str) -> Result<String> {
     Ok(index.with_context(|| file.clone())?.to_owned())
 }
 
-/// In a guest that has no interface with the device's MAC, the driver makes one, over which programs
-/// find a guest whose device is bound to another one, and each other.
+/// In a guest that has no interface with the device's MAC, the driver makes one, over which
+/// programs find a guest whose device is bound to another one, and each other.
 pub fn own(guest: &Guest, peer: &Guest, report: &mut Report) -> Result<()> {
     let mac = guest.run("cat /sys/class/net/eth0/address")?;
     let mac = mac.trim();
