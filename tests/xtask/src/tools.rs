@@ -12,7 +12,8 @@ use crate::place::{Over, Place, Running};
 pub const TOOL_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How often a pair of programs is started at most where it is the machine that failed them:
-/// another program took their port first, or perftest could not make out the speed of its clock.
+/// another program took their port first, perftest could not make out the speed of its clock, or
+/// fio's receiver was late.
 const TRIES: u32 = 5;
 
 /// A program that is started twice: as a server, and as a client that is told where the server is.
@@ -56,16 +57,27 @@ pub fn between(over: Over, line: &str, server: &dyn Place, client: &dyn Place) -
 }
 
 impl Program<'_> {
-    /// Runs the server in one place and the client in another. Both must succeed.
+    /// Runs the server, which listens on a TCP port, in one place and the client in another. Both
+    /// must succeed.
     pub fn run(&self, server: &dyn Place, client: &dyn Place) -> Result<Talk> {
+        self.run_where(server, client, &|port| server.is_listening(port))
+    }
+
+    /// The same with a server that listens as `listens` finds.
+    pub fn run_where(
+        &self,
+        server: &dyn Place,
+        client: &dyn Place,
+        listens: &dyn Fn(u16) -> Result<bool>,
+    ) -> Result<Talk> {
         let mut tries = 0;
         loop {
             tries += 1;
             let port = server.free_port()?;
             let mut serving = server.spawn(&(self.serve)(port))?;
-            match self.wait_served(server, serving.as_mut(), port) {
+            match self.wait_served(&|| listens(port), serving.as_mut()) {
                 Ok(()) => match self.ask(&(self.ask)(server.address()?, port), serving, client) {
-                    Err(error) if tries < TRIES && clock_is_unsteady(&format!("{error:#}")) => {}
+                    Err(error) if tries < TRIES && machine_is_slow(&format!("{error:#}")) => {}
                     outcome => return outcome,
                 },
                 Err(error) if tries < TRIES && port_is_taken(&serving.so_far()) => drop(error),
@@ -75,10 +87,14 @@ impl Program<'_> {
     }
 
     /// Waits until a server listens, which it never does once it has ended.
-    fn wait_served(&self, place: &dyn Place, serving: &mut dyn Running, port: u16) -> Result<()> {
+    fn wait_served(
+        &self,
+        listens: &dyn Fn() -> Result<bool>,
+        serving: &mut dyn Running,
+    ) -> Result<()> {
         let name = self.name;
         let deadline = Instant::now() + TOOL_TIMEOUT;
-        while !place.is_listening(port)? {
+        while !listens()? {
             if serving.wait_briefly()? {
                 bail!("The server of `{name}` ended early:\n{}", serving.so_far());
             }
@@ -129,6 +145,17 @@ impl Program<'_> {
 /// clock that it measures against the CPU's seems to run unevenly.
 fn clock_is_unsteady(text: &str) -> bool {
     text.contains("Correlation coefficient")
+}
+
+/// Whether it is the machine that failed a client.
+fn machine_is_slow(text: &str) -> bool {
+    clock_is_unsteady(text) || receiver_was_late(text)
+}
+
+/// Whether fio says that its peer had no receive request left: it has none tried again, waits half
+/// a second for its peer to post some, and hangs when they came later.
+fn receiver_was_late(text: &str) -> bool {
+    text.contains("fio: cq completion status 13(RNR retry counter exceeded)")
 }
 
 /// Whether a server says that another program of this machine took its port first.

@@ -25,7 +25,7 @@ mod counters;
 mod drop_in;
 mod interface;
 
-pub use self::connections::start as start_connections;
+pub use self::connections::{is_listening, start as start_connections};
 
 /// What the device is called, and where its IPv4 address is in its GID table.
 pub const DEVICE: &str = "rxe_farlane0";

@@ -66,7 +66,16 @@ impl<'a> OnHost<'a> {
 
     /// How many bytes the daemon has moved.
     pub fn moved(&self) -> Result<u64> {
-        Metrics::read(&self.run.metrics(), "farlane_rdma_")?.moved()
+        self.metrics()?.moved()
+    }
+
+    /// Whether a process listens for connections.
+    pub fn is_listening(&self) -> Result<bool> {
+        Ok(self.metrics()?.sum("vm_listeners")? > 0)
+    }
+
+    fn metrics(&self) -> Result<Metrics> {
+        Metrics::read(&self.run.metrics(), "farlane_rdma_")
     }
 
     /// Ends all.

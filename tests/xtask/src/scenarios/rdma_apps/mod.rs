@@ -1,7 +1,8 @@
 //! What people use RDMA for without calling verbs themselves, from Debian's packages, over the RDMA
-//! device of the guests' kernel: UCX, Open MPI over UCX, and libfabric; the latter, and QEMU's
+//! device of the guests' kernel: UCX, Open MPI over UCX, libfabric, and fio; the last two, and QEMU's
 //! migration, over our own libraries, between processes of this machine.
 
+mod fio;
 mod host;
 mod libfabric;
 mod migration;
@@ -16,6 +17,7 @@ use farlane_kit::wire::Wire;
 
 use self::host::OnHost;
 use crate::run::Run;
+use crate::scenarios::rdma_stock::{is_listening, start_connections};
 use crate::stock::Stock;
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
@@ -33,6 +35,15 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     ucx::run(&stock, report)?;
     mpi::run(&stock, report)?;
     libfabric::run(stock.ends(), "fi_pingpong", &|| stock.moved(), report)?;
+    start_connections(&stock.a)?;
+    start_connections(&stock.b)?;
+    fio::run(
+        stock.ends(),
+        "fio",
+        &|| is_listening(&stock.a),
+        &|| stock.moved(),
+        report,
+    )?;
     stock.stop()
 }
 
@@ -41,6 +52,14 @@ fn on_host(run: &Run<'_>, programs: &RdmaPrograms, report: &mut Report) -> Resul
     let host = OnHost::new(run)?;
     let fi_pingpong = host.command(&programs.tree, "usr/bin/fi_pingpong")?;
     libfabric::run(host.ends(), &fi_pingpong, &|| host.moved(), report)?;
+    let fio = host.command(run.context.kit()?.tree(), "usr/bin/fio")?;
+    fio::run(
+        host.ends(),
+        &fio,
+        &|| host.is_listening(),
+        &|| host.moved(),
+        report,
+    )?;
     migration::run(&host, report)?;
     host.stop()
 }

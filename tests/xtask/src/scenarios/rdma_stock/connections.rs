@@ -101,6 +101,12 @@ pub fn run(server: &Guest, client: &Guest, brief: bool, report: &mut Report) -> 
     Ok(())
 }
 
+/// Whether a program of a guest listens by the kernel's connection manager.
+pub fn is_listening(guest: &Guest) -> Result<bool> {
+    let look = "rdma resource show cm_id | grep -q LISTEN";
+    Ok(guest.exec(look)?.success())
+}
+
 impl Pair {
     /// One of the lines, with the server's address.
     pub fn line(&self, line: &str, server: &str) -> String {
