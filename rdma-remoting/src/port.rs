@@ -123,6 +123,7 @@ impl Port {
             address,
             reach: Arc::clone(&reach),
             gids: Arc::clone(&gids),
+            limits: config.limits,
         };
         let traffic = Arc::new(Traffic::new(adapter.workers.len()));
         adapter.traffic.enlist(&traffic);

@@ -3,6 +3,7 @@
 use crate::event::{ListenerId, Ports, Route};
 use crate::fields::{CommId, Psn, Qpn, RetryCount, TimeExponent, Transport};
 use crate::message::{Datagram, TransactionId};
+use crate::orphans::Orphan;
 use crate::service::ServiceId;
 use std::time::{Duration, Instant};
 
@@ -89,8 +90,8 @@ pub(crate) struct Connection {
     pub(crate) is_peers: bool,
     /// At which it waits for somebody to claim it.
     pub(crate) unclaimed_at: Option<ListenerId>,
-    /// Its number, since it has no user.
-    pub(crate) orphan: Option<u64>,
+    /// Why it is there, since it has no user.
+    pub(crate) orphan: Option<Orphan>,
 }
 
 impl Connection {

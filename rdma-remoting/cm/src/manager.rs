@@ -2,7 +2,8 @@
 //!
 //! A manager is told what comes in ([`Manager::receive`]), what its users want, and the time
 //! ([`Manager::advance`], at [`Manager::next_timer`]); it says what is to be sent
-//! ([`Manager::poll_transmit`]) and what has happened ([`Manager::poll_event`]), to be asked after
+//! ([`Manager::poll_transmit`]), what has happened ([`Manager::poll_event`]), and which connections
+//! without a user have a peer that knows that they end ([`Manager::poll_ended`]), to be asked after
 //! each call.
 //!
 //! Who a datagram is from is what the network says; a message is taken for a connection only where
@@ -21,7 +22,7 @@ use crate::connection::{Connection, State, Timer};
 use crate::event::{CallError, Event, ListenerId, Ports, Transmit};
 use crate::fields::{CommId, Gid, Guid, Psn, Qpn};
 use crate::message::{Mad, Message, TransactionId};
-use crate::orphans::Orphans;
+use crate::orphans::{Orphan, Orphans};
 use crate::policy::Limits;
 use crate::service::ServiceId;
 use crate::shares::Shares;
@@ -57,6 +58,10 @@ pub struct Manager {
     by_request: BTreeMap<(Ports, CommId), CommId>,
     timers: BTreeSet<(Instant, CommId)>,
     orphans: Orphans,
+    /// How many without a user have a peer that has not answered that they end.
+    ending: usize,
+    /// Those of them that it has, since somebody has asked.
+    ended: VecDeque<CommId>,
     listeners: BTreeMap<ListenerId, Listener>,
     by_service: BTreeMap<(ServiceId, Option<Gid>), ListenerId>,
     listened: u64,
@@ -111,6 +116,8 @@ impl Manager {
             by_request: BTreeMap::new(),
             timers: BTreeSet::new(),
             orphans: Orphans::new(limits.orphans),
+            ending: 0,
+            ended: VecDeque::new(),
             listeners: BTreeMap::new(),
             by_service: BTreeMap::new(),
             listened: 0,
@@ -136,13 +143,26 @@ impl Manager {
         }
     }
 
+    /// Whether a connection without a user has a peer that has not answered that it ends. It counts
+    /// as one of a user until it is [over](Self::poll_ended).
+    #[must_use]
+    pub fn is_ending(&self, id: CommId) -> bool {
+        let connection = self.connections.get(&id);
+        connection.is_some_and(|one| one.orphan == Some(Orphan::Ending))
+    }
+
+    /// The next one whose peer has answered, or has not in time.
+    pub fn poll_ended(&mut self) -> Option<CommId> {
+        self.ended.pop_front()
+    }
+
     /// How much there is.
     #[must_use]
     pub fn counts(&self) -> Counts {
         Counts {
-            connections: self.of_users(),
+            connections: self.of_users() - self.ending,
             requests: self.waiting.taken(),
-            orphans: self.orphans.count(),
+            orphans: self.orphans.count() + self.ending,
             listeners: self.listeners.len(),
             timers: self.timers.len(),
         }
@@ -232,6 +252,7 @@ impl Manager {
         at(Some(port)).or_else(|| at(None))
     }
 
+    /// Those that have a user, and those that had one and are ending.
     fn of_users(&self) -> usize {
         self.connections.len() - self.orphans.count()
     }
@@ -289,6 +310,7 @@ impl Manager {
         }
     }
 
+    /// Answers a message.
     fn send(&mut self, ports: Ports, transaction: TransactionId, message: Message) {
         let mad = Mad {
             transaction,
@@ -297,6 +319,7 @@ impl Manager {
         self.transmits.push_back(Transmit {
             ports,
             datagram: Box::new(mad.write()),
+            is_answer: true,
         });
     }
 
@@ -314,17 +337,23 @@ impl Manager {
         self.transmits.push_back(Transmit {
             ports: connection.ports,
             datagram,
+            is_answer: false,
         });
     }
 
-    /// Sends the last message again.
-    fn send_again(&mut self, id: CommId) {
+    /// Sends the last message again, to a peer that has asked again.
+    fn answer_by_last(&mut self, id: CommId) {
+        self.send_last(id, true);
+    }
+
+    fn send_last(&mut self, id: CommId, is_answer: bool) {
         if let Some(connection) = self.connections.get(&id)
             && let Some(datagram) = &connection.last
         {
             self.transmits.push_back(Transmit {
                 ports: connection.ports,
                 datagram: datagram.clone(),
+                is_answer,
             });
         }
     }

@@ -3,8 +3,17 @@
 use crate::fields::{CommId, Gid};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Connections without a user, by their peers: where there are too many, one of the peer goes that
-/// has most.
+/// Why there is a connection without a user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Orphan {
+    /// Its peer has not answered that it ends.
+    Ending,
+    /// Something of it may be under way: its number in [`Orphans`].
+    Kept(u64),
+}
+
+/// Connections of which something may be under way, by their peers: where there are too many, one
+/// of the peer goes that has most.
 #[derive(Debug)]
 pub(crate) struct Orphans {
     limit: usize,

@@ -44,8 +44,9 @@ pub struct Limits {
     /// Of these, requests of peers that nobody has claimed, which they share in the same way, as
     /// they do the backlog of a listener.
     pub requests: usize,
-    /// Connections without a user that end, or wait until nothing of them is under way any more.
-    /// Beyond that the oldest of the peer that has most is forgotten.
+    /// Connections without a user that wait until nothing of them is under way any more. Beyond
+    /// that the oldest of the peer that has most is forgotten. Those whose peer has not answered
+    /// that they end are counted as the user's still.
     pub orphans: usize,
     /// Listeners.
     pub listeners: usize,

@@ -118,6 +118,7 @@ fn exchange(now: Instant, managers: &mut [Manager; 2]) {
                     _ => manager.destroy(now, id).unwrap(),
                 }
             }
+            while manager.poll_ended().is_some() {}
         }
         if is_quiet {
             return;

@@ -1,7 +1,7 @@
 //! Calls of programs.
 
-use super::ids::{Binding, Ids, What};
-use super::port::{Bound, PortConnections, State};
+use super::ids::{Ids, What};
+use super::port::{PortConnections, State};
 use super::terms;
 use crate::async_ring::EventSink;
 use crate::engine::{Destination, PortNames as _, RawGid};
@@ -15,15 +15,11 @@ use farlane_abi::rdma::{
 };
 use farlane_abi::width::to_usize;
 use farlane_rdma_cm::{
-    Accept, Answer, CallError, Connect, Gid, PrivateData, Qpn, RejectReason, Resolve, RetryCount,
+    Accept, Answer, CallError, Connect, PrivateData, Qpn, RejectReason, Resolve, RetryCount,
     ServiceId, SidrStatus,
 };
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Ports that are drawn for who asks for any, until one is free: where half of them are, all of
-/// these are taken once in 2^64 times.
-const TRIES: usize = 64;
 
 /// A context's calls.
 pub(crate) struct Program<'a> {
@@ -86,19 +82,12 @@ impl Program<'_> {
         let is_shared = args.flags.get() & CM_BIND_REUSE != 0;
         self.with(|state| {
             self.enter(state);
-            let service = state.free_place(args.service.get(), gid, is_shared)?;
-            let binding = Binding {
-                service: ServiceId(service),
-                gid: gid.map(Gid),
-            };
-            let id = state.ids(self.context)?.add(What::Bound(binding), event)?;
-            let none = Bound {
-                count: 0,
-                is_shared,
-            };
-            state.bound.entry((service, gid)).or_insert(none).count += 1;
+            let (places, service) = (&mut state.places, args.service.get());
+            let binding = places.bind(self.account, service, gid, is_shared)?;
+            let added = state.ids(self.context)?.add(What::Bound(binding), event);
+            let id = added.inspect_err(|_| state.places.unbind(self.account, binding))?;
             Ok(CmBound {
-                service: service.into(),
+                service: binding.service.0.into(),
                 id: id.into(),
                 ..CmBound::default()
             })
@@ -291,39 +280,6 @@ impl Program<'_> {
                 let _ = state.manager.claim(comm);
             }
             Ok(*event)
-        })
-    }
-}
-
-impl State {
-    /// Where an id may be bound that asks for this: a port that nobody has, where it asks for none.
-    fn free_place(
-        &mut self,
-        service: u64,
-        gid: Option<RawGid>,
-        is_shared: bool,
-    ) -> Result<u64, Errno> {
-        if !terms::wants_port(service) {
-            let is_free = self.is_free(service, gid, is_shared);
-            return is_free.then_some(service).ok_or(Errno::EADDRINUSE);
-        }
-        for _ in 0..TRIES {
-            let place = terms::with_port(service, terms::ephemeral(self.draws.next()));
-            if self.is_free(place, gid, false) {
-                return Ok(place);
-            }
-        }
-        Err(Errno::EADDRINUSE)
-    }
-
-    /// Whether nobody is bound there, or all let others be.
-    fn is_free(&self, service: u64, gid: Option<RawGid>, is_shared: bool) -> bool {
-        let mut there = self
-            .bound
-            .range((service, None)..=(service, Some([0xff; 16])));
-        there.all(|((_, other), bound)| {
-            let is_beside = gid.is_some() && other.is_some() && gid != *other;
-            is_beside || (is_shared && bound.is_shared)
         })
     }
 }

@@ -49,10 +49,15 @@ pub struct Id {
     pub event: u32,
     /// Those that nobody has taken, each with its place among all.
     events: VecDeque<(u64, Box<CmEvent>)>,
-    _share: Share,
+    share: Share,
 }
 
 impl Id {
+    /// What is given back when it is over.
+    pub fn into_share(self) -> Share {
+        self.share
+    }
+
     /// How many of its events nobody has taken.
     pub fn waiting(&self) -> u32 {
         // A connection has fewer than ten.
@@ -94,6 +99,11 @@ impl Ids {
         share.ok_or(Errno::ENOMEM)
     }
 
+    /// Who pays for them.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
     pub fn sink(&self) -> &Arc<dyn EventSink> {
         &self.sink
     }
@@ -118,7 +128,7 @@ impl Ids {
             what,
             event,
             events: VecDeque::new(),
-            _share: share,
+            share,
         };
         self.ids.insert(self.last, id);
         Ok(self.last)

@@ -8,7 +8,7 @@
 //! that wait here.
 //!
 //! * [`port`]: a port's manager, and which programs have which connections;
-//! * [`ids`]: what one program has;
+//! * [`ids`]: what one program has; [`places`]: where they are bound;
 //! * [`queue_pairs`]: whose queue pairs are;
 //! * [`calls`]: calls on these; [`terms`]: connection management's terms and those of the verbs.
 //!
@@ -17,6 +17,7 @@
 
 mod calls;
 mod ids;
+mod places;
 mod port;
 mod queue_pairs;
 mod terms;
@@ -60,6 +61,8 @@ struct List {
     ready: VecDeque<RawGid>,
     /// When timers of ports end.
     timers: BTreeSet<(Instant, RawGid)>,
+    /// Messages are brought next, where some wait: a timer has ended since.
+    messages_next: bool,
     stop: bool,
 }
 
@@ -76,11 +79,18 @@ impl List {
         self.ports.get(gid).and_then(Weak::upgrade)
     }
 
+    /// Where there are timers that have ended as well as messages, one after the other.
     fn next(&mut self, now: Instant) -> Option<Work> {
+        if std::mem::take(&mut self.messages_next)
+            && let Some(port) = self.ready.pop_front()
+        {
+            return Some(Work::Messages(port));
+        }
         if let Some(&(at, port)) = self.timers.first()
             && at <= now
         {
             self.timers.pop_first();
+            self.messages_next = true;
             return Some(Work::Timers(port));
         }
         self.ready.pop_front().map(Work::Messages)
@@ -253,6 +263,7 @@ impl Management for Taken {
                     remote: Gid(datagram.to),
                 },
                 datagram: Box::new(*datagram.bytes),
+                is_answer: false,
             });
         }
     }

@@ -1,14 +1,15 @@
 //! A port's manager, and which programs have which connections.
 
 use super::Connections;
-use super::ids::{Binding, Ids, What};
+use super::ids::{Id, Ids, What};
+use super::places::Places;
 use super::queue_pairs::QueuePairs;
 use super::terms;
 use crate::async_ring::EventSink;
 use crate::draws::Draws;
 use crate::engine::{Admission as _, Engine, PortAddress, RawGid};
 use crate::gids::{Gids, PortGids};
-use crate::ledger::{CONNECTION_IDS, LISTENING_IDS};
+use crate::ledger::{CONNECTION_IDS, LISTENING_IDS, Resource, Share};
 use crate::peers::Reach;
 use farlane_abi::Errno;
 use farlane_abi::ids::ContextId;
@@ -17,15 +18,63 @@ use farlane_abi::width::{to_u64, to_usize};
 use farlane_rdma_cm::{CommId, Event, Guid, Limits, ListenerId, Manager, Ports, Transmit};
 use farlane_sys::sync::lock;
 use farlane_worker::counters::Sample;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-/// Messages of a port that wait to be brought; what is beyond that is lost. The manager's answer
-/// what is limited, and are sent again where there is no answer.
-const MAX_MESSAGES: usize = 8192;
-/// Of these, messages of the guest's queue pair 1.
-const MAX_GUEST_MESSAGES: usize = 256;
+/// Whose messages of a port are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sender {
+    /// The manager's own. They are sent again where there is no answer.
+    Manager,
+    /// The manager's answers to peers, which ask again: there are as many as these like.
+    Answers,
+    /// Those of the guest's queue pair 1.
+    Guest,
+}
+
+impl Sender {
+    /// How many wait to be brought; what is beyond that is lost.
+    const fn limit(self) -> usize {
+        match self {
+            Self::Manager => 8192,
+            Self::Answers => 1024,
+            Self::Guest => 256,
+        }
+    }
+}
+
+/// Messages that wait, in the order in which they came.
+#[derive(Debug, Default)]
+struct Outbox {
+    messages: VecDeque<(Sender, Transmit)>,
+    /// How many are of each.
+    counts: [usize; 3],
+}
+
+impl Outbox {
+    /// False where it is lost.
+    fn push(&mut self, of: Sender, message: Transmit) -> bool {
+        let count = &mut self.counts[of as usize];
+        let has_room = *count < of.limit();
+        if has_room {
+            *count += 1;
+            self.messages.push_back((of, message));
+        }
+        has_room
+    }
+
+    fn pop(&mut self) -> Option<Transmit> {
+        let (of, message) = self.messages.pop_front()?;
+        self.counts[of as usize] -= 1;
+        Some(message)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+}
+
 /// Timers that end at a time.
 const TIMERS_AT_A_TIME: usize = 64;
 /// Ids that are destroyed at a time while a context ends.
@@ -36,6 +85,8 @@ pub(crate) struct PortSpec {
     pub address: PortAddress,
     pub reach: Arc<Reach>,
     pub gids: Arc<PortGids>,
+    /// What the port's users may have together.
+    pub limits: crate::Limits,
 }
 
 /// Connection management of a port.
@@ -50,16 +101,15 @@ pub(crate) struct PortConnections {
 pub(super) struct State {
     pub manager: Manager,
     pub contexts: HashMap<ContextId, Ids>,
-    /// Where ids are bound, and how many share that.
-    pub bound: BTreeMap<(u64, Option<RawGid>), Bound>,
-    pub draws: Draws,
+    /// Where ids are bound.
+    pub places: Places,
     /// Whose connections are.
     owners: HashMap<CommId, (ContextId, u32)>,
     /// Whose listeners are.
     pub listeners: HashMap<ListenerId, (ContextId, u32)>,
-    messages: VecDeque<Transmit>,
-    /// Of these, those of the guest's.
-    guest_messages: usize,
+    messages: Outbox,
+    /// What connections take whose ids are gone, and whose peers have not answered that they end.
+    ending: HashMap<CommId, Share>,
     /// The list knows that messages wait.
     is_noted: bool,
     /// The list knows that a timer ends then.
@@ -70,13 +120,6 @@ pub(super) struct State {
     raised: Vec<(Arc<dyn EventSink>, u32)>,
 }
 
-/// Ids that are bound at one place.
-pub(super) struct Bound {
-    pub count: usize,
-    /// Others may be bound there that say so, too.
-    pub is_shared: bool,
-}
-
 impl PortConnections {
     pub fn new(of: PortSpec, connections: &Arc<Connections>) -> Arc<Self> {
         let mut guid = [0; 8];
@@ -85,9 +128,10 @@ impl PortConnections {
         guid[0] |= 2;
         let mut draws = Draws::default();
         let draw = Box::new(move || draws.next());
-        // Programs share their ids fairly before they come to a limit of the port's.
+        // Programs share their ids fairly before they come to a limit of the port's, which is what
+        // peers share.
         let limits = Limits {
-            connections: to_usize(CONNECTION_IDS),
+            connections: to_usize(of.limits.at_most(Resource::ConnectionIds, CONNECTION_IDS)),
             listeners: to_usize(LISTENING_IDS),
             ..Limits::default()
         };
@@ -99,12 +143,11 @@ impl PortConnections {
             state: Mutex::new(State {
                 manager,
                 contexts: HashMap::new(),
-                bound: BTreeMap::new(),
-                draws: Draws::default(),
+                places: Places::default(),
                 owners: HashMap::new(),
                 listeners: HashMap::new(),
-                messages: VecDeque::new(),
-                guest_messages: 0,
+                messages: Outbox::default(),
+                ending: HashMap::new(),
                 is_noted: false,
                 timer: None,
                 paused: false,
@@ -160,9 +203,14 @@ impl PortConnections {
             self.tell(state, now, event);
         }
         while let Some(message) = state.manager.poll_transmit() {
-            if state.messages.len() < MAX_MESSAGES {
-                state.messages.push_back(message);
-            }
+            let of = match message.is_answer {
+                true => Sender::Answers,
+                false => Sender::Manager,
+            };
+            state.messages.push(of, message);
+        }
+        while let Some(comm) = state.manager.poll_ended() {
+            state.ending.remove(&comm);
         }
         if !state.messages.is_empty() && !state.is_noted {
             state.is_noted = true;
@@ -172,6 +220,8 @@ impl PortConnections {
             && !state.paused
             && state.timer.is_none_or(|noted| at < noted)
         {
+            // One that is late is after those of other ports that are as late.
+            let at = at.max(now);
             self.connections.note_timer(self.gid(), at, state.timer);
             state.timer = Some(at);
         }
@@ -209,9 +259,8 @@ impl PortConnections {
     /// Takes messages that wait. Returns whether more do.
     pub(super) fn take_messages(&self, most: usize) -> (Vec<Transmit>, bool) {
         let mut state = self.state();
-        let count = most.min(state.messages.len());
-        let messages = state.messages.drain(..count).collect();
-        state.guest_messages = state.guest_messages.saturating_sub(count);
+        let outbox = &mut state.messages;
+        let messages = std::iter::from_fn(|| outbox.pop()).take(most).collect();
         state.is_noted = !state.messages.is_empty();
         (messages, state.is_noted)
     }
@@ -247,11 +296,9 @@ impl PortConnections {
     /// A message of the guest's queue pair 1 waits to be brought.
     pub(super) fn pass_on(&self, message: Transmit) {
         let mut state = self.state();
-        if state.guest_messages >= MAX_GUEST_MESSAGES || state.messages.len() >= MAX_MESSAGES {
+        if !state.messages.push(Sender::Guest, message) {
             return;
         }
-        state.guest_messages += 1;
-        state.messages.push_back(message);
         if !std::mem::replace(&mut state.is_noted, true) {
             self.connections.note_messages(self.gid());
         }
@@ -314,12 +361,17 @@ impl PortConnections {
         self.connections.turn(now);
     }
 
+    #[cfg(test)]
+    pub(super) fn all(&self) -> &Arc<Connections> {
+        &self.connections
+    }
+
     /// How many connections and requests there are.
     #[cfg(test)]
     pub(super) fn counts(&self) -> (farlane_rdma_cm::Counts, usize, usize) {
         let state = self.state();
         let ids = state.owners.len() + state.listeners.len();
-        (state.manager.counts(), ids, state.bound.len())
+        (state.manager.counts(), ids, state.places.count())
     }
 }
 
@@ -397,17 +449,18 @@ impl State {
     /// Ends an id, whatever it is. Returns how many events waited, its own and those of requests
     /// that end with it.
     pub fn destroy(&mut self, now: Instant, context: ContextId, id: u32) -> Result<u32, Errno> {
-        let removed = self.ids(context)?.remove(id)?;
+        let ids = self.ids(context)?;
+        let (removed, account) = (ids.remove(id)?, Arc::clone(ids.account()));
         let mut events = removed.waiting();
         match removed.what {
-            What::Bound(binding) => self.unbind(binding),
+            What::Bound(binding) => self.places.unbind(&account, binding),
             What::Listening {
                 binding,
                 listener,
                 waiting,
                 _share,
             } => {
-                self.unbind(binding);
+                self.places.unbind(&account, binding);
                 self.listeners.remove(&listener);
                 let _ = self.manager.unlisten(now, listener);
                 for id in waiting {
@@ -415,28 +468,23 @@ impl State {
                         continue;
                     };
                     events += request.waiting();
-                    if let What::Connection { comm, .. } = request.what {
-                        self.owners.remove(&comm);
-                        // One that was answered before its event was taken does not end with
-                        // the listener.
-                        let _ = self.manager.destroy(now, comm);
-                    }
+                    // One that was answered before its event was taken does not end with the
+                    // listener.
+                    self.end(now, request);
                 }
             }
-            What::Connection { comm, .. } => {
-                self.owners.remove(&comm);
-                let _ = self.manager.destroy(now, comm);
-            }
+            What::Connection { .. } => self.end(now, removed),
         }
         Ok(events)
     }
 
-    fn unbind(&mut self, binding: Binding) {
-        let place = (binding.service.0, binding.gid.map(|gid| gid.0));
-        if let Some(bound) = self.bound.get_mut(&place) {
-            bound.count -= 1;
-            if bound.count == 0 {
-                self.bound.remove(&place);
+    /// Ends a connection whose id is gone.
+    fn end(&mut self, now: Instant, removed: Id) {
+        if let What::Connection { comm, .. } = removed.what {
+            self.owners.remove(&comm);
+            let _ = self.manager.destroy(now, comm);
+            if self.manager.is_ending(comm) {
+                self.ending.insert(comm, removed.into_share());
             }
         }
     }

@@ -327,6 +327,16 @@ fn ready_to_send(manager: &Manager, comm: CommId) -> Result<(u32, QpAttr), Errno
 /// First port that a program is given, and how many there are, as with Linux.
 const EPHEMERAL: (u16, u16) = (32_768, 28_232);
 
+/// How many ports there are that a program may be given.
+pub const EPHEMERAL_PORTS: usize = EPHEMERAL.1 as usize;
+
+/// Whether this is one of a port that a program may be given.
+pub fn is_ephemeral(service: u64) -> bool {
+    let (first, count) = EPHEMERAL;
+    let service = IpService::of(ServiceId(service));
+    service.is_some_and(|service| (first..first + count).contains(&service.port))
+}
+
 /// A port that a program may be given, of a number that was drawn.
 pub fn ephemeral(drawn: u64) -> u16 {
     let (first, count) = EPHEMERAL;

@@ -5,6 +5,7 @@ use crate::connection::{State, Timer};
 use crate::event::{CallError, Event, Ports};
 use crate::fields::{About, AdditionalInfo, CommId, PrivateData, RejectReason};
 use crate::message::{Drep, Dreq, Message, Rej, TransactionId};
+use crate::orphans::Orphan;
 use crate::policy::{ANSWER_KEPT, END_TIMEOUT, REJECTIONS, bounded};
 use std::time::Instant;
 
@@ -104,26 +105,51 @@ impl Manager {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        let peer = connection.ports.remote;
-        if connection.is_peers {
-            self.of_peers.give_back(peer);
-        }
         match connection.state {
-            State::DreqSent | State::Timewait | State::Answered => {
-                connection.orphan = Some(self.orphans.insert(peer, id));
+            // If it was forgotten, its peer might never hear that it has ended.
+            State::DreqSent => {
+                connection.orphan = Some(Orphan::Ending);
+                self.ending += 1;
             }
-            _ => return self.remove(id),
+            State::Timewait | State::Answered => self.keep_for_a_while(id),
+            _ => self.remove(id),
         }
+    }
+
+    /// It is no user's, and kept where there is room for it.
+    fn keep_for_a_while(&mut self, id: CommId) {
+        self.leave_user(id);
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        let number = self.orphans.insert(connection.ports.remote, id);
+        connection.orphan = Some(Orphan::Kept(number));
         while let Some(surplus) = self.orphans.surplus() {
             self.remove(surplus);
+        }
+    }
+
+    /// It does not count as one of a user any more.
+    fn leave_user(&mut self, id: CommId) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        if std::mem::take(&mut connection.is_peers) {
+            self.of_peers.give_back(connection.ports.remote);
+        }
+        if connection.orphan == Some(Orphan::Ending) {
+            connection.orphan = None;
+            self.ending -= 1;
+            self.ended.push_back(id);
         }
     }
 
     fn remove(&mut self, id: CommId) {
         self.set_timer(id, None);
         self.unname(id);
+        self.leave_user(id);
         if let Some(connection) = self.connections.remove(&id)
-            && let Some(number) = connection.orphan
+            && let Some(Orphan::Kept(number)) = connection.orphan
         {
             self.orphans.remove(connection.ports.remote, number);
         }
@@ -153,6 +179,9 @@ impl Manager {
         connection.last = None;
         let at = now + bounded(connection.under_way());
         self.set_timer(id, Some(Timer { at, retries: 0 }));
+        if self.is_ending(id) {
+            self.keep_for_a_while(id);
+        }
     }
 
     /// The same, of one that its peer may take for established: a rejection has no answer, so it is
@@ -184,7 +213,7 @@ impl Manager {
     pub(super) fn answer_again(&mut self, now: Instant, id: CommId) {
         let connection = self.connections.get(&id);
         if connection.is_some_and(|one| one.state == State::Answered) {
-            self.send_again(id);
+            self.answer_by_last(id);
             self.keep_answer(now, id);
         }
     }

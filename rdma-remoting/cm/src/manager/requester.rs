@@ -143,7 +143,7 @@ impl Manager {
                 };
                 self.send(ports, transaction, Message::Mra(mra));
             }
-            State::Established if is_again => self.send_again(id),
+            State::Established if is_again => self.answer_by_last(id),
             State::Ended => {
                 self.refuse_rep(ports, transaction, rep, RejectReason::INVALID_COMM_ID);
             }

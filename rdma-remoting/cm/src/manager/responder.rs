@@ -209,9 +209,9 @@ impl Manager {
                 };
                 self.send(ports, transaction, Message::Mra(mra));
             }
-            State::RepSent { .. } => self.send_again(id),
+            State::RepSent { .. } => self.answer_by_last(id),
             State::Answered => self.answer_again(now, id),
-            State::Timewait if has_answer => self.send_again(id),
+            State::Timewait if has_answer => self.answer_by_last(id),
             State::Timewait => self.refuse_req(ports, transaction, req.local_comm_id, stale),
             _ => {}
         }

@@ -48,7 +48,7 @@ impl Manager {
                 Some(retries),
             ) => {
                 let at = now + connection.timeout;
-                self.send_again(id);
+                self.send_last(id, false);
                 self.set_timer(id, Some(Timer { at, retries }));
             }
             (State::ReqSent { .. }, None) => {

@@ -5,6 +5,7 @@ use farlane_rdma_cm::{
     CallError, CommId, Counts, Event, Limits, Mad, Message, PrivateData, Qpn, TimeExponent,
     attribute,
 };
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 const FEW: Limits = Limits {
@@ -148,6 +149,63 @@ fn what_has_ended_is_forgotten_before_it_is_too_much() {
 }
 
 #[test]
+fn no_end_is_forgotten_before_its_peer_has_answered() {
+    let mut wire = Wire::limited(3, 11, FEW);
+    let pairs: Vec<_> = (0..45)
+        .map(|number| wire.connected_by(0, 1, [100 + number, 200 + number]))
+        .collect();
+    let now = wire.now;
+    for (client, _) in &pairs {
+        wire.managers[0].destroy(now, *client).unwrap();
+        assert!(wire.managers[0].is_ending(*client));
+    }
+    // What was sent first is lost.
+    assert_eq!(sent_attributes(&mut wire, 0), [attribute::DREQ; 45]);
+    let counts = wire.managers[0].counts();
+    assert_eq!((counts.connections, counts.orphans), (0, 45));
+    // They take the places of others until then.
+    let room = (0..).take_while(|number| {
+        let asked = wire.managers[0].connect(now, connect(0, 2, 900, *number));
+        asked.is_ok()
+    });
+    assert_eq!(room.count(), 55);
+    wire.run(Duration::from_secs(10));
+    let mut told = wire.take(1);
+    told.sort_by_key(|event| event.id());
+    let mut servers: Vec<_> = pairs.iter().map(|(_, server)| *server).collect();
+    servers.sort();
+    let all: Vec<_> = servers
+        .into_iter()
+        .map(|id| Event::Disconnected { id })
+        .collect();
+    assert_eq!(told, all);
+    let now = wire.now;
+    for event in told {
+        wire.managers[1].destroy(now, event.id()).unwrap();
+    }
+    wire.run(Duration::from_secs(10));
+    let ended: BTreeSet<_> = std::iter::from_fn(|| wire.managers[0].poll_ended()).collect();
+    assert_eq!(ended, pairs.iter().map(|(client, _)| *client).collect());
+    assert!(wire.managers[0].counts().orphans <= FEW.orphans);
+}
+
+#[test]
+fn a_peer_that_never_answers_that_connections_end_leaves_room_for_others() {
+    let mut wire = Wire::limited(4, 12, FEW);
+    let mut end_all = |wire: &mut Wire| {
+        for id in accept_all(wire) {
+            wire.managers[1].communication_established(id).unwrap();
+            let now = wire.now;
+            wire.managers[1].destroy(now, id).unwrap();
+        }
+    };
+    flood_and(&mut wire, 2, 200, &mut end_all);
+    assert_eq!(wire.managers[1].counts().orphans, 50);
+    flood_and(&mut wire, 3, 200, &mut end_all);
+    assert_eq!(wire.managers[1].counts().orphans, 50 + 25);
+}
+
+#[test]
 fn an_end_that_its_peer_was_not_told_of_is_told_beside_a_flood() {
     let mut wire = Wire::limited(3, 6, FEW);
     let (client, server) = wire.connected(0, 1);
@@ -160,7 +218,7 @@ fn an_end_that_its_peer_was_not_told_of_is_told_beside_a_flood() {
         let now = wire.now;
         wire.managers[1].destroy(now, request).unwrap();
     });
-    assert_eq!(wire.managers[1].counts().orphans, FEW.orphans);
+    assert_eq!(wire.managers[1].counts().orphans, 1 + FEW.orphans);
     wire.run(Duration::from_secs(10));
     assert_eq!(wire.take(0), [Event::Disconnected { id: client }]);
 }

@@ -304,8 +304,18 @@ impl Wire {
 
     /// A connection of queue pairs 100 and 200.
     pub fn connected(&mut self, from: usize, to: usize) -> (CommId, CommId) {
+        self.connected_by(from, to, [100, 200])
+    }
+
+    /// A connection of these queue pairs.
+    pub fn connected_by(
+        &mut self,
+        from: usize,
+        to: usize,
+        [own, theirs]: [u32; 2],
+    ) -> (CommId, CommId) {
         let now = self.now;
-        let request = connect(from, to, 100, 1);
+        let request = connect(from, to, own, 1);
         let client = self.managers[from].connect(now, request).unwrap();
         self.run(Duration::from_millis(1));
         let server = match &self.take(to)[..] {
@@ -314,7 +324,7 @@ impl Wire {
         };
         let now = self.now;
         self.managers[to]
-            .accept(now, server, &accept(200, 2))
+            .accept(now, server, &accept(theirs, 2))
             .unwrap();
         self.run(Duration::from_millis(1));
         assert!(matches!(&self.take(from)[..], [Event::Reply { id, .. }] if *id == client));

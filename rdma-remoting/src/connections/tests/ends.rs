@@ -47,6 +47,36 @@ fn a_pause_uses_no_retry_up_but_the_one_that_it_delays() {
 }
 
 #[test]
+fn a_port_that_is_behind_delays_neither_timers_of_others_nor_messages() {
+    let (rig, behind, server) = two(PortConfig::default());
+    let other = Program::start(&port(&rig, 3, PortConfig::default()), 1);
+    server.port.pause();
+    for _ in 0..1000 {
+        behind.connect(2, SERVICE, b"").unwrap();
+    }
+    other.connect(2, SERVICE, b"").unwrap();
+    let connections = Arc::clone(server.context.connections.all());
+    connections.turn(Instant::now());
+    // All of them are to be sent again, the other one's last.
+    let later = Instant::now() + Duration::from_secs(10);
+    let mut timers = Vec::new();
+    let mut before = None;
+    let mut messages_wait = 0;
+    while timers.len() < 4 {
+        let work = lock(&connections.list).next(later).unwrap();
+        let is_timers = matches!(&work, Work::Timers(_));
+        assert!(!(is_timers && before == Some(true) && messages_wait > 0));
+        if let Work::Timers(gid) = &work {
+            timers.push(gid[0]);
+        }
+        connections.carry_out(&work, later);
+        messages_wait = lock(&connections.list).ready.len();
+        before = Some(is_timers);
+    }
+    assert_eq!(timers, [1, 3, 1, 1]);
+}
+
+#[test]
 fn a_connection_may_be_ended_twice() {
     let (_server, client, server) = two(PortConfig::default());
     let listener = server.listen(SERVICE);

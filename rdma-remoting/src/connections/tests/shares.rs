@@ -16,21 +16,127 @@ fn listen_until_refused(program: &Program, first_port: u64) -> usize {
         .count()
 }
 
+/// Programs of two users of the client's port.
+fn of_two_users(client: &Program) -> [Program; 2] {
+    [2, 3].map(|number| {
+        let events = Arc::<Counted>::default();
+        let sink = Arc::clone(&events) as Arc<dyn EventSink>;
+        let party = client.port.another_party();
+        let number = ContextId::new(number).unwrap();
+        let context = client.port.open_for(&party, number, sink, None);
+        Program::of(&client.port, context.unwrap(), events)
+    })
+}
+
 #[test]
 fn a_user_leaves_listeners_of_its_port_to_another() {
     let (_server, client, _) = two(PortConfig::default());
-    let users = [1, 2].map(|_| client.port.another_party());
-    let program = |user: usize, context| {
-        let events = Arc::<Counted>::default();
-        let sink = Arc::clone(&events) as Arc<dyn EventSink>;
-        let number = ContextId::new(context).unwrap();
-        let context = client.port.open_for(&users[user], number, sink, None);
-        Program::of(&client.port, context.unwrap(), events)
-    };
-    let greedy = program(0, 2);
+    let [greedy, other] = of_two_users(&client);
     let taken = listen_until_refused(&greedy, 1);
-    let other = program(1, 3);
     // What was refused to the other one is bound.
     let left = listen_until_refused(&other, 2 + to_u64(taken));
     assert!(left >= taken / 3, "{taken} are taken, and {left} were left");
+}
+
+#[test]
+fn a_user_leaves_ports_of_a_protocol_to_another() {
+    let (_server, client, _) = two(PortConfig::default());
+    let [greedy, other] = of_two_users(&client);
+    let any = SERVICE & !0xffff;
+    let one = greedy.bind(any).unwrap();
+    let taken = 1 + std::iter::from_fn(|| greedy.bind(any).ok()).count();
+    assert_eq!(taken, 28_232 / 2);
+    assert_eq!(greedy.bind(any), Err(Errno::EADDRINUSE));
+    // Nor by name.
+    let by_name = (32_768..61_000).find_map(|port| greedy.bind(any | port).ok());
+    assert_eq!(by_name, None);
+    greedy.bind(SERVICE).unwrap();
+    greedy.bind(DATAGRAMS & !0xffff).unwrap();
+    let left = (0..).take_while(|_| other.bind(any).is_ok()).count();
+    assert_eq!(left, 28_232 / 4);
+    // What is given back is there for whoever has less.
+    greedy.destroy(one.id.get()).unwrap();
+    assert_eq!(greedy.bind(any), Err(Errno::EADDRINUSE));
+    other.bind(any).unwrap();
+    greedy.port.close(ContextId::new(2).unwrap()).unwrap();
+    assert_eq!(
+        (0..).take_while(|_| other.bind(any).is_ok()).count(),
+        28_232 / 4 - 1
+    );
+}
+
+fn with_ids(most: u64) -> PortConfig {
+    PortConfig {
+        limits: Limits::default().with(Resource::ConnectionIds, Some(most)),
+        ..PortConfig::default()
+    }
+}
+
+#[test]
+fn a_peer_leaves_ids_of_an_operators_limit_to_programs() {
+    let (_server, client, server) = two(with_ids(8));
+    server.listen(SERVICE);
+    let other = Program::start(&client.port, 2);
+    for program in [&client, &other] {
+        while program.connect(2, SERVICE, b"").is_ok() {
+            program.turn(Instant::now());
+        }
+    }
+    let waiting = std::iter::from_fn(|| server.next().ok()).count();
+    assert_eq!(waiting, 4);
+    let own = (0..).take_while(|_| server.connect(1, SERVICE, b"").is_ok());
+    assert_eq!(own.count(), 8 - 1 - 4);
+}
+
+#[test]
+fn an_id_counts_until_its_peer_has_answered_that_it_ends() {
+    let (_server, client, server) = two(with_ids(8));
+    server.listen(SERVICE);
+    let ids = [0x31, 0x32, 0x33].map(|number| {
+        server.add_queue_pair(number);
+        connected_by(&client, &server, number).0
+    });
+    server.port.pause();
+    for id in ids {
+        client.destroy(id).unwrap();
+    }
+    client.turn(Instant::now());
+    let fill = || -> Vec<u32> {
+        let ids = std::iter::from_fn(|| client.bind(SERVICE & !0xffff).ok());
+        ids.map(|bound| bound.id.get()).collect()
+    };
+    let beside = fill();
+    assert_eq!(beside.len(), 5);
+    server.port.resume();
+    client.turn(Instant::now() + Duration::from_secs(10));
+    for _ in ids {
+        let ended = server.expect(CM_DISCONNECTED).id.get();
+        server.call().cm_disconnect(ended.into()).unwrap();
+    }
+    client.turn(Instant::now() + Duration::from_secs(10));
+    assert_eq!(fill().len(), 3);
+}
+
+#[test]
+fn a_flood_of_requests_to_nobody_leaves_room_for_own_messages() {
+    let (_server, client, server) = two(PortConfig::default());
+    client.connect(2, SERVICE, b"").unwrap();
+    let connections = &client.context.connections;
+    let req = connections.take_messages(1).0.remove(0);
+    let ports = Ports {
+        local: req.ports.remote,
+        remote: req.ports.local,
+    };
+    let flooded = &server.context.connections;
+    for _ in 0..20_000 {
+        flooded.receive(Instant::now(), ports, &req.datagram[..]);
+    }
+    server.connect(1, SERVICE, b"").unwrap();
+    let (messages, more) = flooded.take_messages(usize::MAX);
+    assert!(!more && messages.len() < 2000, "{} wait", messages.len());
+    let own = messages.last().unwrap();
+    assert!(!own.is_answer);
+    // And what has been brought makes room.
+    flooded.receive(Instant::now(), ports, &req.datagram[..]);
+    assert_eq!(flooded.take_messages(usize::MAX).0.len(), 1);
 }

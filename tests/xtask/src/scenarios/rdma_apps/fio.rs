@@ -17,8 +17,8 @@ const VERBS: [(&str, &str); 3] = [
     ("send", "--verify=crc32c --verify_fatal=1"),
 ];
 
-/// Runs it: `fio` is what a shell is told to begin it, `listens` says whether a server listens by the
-/// connection manager, and `moved` how many bytes the daemon has moved.
+/// Runs it: `fio` is what a shell is told to begin it, `listens` says whether a server listens by
+/// the connection manager, and `moved` how many bytes the daemon has moved.
 pub fn run(
     ends: Ends<'_>,
     fio: &str,

@@ -1,6 +1,6 @@
 //! What people use RDMA for without calling verbs themselves, from Debian's packages, over the RDMA
-//! device of the guests' kernel: UCX, Open MPI over UCX, libfabric, and fio; the last two, and QEMU's
-//! migration, over our own libraries, between processes of this machine.
+//! device of the guests' kernel: UCX, Open MPI over UCX, libfabric, and fio; the last two, and
+//! QEMU's migration, over our own libraries, between processes of this machine.
 
 mod fio;
 mod host;
