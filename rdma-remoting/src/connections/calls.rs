@@ -54,10 +54,10 @@ impl Program<'_> {
         (!by_guest).then_some(()).ok_or(Errno::EOPNOTSUPP)
     }
 
-    /// Whether a queue pair of this number is of those who share the account.
-    fn has_queue_pair(&self, number: u32) -> Result<(), Errno> {
-        let is_theirs = self.port.queue_pairs.has(number, self.account);
-        is_theirs.then_some(()).ok_or(Errno::EINVAL)
+    /// Whether no queue pair of this number is of others than those who share the account.
+    fn may_connect(&self, number: u32) -> Result<(), Errno> {
+        let are_others = self.port.queue_pairs.are_others(number, self.account);
+        (!are_others).then_some(()).ok_or(Errno::EINVAL)
     }
 
     pub fn reach(&self, gid: RawGid) -> Result<(), Errno> {
@@ -126,7 +126,7 @@ impl Program<'_> {
         let route = terms::route(args)?;
         let is_datagram = terms::is_datagram(args.qp_type);
         if !is_datagram {
-            self.has_queue_pair(args.qp_num.get())?;
+            self.may_connect(args.qp_num.get())?;
         }
         let resolve = match is_datagram {
             true => Some(Resolve {
@@ -174,7 +174,7 @@ impl Program<'_> {
         let bytes = args.data_bytes.get().into();
         let qpn = Qpn::new(args.qp_num.get()).ok_or(Errno::EINVAL)?;
         let rnr_retry_count = RetryCount::new(args.rnr_retry_count).ok_or(Errno::EINVAL)?;
-        let has_queue_pair = self.has_queue_pair(args.qp_num.get());
+        let may_connect = self.may_connect(args.qp_num.get());
         let now = self.now;
         self.with(|state| {
             let (comm, is_datagram) = state.ids(self.context)?.connection(args.id.get())?;
@@ -189,7 +189,7 @@ impl Program<'_> {
                     state.manager.answer(now, comm, &answer)
                 }
                 false => {
-                    has_queue_pair?;
+                    may_connect?;
                     let accept = Accept {
                         qpn,
                         responder_resources: args.responder_resources,

@@ -1,7 +1,9 @@
 //! Whose queue pairs are.
 //!
 //! A peer that is told of a queue pair once more takes the connection that has it for one that is
-//! stale, and ends it (IBTA 12.9.8.3.1). So who connects a queue pair must be of those whose it is.
+//! stale, and ends it (IBTA 12.9.8.3.1). So nobody connects a queue pair of others. A number that
+//! no queue pair has may be named, as with Linux's `rdma_cm`: programs measure connections without
+//! queue pairs so. Numbers are drawn, so nobody can name those that others will be given.
 
 use super::PortConnections;
 use crate::engine::QpNumber;
@@ -21,9 +23,11 @@ fn name(number: u32, account: &Arc<Account>) -> (u32, usize) {
 }
 
 impl QueuePairs {
-    /// Whether a queue pair of whom this account is of has this number.
-    pub fn has(&self, number: u32, account: &Arc<Account>) -> bool {
-        lock(&self.0).contains_key(&name(number, account))
+    /// Whether this is the number of a queue pair, and of none of whom this account is of.
+    pub fn are_others(&self, number: u32, account: &Arc<Account>) -> bool {
+        let all = lock(&self.0);
+        let mut its = all.range((number, 0)..=(number, usize::MAX));
+        its.next().is_some() && !all.contains_key(&name(number, account))
     }
 }
 

@@ -196,6 +196,18 @@ fn two(config: PortConfig) -> (Arc<Server>, Program, Program) {
     (server, client, listener)
 }
 
+/// Programs of two users of a port.
+fn of_two_users(port: &Arc<Port>) -> [Program; 2] {
+    [2, 3].map(|number| {
+        let events = Arc::<Counted>::default();
+        let sink = Arc::clone(&events) as Arc<dyn EventSink>;
+        let party = port.another_party();
+        let number = ContextId::new(number).unwrap();
+        let context = port.open_for(&party, number, sink, None);
+        Program::of(port, context.unwrap(), events)
+    })
+}
+
 /// A connection of both, by their ids.
 fn connected(client: &Program, server: &Program) -> (u32, u32) {
     connected_by(client, server, 0x22)

@@ -98,30 +98,23 @@ fn nobody_connects_a_queue_pair_of_another_user() {
     let (_server, client, server) = two(PortConfig::default());
     server.listen(SERVICE);
     let (id, theirs) = connected(&client, &server);
-    let events = Arc::<Counted>::default();
-    let sink = Arc::clone(&events) as Arc<dyn EventSink>;
-    let party = client.port.another_party();
-    let number = ContextId::new(2).unwrap();
-    let context = client.port.open_for(&party, number, sink, None).unwrap();
-    let other = Program::of(&client.port, context, events);
+    let [other, _] = of_two_users(&client.port);
     let its = client.last.load(Ordering::SeqCst);
     assert_eq!(other.connect_by(its, 2, SERVICE, b""), Err(Errno::EINVAL));
-    // Nor one that there is not, or not any more.
-    lock(&other.queue_pairs).clear();
-    assert_eq!(other.connect_by(0x22, 2, SERVICE, b""), Err(Errno::EINVAL));
     // The same of one who accepts.
-    other.add_queue_pair(0x55);
     other.connect_by(0x55, 2, SERVICE, b"").unwrap();
-    let request = server.expect(CM_CONNECT_REQUEST);
-    lock(&server.queue_pairs).clear();
-    assert_eq!(server.accept(request.id.get()), Err(Errno::EINVAL));
-    server.add_queue_pair(0x22);
-    server.accept(request.id.get()).unwrap();
+    let request = server.expect(CM_CONNECT_REQUEST).id.get();
+    let [its_user, _] = of_two_users(&server.port);
+    its_user.add_queue_pair(0x66);
+    assert_eq!(server.accept_by(0x66, request), Err(Errno::EINVAL));
+    lock(&its_user.queue_pairs).clear();
+    // A number that no queue pair has is anybody's to name, as it was in the request.
+    server.accept_by(0x66, request).unwrap();
     // Others of its own party do, as processes of one user may share a queue pair.
-    let beside = Program::start(&client.port, 3);
+    let beside = Program::start(&client.port, 4);
     beside.connect_by(its, 2, SERVICE, b"").unwrap();
     beside.turn(Instant::now());
     // The peer takes that for a connection that is stale.
     assert_eq!(client.expect(CM_DISCONNECTED).id.get(), id);
-    assert_ne!(theirs, request.id.get());
+    assert_ne!(theirs, request);
 }

@@ -16,22 +16,10 @@ fn listen_until_refused(program: &Program, first_port: u64) -> usize {
         .count()
 }
 
-/// Programs of two users of the client's port.
-fn of_two_users(client: &Program) -> [Program; 2] {
-    [2, 3].map(|number| {
-        let events = Arc::<Counted>::default();
-        let sink = Arc::clone(&events) as Arc<dyn EventSink>;
-        let party = client.port.another_party();
-        let number = ContextId::new(number).unwrap();
-        let context = client.port.open_for(&party, number, sink, None);
-        Program::of(&client.port, context.unwrap(), events)
-    })
-}
-
 #[test]
 fn a_user_leaves_listeners_of_its_port_to_another() {
     let (_server, client, _) = two(PortConfig::default());
-    let [greedy, other] = of_two_users(&client);
+    let [greedy, other] = of_two_users(&client.port);
     let taken = listen_until_refused(&greedy, 1);
     // What was refused to the other one is bound.
     let left = listen_until_refused(&other, 2 + to_u64(taken));
@@ -41,7 +29,7 @@ fn a_user_leaves_listeners_of_its_port_to_another() {
 #[test]
 fn a_user_leaves_ports_of_a_protocol_to_another() {
     let (_server, client, _) = two(PortConfig::default());
-    let [greedy, other] = of_two_users(&client);
+    let [greedy, other] = of_two_users(&client.port);
     let any = SERVICE & !0xffff;
     let one = greedy.bind(any).unwrap();
     let taken = 1 + std::iter::from_fn(|| greedy.bind(any).ok()).count();
