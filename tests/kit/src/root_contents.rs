@@ -18,6 +18,7 @@ use crate::tree::{RDMA_CORE, Tree};
 
 /// The programs that every guest has, besides busybox.
 const PROGRAMS: &[&str] = &[
+    "usr/bin/cmtime",
     "usr/bin/ib_atomic_bw",
     "usr/bin/ib_atomic_lat",
     "usr/bin/ib_read_bw",
@@ -39,6 +40,8 @@ const PROGRAMS: &[&str] = &[
     "usr/bin/mckey",
     "usr/bin/qperf",
     "usr/bin/rdma",
+    "usr/bin/rdma_client",
+    "usr/bin/rdma_server",
     "usr/bin/rping",
     "usr/bin/rstream",
     "usr/bin/setpci",

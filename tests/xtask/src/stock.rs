@@ -14,6 +14,7 @@ use crate::metrics::Metrics;
 use crate::run::Run;
 use crate::scenarios::rdma_stock::{start, vm, wait_device};
 use crate::tools::Ends;
+use crate::vitals::Vitals;
 
 /// Two guests on one daemon, which knows the interface of each.
 pub struct Stock<'a> {
@@ -86,6 +87,11 @@ impl<'a> Stock<'a> {
     /// How many bytes the daemon has moved.
     pub fn moved(&self) -> Result<u64> {
         Metrics::read(&self.run.metrics(), "farlane_rdma_")?.moved()
+    }
+
+    /// Memory of the daemon's own, in KiB.
+    pub fn daemon_kib(&self) -> Result<u64> {
+        Ok(Vitals::of(&self.backend)?.own_kib())
     }
 
     /// Ends all, if no kernel has found anything wrong with itself.

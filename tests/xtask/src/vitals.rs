@@ -42,6 +42,11 @@ impl Vitals {
         })
     }
 
+    /// Memory of its own, in KiB.
+    pub fn own_kib(&self) -> u64 {
+        self.own_kib
+    }
+
     /// What it holds when no more than this and what it may grow by.
     pub fn settled(&self, name: &str, backend: &Backend) -> Result<Self> {
         let mut now = Self::of(backend)?;

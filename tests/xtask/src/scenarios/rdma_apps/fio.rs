@@ -3,8 +3,8 @@
 use anyhow::Result;
 use farlane_kit::report::Report;
 
-use crate::conditions::wait_until;
-use crate::tools::{Ends, Program};
+use super::Connecting;
+use crate::tools::Program;
 
 /// Blocks of 64 KiB that each run moves.
 const BLOCKS: u64 = 64;
@@ -17,12 +17,11 @@ const VERBS: [(&str, &str); 3] = [
     ("send", "--verify=crc32c --verify_fatal=1"),
 ];
 
-/// Runs it: `fio` is what a shell is told to begin it, `listens` says whether a server listens by
-/// the connection manager, and `moved` how many bytes the daemon has moved.
+/// Runs it: `fio` is what a shell is told to begin it, and `moved` says how many bytes the daemon
+/// has moved.
 pub fn run(
-    ends: Ends<'_>,
+    with: &Connecting<'_>,
     fio: &str,
-    listens: &dyn Fn() -> Result<bool>,
     moved: &dyn Fn() -> Result<u64>,
     report: &mut Report,
 ) -> Result<()> {
@@ -42,11 +41,8 @@ pub fn run(
                 )
             },
         };
-        wait_until("the server before is over", || Ok(!listens()?))?;
-        super::over_device(moved, &line, BYTES, || {
-            program.run_where(ends.server, ends.client, &|_| listens())
-        })?;
-        report.tell(ends.name, line, "done");
+        super::over_device(moved, &line, BYTES, || with.run(&program))?;
+        report.tell(with.ends.name, line, "done");
     }
     Ok(())
 }

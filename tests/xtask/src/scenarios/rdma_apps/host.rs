@@ -12,6 +12,7 @@ use farlane_kit::tree::Tree;
 use crate::metrics::Metrics;
 use crate::run::Run;
 use crate::tools::Ends;
+use crate::vitals::Vitals;
 
 /// The network, and a daemon that serves processes of this machine alone.
 pub struct OnHost<'a> {
@@ -76,6 +77,11 @@ impl<'a> OnHost<'a> {
 
     fn metrics(&self) -> Result<Metrics> {
         Metrics::read(&self.run.metrics(), "farlane_rdma_")
+    }
+
+    /// Memory of the daemon's own, in KiB.
+    pub fn daemon_kib(&self) -> Result<u64> {
+        Ok(Vitals::of(&self.backend)?.own_kib())
     }
 
     /// Ends all.
