@@ -102,6 +102,11 @@ impl Connection {
             .map_or(TimeExponent::default(), |terms| terms.route.ack_timeout)
     }
 
+    /// Whether its last message is sent again, after a while.
+    pub(crate) fn tells(&self) -> bool {
+        self.timer.is_some_and(|timer| timer.retries > 0)
+    }
+
     /// Whether a message is its peer's: from that port, by both names.
     pub(crate) fn is_of(&self, ports: Ports, remote_id: CommId) -> bool {
         self.ports == ports && self.remote_id == Some(remote_id)

@@ -51,3 +51,4 @@ pub use message::{
 };
 pub use policy::Limits;
 pub use service::{Addresses, IP_HEADER_BYTES, IpHeader, IpHeaderError, IpService, ServiceId};
+pub use shares::Shares;

@@ -23,7 +23,7 @@ use crate::event::{CallError, Event, ListenerId, Ports, Transmit};
 use crate::fields::{CommId, Gid, Guid, Psn, Qpn};
 use crate::message::{Mad, Message, TransactionId};
 use crate::orphans::{Orphan, Orphans};
-use crate::policy::Limits;
+use crate::policy::{ENDING, Limits};
 use crate::service::ServiceId;
 use crate::shares::Shares;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -58,8 +58,8 @@ pub struct Manager {
     by_request: BTreeMap<(Ports, CommId), CommId>,
     timers: BTreeSet<(Instant, CommId)>,
     orphans: Orphans,
-    /// How many without a user have a peer that has not answered that they end.
-    ending: usize,
+    /// Those without a user whose peers have not answered that they end.
+    ending: Shares,
     /// Those of them that it has, since somebody has asked.
     ended: VecDeque<CommId>,
     listeners: BTreeMap<ListenerId, Listener>,
@@ -116,7 +116,7 @@ impl Manager {
             by_request: BTreeMap::new(),
             timers: BTreeSet::new(),
             orphans: Orphans::new(limits.orphans),
-            ending: 0,
+            ending: Shares::new(limits.connections / ENDING),
             ended: VecDeque::new(),
             listeners: BTreeMap::new(),
             by_service: BTreeMap::new(),
@@ -143,8 +143,8 @@ impl Manager {
         }
     }
 
-    /// Whether a connection without a user has a peer that has not answered that it ends. It counts
-    /// as one of a user until it is [over](Self::poll_ended).
+    /// Whether a connection without a user has a peer that is not known to know that it ends. It
+    /// counts as one of a user until it is [over](Self::poll_ended).
     #[must_use]
     pub fn is_ending(&self, id: CommId) -> bool {
         let connection = self.connections.get(&id);
@@ -160,9 +160,9 @@ impl Manager {
     #[must_use]
     pub fn counts(&self) -> Counts {
         Counts {
-            connections: self.of_users() - self.ending,
+            connections: self.of_users() - self.ending.taken(),
             requests: self.waiting.taken(),
-            orphans: self.orphans.count() + self.ending,
+            orphans: self.orphans.count() + self.ending.taken(),
             listeners: self.listeners.len(),
             timers: self.timers.len(),
         }

@@ -29,6 +29,10 @@ const SHORTEST: TimeExponent = TimeExponent::of(12);
 /// The longest one: 69 s. With a longer one a peer would have what it has made kept for hours.
 const LONGEST: TimeExponent = SERVICE_TIMEOUT;
 
+/// The part of all connections that may be of no user any more and not answered by their peers,
+/// which share that: who never answers holds few of what a user may have.
+pub(crate) const ENDING: usize = 4;
+
 /// A time of a peer's choice, between the shortest and the longest.
 pub(crate) fn bounded(time: TimeExponent) -> Duration {
     time.clamp(SHORTEST, LONGEST).duration()
@@ -46,7 +50,7 @@ pub struct Limits {
     pub requests: usize,
     /// Connections without a user that wait until nothing of them is under way any more. Beyond
     /// that the oldest of the peer that has most is forgotten. Those whose peer has not answered
-    /// that they end are counted as the user's still.
+    /// that they end are a quarter of `connections` besides, and counted as the user's still.
     pub orphans: usize,
     /// Listeners.
     pub listeners: usize,

@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 
 /// Places of which a peer has at most half of what others have left, rounded up. A peer is a GID.
 #[derive(Clone, Debug)]
-pub(crate) struct Shares {
+pub struct Shares {
     limit: usize,
     taken: usize,
     by_peer: BTreeMap<Gid, usize>,
 }
 
 impl Shares {
-    pub(crate) fn new(limit: usize) -> Self {
+    /// So many places.
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
         Self {
             limit,
             taken: 0,
@@ -21,7 +23,8 @@ impl Shares {
     }
 
     /// Whether a peer gets one more.
-    pub(crate) fn has_one_for(&self, peer: Gid) -> bool {
+    #[must_use]
+    pub fn has_one_for(&self, peer: Gid) -> bool {
         self.has_one_beside(0, peer)
     }
 
@@ -32,12 +35,13 @@ impl Shares {
     }
 
     /// Takes one that there is.
-    pub(crate) fn take(&mut self, peer: Gid) {
+    pub fn take(&mut self, peer: Gid) {
         self.taken += 1;
         *self.by_peer.entry(peer).or_default() += 1;
     }
 
-    pub(crate) fn give_back(&mut self, peer: Gid) {
+    /// Gives one back that it has taken.
+    pub fn give_back(&mut self, peer: Gid) {
         let Some(had) = self.by_peer.get_mut(&peer) else {
             return;
         };

@@ -238,12 +238,15 @@ impl Connections {
         lock(&self.list).ports.insert(port.gid(), weak);
     }
 
-    /// A port is gone.
-    pub fn forget(&self, port: &RawGid) {
-        let mut list = lock(&self.list);
-        list.ports.remove(port);
-        list.ready.retain(|one| one != port);
-        list.timers.retain(|(_, one)| one != port);
+    /// A port is gone. Another one may have its name since.
+    pub fn forget(&self, port: &PortConnections) {
+        let (name, mut list) = (port.gid(), lock(&self.list));
+        let its = list.ports.get(&name);
+        if its.is_some_and(|its| std::ptr::eq(its.as_ptr(), port)) {
+            list.ports.remove(&name);
+            list.ready.retain(|one| *one != name);
+            list.timers.retain(|(_, one)| *one != name);
+        }
     }
 }
 

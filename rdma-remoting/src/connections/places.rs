@@ -5,18 +5,15 @@
 //! left. Otherwise one program could bind all of them, and nobody else could connect.
 
 use super::ids::Binding;
-use super::terms;
+use super::terms::{self, EPHEMERAL_PORTS};
 use crate::draws::Draws;
 use crate::engine::RawGid;
 use crate::ledger::Account;
 use farlane_abi::Errno;
+use farlane_abi::width::to_usize;
 use farlane_rdma_cm::{Gid, ServiceId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// Ports that are drawn for who asks for any, until one is free: where half of them are, all of
-/// these are taken once in 2^64 times.
-const TRIES: usize = 64;
 
 /// Ids that are bound at one place.
 #[derive(Debug)]
@@ -75,7 +72,7 @@ impl Places {
         let of_all = self.shares.range((protocol, 0)..=(protocol, usize::MAX));
         let taken: usize = of_all.map(|(_, count)| count).sum();
         let its = self.shares.get(&(protocol, user)).copied();
-        if its.unwrap_or(0) >= terms::EPHEMERAL_PORTS.saturating_sub(taken) {
+        if its.unwrap_or(0) >= to_usize(EPHEMERAL_PORTS).saturating_sub(taken) {
             return Err(Errno::EADDRINUSE);
         }
         *self.shares.entry((protocol, user)).or_insert(0) += 1;
@@ -106,8 +103,10 @@ impl Places {
         if !terms::wants_port(service) {
             return self.is_free(service, gid, is_shared).then_some(service);
         }
-        (0..TRIES).find_map(|_| {
-            let place = terms::with_port(service, terms::ephemeral(self.draws.next()));
+        // The next one that is free from one that is drawn.
+        let drawn = self.draws.next() % EPHEMERAL_PORTS;
+        (0..EPHEMERAL_PORTS).find_map(|step| {
+            let place = terms::with_port(service, terms::ephemeral(drawn + step));
             self.is_free(place, gid, false).then_some(place)
         })
     }

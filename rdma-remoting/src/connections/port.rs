@@ -15,7 +15,7 @@ use farlane_abi::Errno;
 use farlane_abi::ids::ContextId;
 use farlane_abi::rdma::CmEvent;
 use farlane_abi::width::{to_u64, to_usize};
-use farlane_rdma_cm::{CommId, Event, Guid, Limits, ListenerId, Manager, Ports, Transmit};
+use farlane_rdma_cm::{CommId, Event, Guid, Limits, ListenerId, Manager, Ports, Shares, Transmit};
 use farlane_sys::sync::lock;
 use farlane_worker::counters::Sample;
 use std::collections::{HashMap, VecDeque};
@@ -34,7 +34,8 @@ pub(super) enum Sender {
 }
 
 impl Sender {
-    /// How many wait to be brought; what is beyond that is lost.
+    /// How many wait to be brought; what is beyond that is lost. Of answers a peer has no more than
+    /// are left for all others.
     const fn limit(self) -> usize {
         match self {
             Self::Manager => 8192,
@@ -45,20 +46,36 @@ impl Sender {
 }
 
 /// Messages that wait, in the order in which they came.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Outbox {
     messages: VecDeque<(Sender, Transmit)>,
     /// How many are of each.
     counts: [usize; 3],
+    /// Of answers, whose they are.
+    answers: Shares,
+}
+
+impl Default for Outbox {
+    fn default() -> Self {
+        Self {
+            messages: VecDeque::new(),
+            counts: [0; 3],
+            answers: Shares::new(Sender::Answers.limit()),
+        }
+    }
 }
 
 impl Outbox {
     /// False where it is lost.
     fn push(&mut self, of: Sender, message: Transmit) -> bool {
-        let count = &mut self.counts[of as usize];
-        let has_room = *count < of.limit();
+        let (count, peer) = (&mut self.counts[of as usize], message.ports.remote);
+        let is_answer = of == Sender::Answers;
+        let has_room = *count < of.limit() && (!is_answer || self.answers.has_one_for(peer));
         if has_room {
             *count += 1;
+            if is_answer {
+                self.answers.take(peer);
+            }
             self.messages.push_back((of, message));
         }
         has_room
@@ -67,6 +84,9 @@ impl Outbox {
     fn pop(&mut self) -> Option<Transmit> {
         let (of, message) = self.messages.pop_front()?;
         self.counts[of as usize] -= 1;
+        if of == Sender::Answers {
+            self.answers.give_back(message.ports.remote);
+        }
         Some(message)
     }
 
@@ -216,12 +236,12 @@ impl PortConnections {
             state.is_noted = true;
             self.connections.note_messages(self.gid());
         }
-        if let Some(at) = state.manager.next_timer()
+        // One that is late is after those of other ports that are as late, from when it was noted.
+        let at = state.manager.next_timer().map(|at| at.max(now));
+        if let Some(at) = at
             && !state.paused
             && state.timer.is_none_or(|noted| at < noted)
         {
-            // One that is late is after those of other ports that are as late.
-            let at = at.max(now);
             self.connections.note_timer(self.gid(), at, state.timer);
             state.timer = Some(at);
         }
@@ -377,7 +397,7 @@ impl PortConnections {
 
 impl Drop for PortConnections {
     fn drop(&mut self) {
-        self.connections.forget(&self.gid());
+        self.connections.forget(self);
     }
 }
 

@@ -328,7 +328,7 @@ fn ready_to_send(manager: &Manager, comm: CommId) -> Result<(u32, QpAttr), Errno
 const EPHEMERAL: (u16, u16) = (32_768, 28_232);
 
 /// How many ports there are that a program may be given.
-pub const EPHEMERAL_PORTS: usize = EPHEMERAL.1 as usize;
+pub const EPHEMERAL_PORTS: u64 = EPHEMERAL.1 as u64;
 
 /// Whether this is one of a port that a program may be given.
 pub fn is_ephemeral(service: u64) -> bool {
@@ -339,9 +339,9 @@ pub fn is_ephemeral(service: u64) -> bool {
 
 /// A port that a program may be given, of a number that was drawn.
 pub fn ephemeral(drawn: u64) -> u16 {
-    let (first, count) = EPHEMERAL;
+    let first = EPHEMERAL.0;
     // What is left of a division by 16 bits has 16 bits.
-    first + u16::try_from(drawn % u64::from(count)).unwrap_or_default()
+    first + u16::try_from(drawn % EPHEMERAL_PORTS).unwrap_or_default()
 }
 
 /// The service of another port of the same protocol.

@@ -198,14 +198,20 @@ fn two(config: PortConfig) -> (Arc<Server>, Program, Program) {
 
 /// Programs of two users of a port.
 fn of_two_users(port: &Arc<Port>) -> [Program; 2] {
-    [2, 3].map(|number| {
+    users(port, 2..4).try_into().ok().unwrap()
+}
+
+/// A program of another user each, by the numbers of their contexts.
+fn users(port: &Arc<Port>, contexts: std::ops::Range<u32>) -> Vec<Program> {
+    let program = |number| {
         let events = Arc::<Counted>::default();
         let sink = Arc::clone(&events) as Arc<dyn EventSink>;
         let party = port.another_party();
         let number = ContextId::new(number).unwrap();
         let context = port.open_for(&party, number, sink, None);
         Program::of(port, context.unwrap(), events)
-    })
+    };
+    contexts.map(program).collect()
 }
 
 /// A connection of both, by their ids.

@@ -105,13 +105,15 @@ impl Manager {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        match connection.state {
-            // If it was forgotten, its peer might never hear that it has ended.
-            State::DreqSent => {
+        let (state, peer) = (connection.state, connection.ports.remote);
+        // If it was forgotten, its peer might never hear that it has ended.
+        let is_ending = state == State::DreqSent || state == State::Timewait && connection.tells();
+        match state {
+            State::DreqSent | State::Timewait if is_ending && self.ending.has_one_for(peer) => {
                 connection.orphan = Some(Orphan::Ending);
-                self.ending += 1;
+                self.ending.take(peer);
             }
-            State::Timewait | State::Answered => self.keep_for_a_while(id),
+            State::DreqSent | State::Timewait | State::Answered => self.keep_for_a_while(id),
             _ => self.remove(id),
         }
     }
@@ -139,7 +141,7 @@ impl Manager {
         }
         if connection.orphan == Some(Orphan::Ending) {
             connection.orphan = None;
-            self.ending -= 1;
+            self.ending.give_back(connection.ports.remote);
             self.ended.push_back(id);
         }
     }

@@ -113,11 +113,16 @@ fn a_peer_whose_requests_are_all_accepted_leaves_room_for_others() {
     assert_eq!(wire.managers[1].counts().connections, 20 + 40);
     flood_and(&mut wire, 3, 200, |wire| drop(accept_all(wire)));
     assert_eq!(wire.managers[1].counts().connections, 20 + 40 + 20);
-    // What has gone makes room, once.
+    // What has gone makes room, once, when its peer knows.
     for id in accepted.drain(..20) {
         let now = wire.now;
         wire.managers[1].destroy(now, id).unwrap();
     }
+    flood_and(&mut wire, 2, 100, |wire| drop(accept_all(wire)));
+    assert_eq!(wire.managers[1].counts().connections, 20 + 20 + 20);
+    wire.run(Duration::from_secs(40));
+    // The others were rejected, and their ids are there still.
+    wire.take(1);
     flood_and(&mut wire, 2, 300, |wire| drop(accept_all(wire)));
     assert_eq!(wire.managers[1].counts().connections, 20 + 30 + 20);
 }
@@ -150,7 +155,11 @@ fn what_has_ended_is_forgotten_before_it_is_too_much() {
 
 #[test]
 fn no_end_is_forgotten_before_its_peer_has_answered() {
-    let mut wire = Wire::limited(3, 11, FEW);
+    let limits = Limits {
+        connections: 400,
+        ..FEW
+    };
+    let mut wire = Wire::limited(3, 11, limits);
     let pairs: Vec<_> = (0..45)
         .map(|number| wire.connected_by(0, 1, [100 + number, 200 + number]))
         .collect();
@@ -168,7 +177,7 @@ fn no_end_is_forgotten_before_its_peer_has_answered() {
         let asked = wire.managers[0].connect(now, connect(0, 2, 900, *number));
         asked.is_ok()
     });
-    assert_eq!(room.count(), 55);
+    assert_eq!(room.count(), 400 - 45);
     wire.run(Duration::from_secs(10));
     let mut told = wire.take(1);
     told.sort_by_key(|event| event.id());
@@ -190,6 +199,45 @@ fn no_end_is_forgotten_before_its_peer_has_answered() {
 }
 
 #[test]
+fn no_rejection_of_what_was_accepted_is_forgotten_before_it_was_told() {
+    let limits = Limits {
+        connections: 400,
+        ..FEW
+    };
+    let mut wire = Wire::limited(2, 11, limits);
+    let mut servers = Vec::new();
+    for number in 0..45 {
+        let now = wire.now;
+        let request = connect(0, 1, 100 + number, 1);
+        let client = wire.managers[0].connect(now, request).unwrap();
+        wire.run(Duration::from_millis(1));
+        let server = wire.take(1)[0].id();
+        let now = wire.now;
+        let reply = accept(200 + number, 2);
+        wire.managers[1].accept(now, server, &reply).unwrap();
+        wire.run(Duration::from_millis(1));
+        wire.take(0);
+        let nothing = PrivateData::default();
+        wire.managers[0].establish(client, nothing).unwrap();
+        // This is lost.
+        assert_eq!(sent_attributes(&mut wire, 0), [attribute::RTU]);
+        servers.push(server);
+    }
+    let now = wire.now;
+    for server in servers {
+        wire.managers[1].destroy(now, server).unwrap();
+    }
+    // So are the first rejections.
+    assert_eq!(sent_attributes(&mut wire, 1), [attribute::REJ; 45]);
+    wire.run(Duration::from_secs(200));
+    let told = wire.take(0);
+    let told = told
+        .iter()
+        .filter(|event| matches!(event, Event::Rejected { .. }));
+    assert_eq!(told.count(), 45);
+}
+
+#[test]
 fn a_peer_that_never_answers_that_connections_end_leaves_room_for_others() {
     let mut wire = Wire::limited(4, 12, FEW);
     let mut end_all = |wire: &mut Wire| {
@@ -200,9 +248,10 @@ fn a_peer_that_never_answers_that_connections_end_leaves_room_for_others() {
         }
     };
     flood_and(&mut wire, 2, 200, &mut end_all);
-    assert_eq!(wire.managers[1].counts().orphans, 50);
+    // Of a quarter of all; what is more is forgotten at last.
+    assert_eq!(wire.managers[1].counts().orphans, 13 + FEW.orphans);
     flood_and(&mut wire, 3, 200, &mut end_all);
-    assert_eq!(wire.managers[1].counts().orphans, 50 + 25);
+    assert_eq!(wire.managers[1].counts().orphans, 13 + 6 + FEW.orphans);
 }
 
 #[test]

@@ -118,3 +118,56 @@ fn nobody_connects_a_queue_pair_of_another_user() {
     assert_eq!(client.expect(CM_DISCONNECTED).id.get(), id);
     assert_ne!(theirs, request);
 }
+
+#[test]
+fn a_late_port_has_its_turn_although_messages_come_to_it() {
+    let (rig, behind, server) = two(PortConfig::default());
+    let other = Program::start(&port(&rig, 3, PortConfig::default()), 1);
+    server.port.pause();
+    for _ in 0..2000 {
+        behind.connect(2, SERVICE, b"").unwrap();
+    }
+    for _ in 0..200 {
+        other.connect(2, SERVICE, b"").unwrap();
+    }
+    let connections = Arc::clone(server.context.connections.all());
+    connections.turn(Instant::now());
+    let ports = Ports {
+        local: Gid([3; 16]),
+        remote: Gid([1; 16]),
+    };
+    let mut now = Instant::now() + Duration::from_secs(10);
+    let mut timers = Vec::new();
+    let mut most = 0;
+    while timers.len() < 20 {
+        now += Duration::from_micros(1);
+        // Whatever it is: a datagram that is malformed does.
+        other.context.connections.receive(now, ports, &[0; 256]);
+        now += Duration::from_micros(1);
+        let begun = now;
+        let work = lock(&connections.list).next(begun).unwrap();
+        if let Work::Timers(gid) = &work {
+            timers.push(gid[0]);
+        }
+        // A program calls before the thread has the port's lock: it is noted once all the same.
+        now += Duration::from_micros(1);
+        behind.context.connections.with(now, |_| ());
+        connections.carry_out(&work, begun);
+        most = most.max(lock(&connections.list).timers.len());
+    }
+    let its = timers.iter().filter(|port| **port == 3).count();
+    assert!(its >= 4, "{timers:?}");
+    assert_eq!(most, 2);
+}
+
+#[test]
+fn a_port_that_comes_again_is_not_forgotten_with_the_one_before() {
+    let (rig, client, server) = two(PortConfig::default());
+    let before = client.context.connections.clone();
+    drop(client);
+    let client = Program::start(&port(&rig, 1, PortConfig::default()), 1);
+    drop(before);
+    server.listen(SERVICE);
+    client.connect(2, SERVICE, b"").unwrap();
+    server.expect(CM_CONNECT_REQUEST);
+}

@@ -78,7 +78,7 @@ fn a_peer_leaves_ids_of_an_operators_limit_to_programs() {
 
 #[test]
 fn an_id_counts_until_its_peer_has_answered_that_it_ends() {
-    let (_server, client, server) = two(with_ids(8));
+    let (_server, client, server) = two(with_ids(32));
     server.listen(SERVICE);
     let ids = [0x31, 0x32, 0x33].map(|number| {
         server.add_queue_pair(number);
@@ -94,7 +94,7 @@ fn an_id_counts_until_its_peer_has_answered_that_it_ends() {
         ids.map(|bound| bound.id.get()).collect()
     };
     let beside = fill();
-    assert_eq!(beside.len(), 5);
+    assert_eq!(beside.len(), 32 - 3);
     server.port.resume();
     client.turn(Instant::now() + Duration::from_secs(10));
     for _ in ids {
@@ -127,4 +127,67 @@ fn a_flood_of_requests_to_nobody_leaves_room_for_own_messages() {
     // And what has been brought makes room.
     flooded.receive(Instant::now(), ports, &req.datagram[..]);
     assert_eq!(flooded.take_messages(usize::MAX).0.len(), 1);
+}
+
+#[test]
+fn a_peer_that_answers_no_end_leaves_ids_of_a_program_to_other_peers() {
+    let (rig, client, server) = two(with_ids(64));
+    let other = Program::start(&port(&rig, 3, PortConfig::default()), 1);
+    let [server, _] = of_two_users(&server.port);
+    server.listen(SERVICE);
+    // The server ends each at once.
+    for number in 0x31..0x59 {
+        server.add_queue_pair(number);
+        client.add_queue_pair(number + 0x1000);
+        let id = client.connect_by(number + 0x1000, 2, SERVICE, b"").unwrap();
+        client.turn(Instant::now());
+        let its = server.next().unwrap().id.get();
+        server.accept_by(number, its).unwrap();
+        client.turn(Instant::now());
+        client.call().cm_establish(id.into()).unwrap();
+        client.turn(Instant::now());
+        while server.next().is_ok() {}
+        server.destroy(its).unwrap();
+        // What would be answered is lost.
+        server.context.connections.take_messages(usize::MAX);
+        while client.next().is_ok() {}
+        client.context.connections.close(ContextId::new(1).unwrap());
+        client.context.connections.take_messages(usize::MAX);
+    }
+    other.connect(2, SERVICE, b"").unwrap();
+    other.turn(Instant::now());
+    let request = server.expect(CM_CONNECT_REQUEST);
+    assert_eq!(request.remote_gid, [3; 16]);
+}
+
+#[test]
+fn a_user_that_has_ports_left_is_given_one() {
+    let (_server, client, _) = two(PortConfig::default());
+    let any = SERVICE & !0xffff;
+    let users = users(&client.port, 2..9);
+    // Six that have all that they may.
+    for user in &users[..6] {
+        while user.bind(any).is_ok() {}
+    }
+    // The next one has half of what is left.
+    let given = (0..).take_while(|_| users[6].bind(any).is_ok()).count();
+    assert_eq!(given, 28_232_usize.div_ceil(1 << 7));
+}
+
+#[test]
+fn a_flood_of_a_peer_leaves_room_for_an_answer_to_another() {
+    let (_server, client, server) = two(PortConfig::default());
+    client.connect(2, SERVICE, b"").unwrap();
+    let req = client.context.connections.take_messages(1).0.remove(0);
+    let flooded = &server.context.connections;
+    let from = |peer: u8| Ports {
+        local: Gid([2; 16]),
+        remote: Gid([peer; 16]),
+    };
+    for _ in 0..2000 {
+        flooded.receive(Instant::now(), from(1), &req.datagram[..]);
+    }
+    flooded.receive(Instant::now(), from(3), &req.datagram[..]);
+    let (messages, _) = flooded.take_messages(usize::MAX);
+    assert_eq!(messages.last().unwrap().ports.remote, Gid([3; 16]));
 }

@@ -14,7 +14,6 @@ use crate::counters::Counters;
 use crate::engine::{MANAGEMENT_BYTES, ManagementDatagram};
 use crate::memory::Part;
 use crate::request::SendWqe;
-use crate::traffic::Count;
 use farlane_abi::queue::{GRH_BYTES, WC_FLAG_GRH, WC_STATUS_LOC_PROT_ERR};
 use farlane_abi::rdma::EVENT_QP_FATAL;
 use std::sync::MutexGuard;
@@ -222,7 +221,6 @@ pub fn deliver_management(datagram: &ManagementDatagram<'_>, to: &Target) {
     let mut data = Named::own(&qp.counters, datagram.bytes);
     let data = (&mut data, MANAGEMENT_LENGTH);
     if place(&qp.counters, Some(&header[..]), data, qp, &mut receiver).is_err() {
-        qp.traffic.add([(Count::Dropped, 1)]);
         return;
     }
     let arrival = Arrival {

@@ -103,6 +103,9 @@ impl Machine {
             assert!(Mad::parse(&transmit.datagram[..]).is_ok());
             self.keep(&transmit.datagram[..]);
         }
+        while let Some(ended) = self.manager.poll_ended() {
+            assert!(!self.manager.is_ending(ended) && !self.ids.contains(&ended));
+        }
         while let Some(event) = self.manager.poll_event() {
             let id = event.id();
             match event {
@@ -117,7 +120,10 @@ impl Machine {
         assert_eq!(counts.connections, self.ids.len());
         assert!(counts.connections <= LIMITS.connections);
         assert!(counts.requests <= SHARE + SHARE / 2 + SHARE / 4);
-        assert!(counts.orphans <= LIMITS.orphans);
+        // Those whose peers have not answered that they end, and those that may be under way.
+        assert!(counts.orphans <= LIMITS.connections / 4 + LIMITS.orphans);
+        let all = counts.connections + counts.orphans;
+        assert!(all <= LIMITS.connections + LIMITS.orphans);
         assert!(counts.timers <= counts.connections + counts.orphans);
         sent
     }

@@ -569,3 +569,20 @@ fn no_program_registers_memory_by_a_request() {
     let request = request(1, WR_REG_MR, &RxeRegister::default(), &[]);
     assert_eq!(two.carry_out(request).status.get(), refused);
 }
+
+#[test]
+fn a_message_that_meets_no_receive_request_is_no_drop_that_its_receiver_has_sent() {
+    let server = Server::without_workers();
+    let ports = [1, 2].map(|gid| port(&server, gid));
+    let (a, b) = (Guest::start(&ports[0]), Guest::start_kernel(&ports[1]));
+    let _pair = b.datagrams_of(QPT_GSI, QKEY);
+    let datagram = crate::engine::ManagementDatagram {
+        port: a.context.connections.address(),
+        from: [1; 16],
+        to: [2; 16],
+        bytes: &[0; 256],
+    };
+    assert!(b.context.engine.deliver_management(&datagram));
+    let of = b.host().port_counters(1.into()).unwrap();
+    assert_eq!((of.out_of_buffer.get(), of.tx_drops.get()), (1, 0));
+}
