@@ -34,8 +34,9 @@ scenarios! {
         "Debian's programs of verbs over the RDMA device of the guests' kernel, without a library \
          of ours: ibv_devinfo, rdma, ping-pongs, perftest";
     test "rdma-apps" = rdma_apps::run,
-        "Debian's UCX, Open MPI and libfabric between two VMs over the RDMA device of their \
-         kernels, and libfabric and QEMU's migration between processes";
+        "Debian's UCX, Open MPI, libfabric, fio and cmtime (10,000 connections) between two VMs \
+         over the RDMA device of their kernels; the last three and QEMU's migration between \
+         processes";
     test "rdma-ulps" = rdma_ulps::run,
         "NVMe over RDMA (a disk of farlane-blk, its VM killed), NFS over RDMA and RDS between two \
          VMs, by their kernels";
