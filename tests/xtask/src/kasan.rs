@@ -18,6 +18,9 @@ const SCENARIOS: &[&str] = &[
     "rdma-pingpong",
     "rdma-crash",
     "rdma-isolation",
+    "rdma-stock",
+    "rdma-stock-crash",
+    "rdma-stock-isolation",
 ];
 
 /// What the kernel's checkers say when they have found something.
