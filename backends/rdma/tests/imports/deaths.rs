@@ -11,7 +11,23 @@ pub type Ledger = (Vec<(String, u64)>, Option<usize>);
 pub fn ledger(backend: &Backend) -> Vec<(String, u64)> {
     const OBJECTS: &[&str] = &["contexts", "queue_pairs", "memory_regions"];
     /// These tell of what was carried out.
-    const CARRIED_OUT: &[&str] = &["vm_bytes{", "vm_operations{", "vm_throttled"];
+    const CARRIED_OUT: &[&str] = &[
+        "vm_bytes{",
+        "vm_operations{",
+        "vm_throttled",
+        "vm_send_",
+        "vm_recv_",
+        "vm_rdma_",
+        "vm_atomic_",
+        "vm_local_",
+        "vm_rx_",
+        "vm_tx_",
+        "vm_out_of_buffer",
+        "vm_rcvd_",
+        "vm_retry_",
+        "vm_req_cqe_",
+        "vm_resp_cqe_",
+    ];
     let metrics = backend.metrics();
     let of_host = |line: &&str| {
         let counts = CARRIED_OUT.iter().any(|name| line.contains(name));
