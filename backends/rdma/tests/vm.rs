@@ -328,9 +328,13 @@ fn vms_that_come_and_go_cost_nothing() {
     let mut backend = Backend::start();
     let other = backend.vm(1);
     let files = || backend.open_files();
-    let threads = backend.process.thread_names().len();
+    // The least that there were before a VM came: of one that has gone a thread may still be there.
+    let mut threads = usize::MAX;
     let mut after_first = None;
     for round in 0..30 {
+        if round < 5 {
+            threads = threads.min(backend.process.thread_names().len());
+        }
         let vm = backend.vm(0);
         let buffer = vm.allocate(4096).unwrap();
         let end = End::in_vm(&vm, &buffer);
@@ -342,7 +346,7 @@ fn vms_that_come_and_go_cost_nothing() {
         });
         if round == 5 {
             until("the thread that served it to end", || {
-                backend.process.thread_names().len() == threads
+                backend.process.thread_names().len() <= threads
             });
             after_first = files();
         }
