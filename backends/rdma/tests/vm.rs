@@ -332,7 +332,7 @@ fn vms_that_come_and_go_cost_nothing() {
     let mut threads = usize::MAX;
     let mut after_first = None;
     for round in 0..30 {
-        if round < 5 {
+        if (1..5).contains(&round) {
             threads = threads.min(backend.process.thread_names().len());
         }
         let vm = backend.vm(0);
