@@ -17,6 +17,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a daemon may take to end after SIGTERM, there: one that is slow is killed, which fails.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Flag of a socket that listens in `/proc/PID/net/unix` (`proc_pid_net(5)`, `__SO_ACCEPTCON`).
+const LISTENS: u32 = 1 << 16;
+
 /// A daemon that serves UNIX sockets. It is ended when it is dropped.
 #[derive(Debug)]
 pub struct Backend {
@@ -25,22 +28,24 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Starts a daemon and waits until its sockets exist. What it says goes to `log`.
+    /// Starts a daemon and waits until it listens at its sockets. What it says goes to `log`.
     ///
     /// # Errors
-    /// When it ends or hangs before its sockets exist.
+    /// When it ends or hangs before it does.
     pub fn start(name: &str, mut command: Command, sockets: &[&Path], log: &Path) -> Result<Self> {
         if std::env::var_os("RUST_LOG").is_none() {
             command.env("RUST_LOG", "info");
         }
         // What a daemon that was killed has left is not served.
         let stale: Vec<Option<SocketFile>> = sockets.iter().map(|path| socket(path)).collect();
-        let served = || {
+        let exist = || {
             let now = sockets.iter().map(|path| socket(path));
             now.zip(&stale)
                 .all(|(now, stale)| now.is_some() && now != *stale)
         };
         let process = Process::spawn_logged(name, command, log)?;
+        let pid = process.pid();
+        let served = || exist() && sockets.iter().all(|path| is_listening(pid, path));
         let mut backend = Self {
             process,
             log: log.to_owned(),
@@ -149,9 +154,30 @@ fn socket(path: &Path) -> Option<SocketFile> {
     file.file_type().is_socket().then_some(made)
 }
 
+/// Whether a socket of that name listens, as the process sees it: its file exists before that.
+fn is_listening(pid: u32, path: &Path) -> bool {
+    let Ok(sockets) = fs::read_to_string(format!("/proc/{pid}/net/unix")) else {
+        return false;
+    };
+    // Number, references, protocol, flags, type, state, inode, path.
+    sockets.lines().skip(1).any(|line| {
+        let mut words = line.split_whitespace();
+        let flags = words.nth(3).map(|word| u32::from_str_radix(word, 16));
+        let is_listening = flags.is_some_and(|flags| flags.is_ok_and(|f| f & LISTENS != 0));
+        is_listening
+            && words
+                .nth(3)
+                .is_some_and(|p| Path::new(p).file_name() == path.file_name())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
+
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+    };
 
     use super::*;
 
@@ -168,6 +194,24 @@ mod tests {
             error.contains("a daemon ended with exit status 2") && error.contains("no such device"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_socket_that_exists_need_not_listen() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let bound = socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        );
+        let bound = bound.unwrap();
+        bind(&bound, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let own = std::process::id();
+        assert!(socket(&path).is_some() && !is_listening(own, &path));
+        listen(&bound, 1).unwrap();
+        assert!(is_listening(own, &path));
     }
 
     #[test]

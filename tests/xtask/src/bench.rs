@@ -168,6 +168,8 @@ fn command(workspace: &Workspace, bench: Bench, out: &Path) -> Result<Command> {
         command.arg(option).arg(workspace.built(built)?);
     }
     command.arg("--out").arg(out).env("RUST_LOG", "warn");
+    // An error is what a bench says last, not where in it the error was made.
+    command.env("RUST_LIB_BACKTRACE", "0");
     if bench == Bench::Blk {
         let tree = Tree::ensure(workspace, &GUEST_TREE)?;
         let reference = tree.program("usr/bin/qemu-storage-daemon");
