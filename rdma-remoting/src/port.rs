@@ -362,9 +362,11 @@ impl Port {
     /// Closes all contexts: the VM is gone, or has reset the device. The GIDs that its guest has
     /// set are nobody's.
     pub fn close_all(&self) {
-        self.gids.clear_all();
         let contexts = std::mem::take(&mut *self.contexts());
         self.end(&contexts.into_values().collect::<Vec<_>>());
+        // Peers hear of it from who they have known.
+        self.connections.bring_all();
+        self.gids.clear_all();
     }
 
     /// The VM is stopped: its contexts get no turns, and nothing touches their memory when this

@@ -1,7 +1,8 @@
 //! A connection, or a request for a queue pair of datagrams, at one end.
 
 use crate::event::{ListenerId, Ports, Route};
-use crate::fields::{CommId, Psn, Qpn, RetryCount, TimeExponent, Transport};
+use crate::fields::{CommId, Gid, Psn, Qpn, RetryCount, TimeExponent, Transport};
+use crate::manager::Unsent;
 use crate::message::{Datagram, TransactionId};
 use crate::orphans::Orphan;
 use crate::service::ServiceId;
@@ -71,6 +72,8 @@ pub(crate) struct Timer {
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) ports: Ports,
+    /// Whose shares it takes of what peers share.
+    pub(crate) peer: Gid,
     /// What the peer calls it, where it has said so.
     pub(crate) remote_id: Option<CommId>,
     pub(crate) service_id: ServiceId,
@@ -86,6 +89,8 @@ pub(crate) struct Connection {
     pub(crate) timer: Option<Timer>,
     /// What is sent again where an answer is missing, or where it was lost.
     pub(crate) last: Option<Box<Datagram>>,
+    /// What it sends in its turn.
+    pub(crate) unsent: Unsent,
     /// Whether the peer has begun it, and it is one of the peer's share.
     pub(crate) is_peers: bool,
     /// At which it waits for somebody to claim it.

@@ -23,8 +23,6 @@ pub struct Transmit {
     pub ports: Ports,
     /// The datagram.
     pub datagram: Box<Datagram>,
-    /// It answers a message, and is sent once for each: what its peer has of it is up to the peer.
-    pub is_answer: bool,
 }
 
 /// Who listens.

@@ -44,7 +44,7 @@ pub use fields::{
     PrivateData, Psn, Qpn, RejectReason, RetryCount, ServiceLevel, SidrStatus, TimeExponent,
     Transport,
 };
-pub use manager::{Counts, Draw, Manager};
+pub use manager::{Counts, Draw, Home, Manager};
 pub use message::{
     Datagram, Drep, Dreq, Mad, Malformed, Message, Mra, ParseError, Path, Refusal, Rej, Rep, Req,
     Rtu, SidrRep, SidrReq, TransactionId,

@@ -12,16 +12,20 @@
 
 mod datagrams;
 mod ending;
+mod outbox;
 mod receive;
 mod requester;
 mod responder;
 
 mod timers;
 
+pub(crate) use outbox::Unsent;
+
+use self::outbox::Outbox;
 use crate::connection::{Connection, State, Timer};
-use crate::event::{CallError, Event, ListenerId, Ports, Transmit};
+use crate::event::{CallError, Event, ListenerId, Ports};
 use crate::fields::{CommId, Gid, Guid, Psn, Qpn};
-use crate::message::{Mad, Message, TransactionId};
+use crate::message::TransactionId;
 use crate::orphans::{Orphan, Orphans};
 use crate::policy::{ENDING, Limits};
 use crate::service::ServiceId;
@@ -31,6 +35,9 @@ use std::time::Instant;
 
 /// Numbers that nobody can tell beforehand: of ids, transactions and first packets.
 pub type Draw = Box<dyn FnMut() -> u64 + Send>;
+
+/// By what a port is known that has a GID, where it may have several.
+pub type Home = Box<dyn Fn(Gid) -> Gid + Send>;
 
 /// Who waits for requests.
 #[derive(Debug)]
@@ -49,6 +56,7 @@ pub struct Manager {
     guid: Guid,
     limits: Limits,
     draw: Draw,
+    home: Home,
     connections: BTreeMap<CommId, Connection>,
     /// By what their peers call them.
     by_remote_id: BTreeMap<(Ports, CommId), CommId>,
@@ -69,7 +77,7 @@ pub struct Manager {
     waiting: Shares,
     /// Connections and requests with a user that peers have begun.
     of_peers: Shares,
-    transmits: VecDeque<Transmit>,
+    outbox: Outbox,
     events: VecDeque<Event>,
 }
 
@@ -110,6 +118,7 @@ impl Manager {
             guid,
             limits,
             draw,
+            home: Box::new(|gid| gid),
             connections: BTreeMap::new(),
             by_remote_id: BTreeMap::new(),
             by_remote_qpn: BTreeMap::new(),
@@ -123,14 +132,20 @@ impl Manager {
             listened: 0,
             waiting: Shares::new(limits.requests),
             of_peers: Shares::new(limits.connections),
-            transmits: VecDeque::new(),
+            outbox: Outbox::new(limits.answers),
             events: VecDeque::new(),
         }
     }
 
-    /// What is to be sent next.
-    pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.transmits.pop_front()
+    /// Has peers that have several GIDs share as one.
+    #[must_use]
+    pub fn with_homes(self, home: Home) -> Self {
+        Self { home, ..self }
+    }
+
+    /// Whose shares a peer's are.
+    fn peer(&self, ports: Ports) -> Gid {
+        (self.home)(ports.remote)
     }
 
     /// What has happened next. Nothing is said of what has no user any more.
@@ -227,7 +242,7 @@ impl Manager {
     /// [`CallError::NoSuchId`].
     pub fn claim(&mut self, id: CommId) -> Result<(), CallError> {
         let connection = self.of_user_mut(id)?;
-        let peer = connection.ports.remote;
+        let peer = connection.peer;
         if let Some(listener) = connection.unclaimed_at.take() {
             self.waiting.give_back(peer);
             if let Some(listener) = self.listeners.get_mut(&listener) {
@@ -307,54 +322,6 @@ impl Manager {
     fn tell(&mut self, event: Event) {
         if self.of_user(event.id()).is_ok() {
             self.events.push_back(event);
-        }
-    }
-
-    /// Answers a message.
-    fn send(&mut self, ports: Ports, transaction: TransactionId, message: Message) {
-        let mad = Mad {
-            transaction,
-            message,
-        };
-        self.transmits.push_back(Transmit {
-            ports,
-            datagram: Box::new(mad.write()),
-            is_answer: true,
-        });
-    }
-
-    /// Sends a message that is kept, to be sent again.
-    fn send_kept(&mut self, id: CommId, message: Message) {
-        let Some(connection) = self.connections.get_mut(&id) else {
-            return;
-        };
-        let mad = Mad {
-            transaction: connection.transaction,
-            message,
-        };
-        let datagram = Box::new(mad.write());
-        connection.last = Some(datagram.clone());
-        self.transmits.push_back(Transmit {
-            ports: connection.ports,
-            datagram,
-            is_answer: false,
-        });
-    }
-
-    /// Sends the last message again, to a peer that has asked again.
-    fn answer_by_last(&mut self, id: CommId) {
-        self.send_last(id, true);
-    }
-
-    fn send_last(&mut self, id: CommId, is_answer: bool) {
-        if let Some(connection) = self.connections.get(&id)
-            && let Some(datagram) = &connection.last
-        {
-            self.transmits.push_back(Transmit {
-                ports: connection.ports,
-                datagram: datagram.clone(),
-                is_answer,
-            });
         }
     }
 

@@ -26,6 +26,9 @@ pub(crate) const END_TIMEOUT: Duration = TimeExponent::of(RESPONSE_TIMEOUT.get()
 /// The shortest time of a peer's choice that is kept: 17 ms. With a shorter one a peer would have
 /// messages sent as fast as it likes.
 const SHORTEST: TimeExponent = TimeExponent::of(12);
+/// The shortest time, of those of a peer's choice, after which a message is sent again: 268 ms. As
+/// many connections as a peer may have ask for few messages a second.
+const SHORTEST_REPEAT: TimeExponent = TimeExponent::of(16);
 /// The longest one: 69 s. With a longer one a peer would have what it has made kept for hours.
 const LONGEST: TimeExponent = SERVICE_TIMEOUT;
 
@@ -38,12 +41,18 @@ pub(crate) fn bounded(time: TimeExponent) -> Duration {
     time.clamp(SHORTEST, LONGEST).duration()
 }
 
+/// The same, of a time after which a message is sent again.
+pub(crate) fn bounded_repeat(time: TimeExponent) -> Duration {
+    bounded(time.max(SHORTEST_REPEAT))
+}
+
 /// How much a manager has at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections and requests that have a user, or wait for one. Of those that peers have begun
-    /// a peer, which is a GID, has at most half of what is left by all others, rounded up: beyond
-    /// that its requests are dropped. A peer with several GIDs has several shares.
+    /// a peer has at most half of what is left by all others, rounded up: beyond that its
+    /// requests are dropped. A peer is a port where it is known which one has a GID
+    /// ([`Manager::with_homes`](crate::Manager::with_homes)), else a GID.
     pub connections: usize,
     /// Of these, requests of peers that nobody has claimed, which they share in the same way, as
     /// they do the backlog of a listener.
@@ -56,6 +65,9 @@ pub struct Limits {
     pub listeners: usize,
     /// Requests that wait at a listener, whatever backlog it asks for.
     pub backlog: usize,
+    /// Answers that wait to be sent, which peers share in the same way. What is beyond a peer's
+    /// share is lost, as if the network had lost it.
+    pub answers: usize,
 }
 
 impl Default for Limits {
@@ -67,6 +79,7 @@ impl Default for Limits {
             orphans: 4096,
             listeners: 4096,
             backlog: 1024,
+            answers: 1024,
         }
     }
 }

@@ -40,6 +40,7 @@ const LIMITS: Limits = Limits {
     orphans: 256,
     listeners: 8,
     backlog: 128,
+    answers: 1024,
 };
 
 fn gid(node: u8) -> Gid {

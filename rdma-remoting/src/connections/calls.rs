@@ -2,6 +2,7 @@
 
 use super::ids::{Ids, What};
 use super::port::{PortConnections, State};
+use super::queue_pairs::NamedQueuePair;
 use super::terms;
 use crate::async_ring::EventSink;
 use crate::engine::{Destination, PortNames as _, RawGid};
@@ -54,10 +55,9 @@ impl Program<'_> {
         (!by_guest).then_some(()).ok_or(Errno::EOPNOTSUPP)
     }
 
-    /// Whether no queue pair of this number is of others than those who share the account.
-    fn may_connect(&self, number: u32) -> Result<(), Errno> {
-        let are_others = self.port.queue_pairs.are_others(number, self.account);
-        (!are_others).then_some(()).ok_or(Errno::EINVAL)
+    /// A connection's name of its queue pair.
+    fn name(&self, number: u32) -> Result<NamedQueuePair, Errno> {
+        self.port.queue_pairs.claim(self.account, number)
     }
 
     pub fn reach(&self, gid: RawGid) -> Result<(), Errno> {
@@ -125,9 +125,10 @@ impl Program<'_> {
         let (ports, service_id) = (terms::ports(args), ServiceId(args.service.get()));
         let route = terms::route(args)?;
         let is_datagram = terms::is_datagram(args.qp_type);
-        if !is_datagram {
-            self.may_connect(args.qp_num.get())?;
-        }
+        let named = match is_datagram {
+            true => None,
+            false => Some(self.name(args.qp_num.get())?),
+        };
         let resolve = match is_datagram {
             true => Some(Resolve {
                 ports,
@@ -162,8 +163,9 @@ impl Program<'_> {
                 (None, None) => return Err(Errno::EINVAL),
             };
             let comm = asked.map_err(terms::refused)?;
-            let added = state.add_own(self.context, (comm, is_datagram), event);
+            let added = state.add_own(self.context, (comm, named), event);
             if added.is_err() {
+                // Nothing was sent, and so nothing is.
                 let _ = state.manager.destroy(now, comm);
             }
             added
@@ -174,7 +176,6 @@ impl Program<'_> {
         let bytes = args.data_bytes.get().into();
         let qpn = Qpn::new(args.qp_num.get()).ok_or(Errno::EINVAL)?;
         let rnr_retry_count = RetryCount::new(args.rnr_retry_count).ok_or(Errno::EINVAL)?;
-        let may_connect = self.may_connect(args.qp_num.get());
         let now = self.now;
         self.with(|state| {
             let (comm, is_datagram) = state.ids(self.context)?.connection(args.id.get())?;
@@ -189,7 +190,7 @@ impl Program<'_> {
                     state.manager.answer(now, comm, &answer)
                 }
                 false => {
-                    may_connect?;
+                    let named = self.name(args.qp_num.get())?;
                     let accept = Accept {
                         qpn,
                         responder_resources: args.responder_resources,
@@ -198,7 +199,11 @@ impl Program<'_> {
                         srq: args.srq != 0,
                         private_data: terms::data(&args.data.0, bytes)?,
                     };
-                    state.manager.accept(now, comm, &accept)
+                    let accepted = state.manager.accept(now, comm, &accept);
+                    if accepted.is_ok() {
+                        state.ids(self.context)?.give_name(args.id.get(), named)?;
+                    }
+                    accepted
                 }
             };
             accepted.map_err(terms::refused)

@@ -1,6 +1,7 @@
 //! What one program has of connection management: ids, and the events of them that it has not
 //! taken.
 
+use super::queue_pairs::NamedQueuePair;
 use crate::async_ring::EventSink;
 use crate::ledger::{Account, Resource, Share};
 use farlane_abi::Errno;
@@ -31,6 +32,8 @@ pub enum What {
         is_datagram: bool,
         /// The id that has it waiting.
         waits_at: Option<u32>,
+        /// The name of the queue pair that its program has given it.
+        named: Option<NamedQueuePair>,
     },
 }
 
@@ -54,8 +57,15 @@ pub struct Id {
 
 impl Id {
     /// What is given back when it is over.
-    pub fn into_share(self) -> Share {
-        self.share
+    pub fn into_kept(self) -> Kept {
+        let named = match self.what {
+            What::Connection { named, .. } => named,
+            What::Bound(_) | What::Listening { .. } => None,
+        };
+        Kept {
+            _share: self.share,
+            _named: named,
+        }
     }
 
     /// How many of its events nobody has taken.
@@ -63,6 +73,12 @@ impl Id {
         // A connection has fewer than ten.
         u32::try_from(self.events.len()).unwrap_or(u32::MAX)
     }
+}
+
+/// What a connection has without an id: until its peer knows that it ends.
+pub struct Kept {
+    _share: Share,
+    _named: Option<NamedQueuePair>,
 }
 
 /// The ids of a context.
@@ -150,6 +166,14 @@ impl Ids {
             } => Ok((comm, is_datagram)),
             What::Bound(_) | What::Listening { .. } => Err(Errno::EINVAL),
         }
+    }
+
+    /// What a connection's queue pair is called from now on.
+    pub fn give_name(&mut self, id: u32, name: NamedQueuePair) -> Result<(), Errno> {
+        if let What::Connection { named, .. } = &mut self.get_mut(id)?.what {
+            *named = Some(name);
+        }
+        Ok(())
     }
 
     /// Takes an id out, and its events.

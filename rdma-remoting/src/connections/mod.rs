@@ -12,8 +12,9 @@
 //! * [`queue_pairs`]: whose queue pairs are;
 //! * [`calls`]: calls on these; [`terms`]: connection management's terms and those of the verbs.
 //!
-//! **Locks.** A port's, then the list's; none other is taken under them, but the ledger's. None is
-//! taken under that of a port's queue pairs.
+//! **Locks.** A port's, then the list's; none other is taken under them, but the ledger's and those
+//! of GIDs. None is taken under that of a port's queue pairs, which an engine takes under its own,
+//! after the list's ([`Management::is_named`]).
 
 mod calls;
 mod ids;
@@ -28,7 +29,7 @@ pub(crate) use calls::Program;
 pub(crate) use port::{PortConnections, PortSpec};
 pub(crate) use queue_pairs::NamedQueuePair;
 
-use crate::engine::{Engine, Management, ManagementDatagram, RawGid};
+use crate::engine::{Engine, Management, ManagementDatagram, QpNumber, RawGid};
 use crate::gids::Gids;
 use farlane_rdma_cm::{Gid, Ports, Transmit};
 use farlane_sys::sync::{held, lock};
@@ -216,6 +217,18 @@ impl Connections {
         }
     }
 
+    /// Brings all that waits of a port.
+    fn bring_all(&self, from: &PortConnections, now: Instant) {
+        let mut more = true;
+        while more {
+            let (messages, left) = from.take_messages(MESSAGES_A_TURN);
+            for message in messages {
+                self.bring(from, &message, now);
+            }
+            more = left;
+        }
+    }
+
     /// Messages of a port wait, of which nobody has noted it yet.
     fn note_messages(&self, port: RawGid) {
         lock(&self.list).ready.push_back(port);
@@ -254,6 +267,12 @@ impl Connections {
 struct Taken(Weak<Connections>);
 
 impl Management for Taken {
+    fn is_named(&self, port: &RawGid, number: QpNumber) -> bool {
+        let connections = self.0.upgrade();
+        let port = connections.and_then(|connections| lock(&connections.list).port(port));
+        port.is_some_and(|port| port.queue_pairs.is_named(number))
+    }
+
     fn take(&self, datagram: &ManagementDatagram<'_>) {
         let Some(connections) = self.0.upgrade() else {
             return;
@@ -266,7 +285,6 @@ impl Management for Taken {
                     remote: Gid(datagram.to),
                 },
                 datagram: Box::new(*datagram.bytes),
-                is_answer: false,
             });
         }
     }

@@ -52,6 +52,13 @@ impl Places {
         gid: Option<RawGid>,
         is_shared: bool,
     ) -> Result<Binding, Errno> {
+        // Before all are looked at.
+        let any = terms::wants_port(service).then(|| terms::with_port(service, 0));
+        if let Some(protocol) = any
+            && !self.has_one_for((protocol, Arc::as_ptr(account).addr()))
+        {
+            return Err(Errno::EADDRINUSE);
+        }
         let place = self.free(service, gid, is_shared);
         let place = place.ok_or(Errno::EADDRINUSE)?;
         if let Some(share) = share(place, account) {
@@ -68,11 +75,16 @@ impl Places {
         })
     }
 
-    fn take(&mut self, (protocol, user): (u64, usize)) -> Result<(), Errno> {
+    /// Whether a user of a protocol may have one more.
+    fn has_one_for(&self, (protocol, user): (u64, usize)) -> bool {
         let of_all = self.shares.range((protocol, 0)..=(protocol, usize::MAX));
         let taken: usize = of_all.map(|(_, count)| count).sum();
         let its = self.shares.get(&(protocol, user)).copied();
-        if its.unwrap_or(0) >= to_usize(EPHEMERAL_PORTS).saturating_sub(taken) {
+        its.unwrap_or(0) < to_usize(EPHEMERAL_PORTS).saturating_sub(taken)
+    }
+
+    fn take(&mut self, (protocol, user): (u64, usize)) -> Result<(), Errno> {
+        if !self.has_one_for((protocol, user)) {
             return Err(Errno::EADDRINUSE);
         }
         *self.shares.entry((protocol, user)).or_insert(0) += 1;

@@ -1,100 +1,29 @@
 //! A port's manager, and which programs have which connections.
 
 use super::Connections;
-use super::ids::{Id, Ids, What};
+use super::ids::{Id, Ids, Kept, What};
 use super::places::Places;
-use super::queue_pairs::QueuePairs;
+use super::queue_pairs::{NamedQueuePair, QueuePairs};
 use super::terms;
 use crate::async_ring::EventSink;
 use crate::draws::Draws;
-use crate::engine::{Admission as _, Engine, PortAddress, RawGid};
+use crate::engine::{Admission as _, Engine, PortAddress, PortNames as _, RawGid};
 use crate::gids::{Gids, PortGids};
-use crate::ledger::{CONNECTION_IDS, LISTENING_IDS, Resource, Share};
+use crate::ledger::{CONNECTION_IDS, LISTENING_IDS, Resource};
 use crate::peers::Reach;
 use farlane_abi::Errno;
 use farlane_abi::ids::ContextId;
 use farlane_abi::rdma::CmEvent;
 use farlane_abi::width::{to_u64, to_usize};
-use farlane_rdma_cm::{CommId, Event, Guid, Limits, ListenerId, Manager, Ports, Shares, Transmit};
+use farlane_rdma_cm::{CommId, Event, Gid, Guid, Limits, ListenerId, Manager, Ports, Transmit};
 use farlane_sys::sync::lock;
 use farlane_worker::counters::Sample;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-/// Whose messages of a port are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sender {
-    /// The manager's own. They are sent again where there is no answer.
-    Manager,
-    /// The manager's answers to peers, which ask again: there are as many as these like.
-    Answers,
-    /// Those of the guest's queue pair 1.
-    Guest,
-}
-
-impl Sender {
-    /// How many wait to be brought; what is beyond that is lost. Of answers a peer has no more than
-    /// are left for all others.
-    const fn limit(self) -> usize {
-        match self {
-            Self::Manager => 8192,
-            Self::Answers => 1024,
-            Self::Guest => 256,
-        }
-    }
-}
-
-/// Messages that wait, in the order in which they came.
-#[derive(Debug)]
-struct Outbox {
-    messages: VecDeque<(Sender, Transmit)>,
-    /// How many are of each.
-    counts: [usize; 3],
-    /// Of answers, whose they are.
-    answers: Shares,
-}
-
-impl Default for Outbox {
-    fn default() -> Self {
-        Self {
-            messages: VecDeque::new(),
-            counts: [0; 3],
-            answers: Shares::new(Sender::Answers.limit()),
-        }
-    }
-}
-
-impl Outbox {
-    /// False where it is lost.
-    fn push(&mut self, of: Sender, message: Transmit) -> bool {
-        let (count, peer) = (&mut self.counts[of as usize], message.ports.remote);
-        let is_answer = of == Sender::Answers;
-        let has_room = *count < of.limit() && (!is_answer || self.answers.has_one_for(peer));
-        if has_room {
-            *count += 1;
-            if is_answer {
-                self.answers.take(peer);
-            }
-            self.messages.push_back((of, message));
-        }
-        has_room
-    }
-
-    fn pop(&mut self) -> Option<Transmit> {
-        let (of, message) = self.messages.pop_front()?;
-        self.counts[of as usize] -= 1;
-        if of == Sender::Answers {
-            self.answers.give_back(message.ports.remote);
-        }
-        Some(message)
-    }
-
-    fn is_empty(&self) -> bool {
-        self.messages.is_empty()
-    }
-}
-
+/// Messages of a guest's queue pair 1 that wait to be brought; what is beyond that is lost.
+const MESSAGES_OF_GUEST: usize = 256;
 /// Timers that end at a time.
 const TIMERS_AT_A_TIME: usize = 64;
 /// Ids that are destroyed at a time while a context ends.
@@ -113,7 +42,7 @@ pub(crate) struct PortSpec {
 pub(crate) struct PortConnections {
     pub(super) of: PortSpec,
     /// Those of the port.
-    pub(super) queue_pairs: QueuePairs,
+    pub(super) queue_pairs: Arc<QueuePairs>,
     connections: Arc<Connections>,
     state: Mutex<State>,
 }
@@ -127,9 +56,12 @@ pub(super) struct State {
     owners: HashMap<CommId, (ContextId, u32)>,
     /// Whose listeners are.
     pub listeners: HashMap<ListenerId, (ContextId, u32)>,
-    messages: Outbox,
-    /// What connections take whose ids are gone, and whose peers have not answered that they end.
-    ending: HashMap<CommId, Share>,
+    /// Those of the guest's queue pair 1.
+    of_guest: VecDeque<Transmit>,
+    /// One of them is brought next, where messages of the manager wait, too.
+    guest_next: bool,
+    /// What connections have whose ids are gone, and whose peers have not answered that they end.
+    ending: HashMap<CommId, Kept>,
     /// The list knows that messages wait.
     is_noted: bool,
     /// The list knows that a timer ends then.
@@ -155,10 +87,12 @@ impl PortConnections {
             listeners: to_usize(LISTENING_IDS),
             ..Limits::default()
         };
-        let manager = Manager::new(Guid(u64::from_be_bytes(guid)), limits, draw);
+        let gids = Arc::clone(&connections.gids);
+        let home = Box::new(move |gid: Gid| Gid(gids.home(&gid.0).unwrap_or(gid.0)));
+        let manager = Manager::new(Guid(u64::from_be_bytes(guid)), limits, draw).with_homes(home);
         let port = Arc::new(Self {
             of,
-            queue_pairs: QueuePairs::default(),
+            queue_pairs: Arc::default(),
             connections: Arc::clone(connections),
             state: Mutex::new(State {
                 manager,
@@ -166,7 +100,8 @@ impl PortConnections {
                 places: Places::default(),
                 owners: HashMap::new(),
                 listeners: HashMap::new(),
-                messages: Outbox::default(),
+                of_guest: VecDeque::new(),
+                guest_next: false,
                 ending: HashMap::new(),
                 is_noted: false,
                 timer: None,
@@ -222,17 +157,10 @@ impl PortConnections {
         while let Some(event) = state.manager.poll_event() {
             self.tell(state, now, event);
         }
-        while let Some(message) = state.manager.poll_transmit() {
-            let of = match message.is_answer {
-                true => Sender::Answers,
-                false => Sender::Manager,
-            };
-            state.messages.push(of, message);
-        }
         while let Some(comm) = state.manager.poll_ended() {
             state.ending.remove(&comm);
         }
-        if !state.messages.is_empty() && !state.is_noted {
+        if state.has_messages() && !state.is_noted {
             state.is_noted = true;
             self.connections.note_messages(self.gid());
         }
@@ -279,9 +207,9 @@ impl PortConnections {
     /// Takes messages that wait. Returns whether more do.
     pub(super) fn take_messages(&self, most: usize) -> (Vec<Transmit>, bool) {
         let mut state = self.state();
-        let outbox = &mut state.messages;
-        let messages = std::iter::from_fn(|| outbox.pop()).take(most).collect();
-        state.is_noted = !state.messages.is_empty();
+        let messages = std::iter::from_fn(|| state.next_message());
+        let messages = messages.take(most).collect();
+        state.is_noted = state.has_messages();
         (messages, state.is_noted)
     }
 
@@ -316,9 +244,10 @@ impl PortConnections {
     /// A message of the guest's queue pair 1 waits to be brought.
     pub(super) fn pass_on(&self, message: Transmit) {
         let mut state = self.state();
-        if !state.messages.push(Sender::Guest, message) {
+        if state.of_guest.len() >= MESSAGES_OF_GUEST {
             return;
         }
+        state.of_guest.push_back(message);
         if !std::mem::replace(&mut state.is_noted, true) {
             self.connections.note_messages(self.gid());
         }
@@ -376,6 +305,11 @@ impl PortConnections {
         ]
     }
 
+    /// Brings what waits now: the port is about to have other names, or none.
+    pub fn bring_all(&self) {
+        self.connections.bring_all(self, Instant::now());
+    }
+
     /// Does what is to be done for all ports, of a server without a thread for it.
     pub fn turn(&self, now: Instant) {
         self.connections.turn(now);
@@ -402,6 +336,21 @@ impl Drop for PortConnections {
 }
 
 impl State {
+    fn has_messages(&self) -> bool {
+        self.manager.has_transmits() || !self.of_guest.is_empty()
+    }
+
+    fn next_message(&mut self) -> Option<Transmit> {
+        self.guest_next = !self.guest_next;
+        if self.guest_next {
+            let of_guest = self.of_guest.pop_front();
+            of_guest.or_else(|| self.manager.poll_transmit())
+        } else {
+            let own = self.manager.poll_transmit();
+            own.or_else(|| self.of_guest.pop_front())
+        }
+    }
+
     /// The ids of a context.
     pub fn ids(&mut self, context: ContextId) -> Result<&mut Ids, Errno> {
         self.contexts.get_mut(&context).ok_or(Errno::EBADF)
@@ -421,6 +370,7 @@ impl State {
             comm,
             is_datagram,
             waits_at: Some(at),
+            named: None,
         };
         let id = ids.add(what, event).ok()?;
         if let Ok(listening) = ids.get_mut(at)
@@ -432,17 +382,18 @@ impl State {
         Some((context, id))
     }
 
-    /// A connection that a program has asked for.
+    /// A connection that a program has asked for, of a queue pair of this name.
     pub fn add_own(
         &mut self,
         context: ContextId,
-        (comm, is_datagram): (CommId, bool),
+        (comm, named): (CommId, Option<NamedQueuePair>),
         event: u32,
     ) -> Result<u32, Errno> {
         let what = What::Connection {
             comm,
-            is_datagram,
+            is_datagram: named.is_none(),
             waits_at: None,
+            named,
         };
         let id = self.ids(context)?.add(what, event)?;
         self.owners.insert(comm, (context, id));
@@ -504,7 +455,7 @@ impl State {
             self.owners.remove(&comm);
             let _ = self.manager.destroy(now, comm);
             if self.manager.is_ending(comm) {
-                self.ending.insert(comm, removed.into_share());
+                self.ending.insert(comm, removed.into_kept());
             }
         }
     }

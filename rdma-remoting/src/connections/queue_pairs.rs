@@ -1,13 +1,17 @@
 //! Whose queue pairs are.
 //!
 //! A peer that is told of a queue pair once more takes the connection that has it for one that is
-//! stale, and ends it (IBTA 12.9.8.3.1). So nobody connects a queue pair of others. A number that
-//! no queue pair has may be named, as with Linux's `rdma_cm`: programs measure connections without
-//! queue pairs so. Numbers are drawn, so nobody can name those that others will be given.
+//! stale, and ends it (IBTA 12.9.8.3.1). So a number is of one account alone, from when its queue
+//! pair is there, or a connection is that names it, until neither is. A number that no queue pair
+//! has may be named, as with Linux's `rdma_cm`: programs measure connections without queue pairs
+//! so. Queue pairs are given numbers that nobody has named ([`Management::is_named`]).
+//!
+//! [`Management::is_named`]: crate::engine::Management::is_named
 
 use super::PortConnections;
 use crate::engine::QpNumber;
 use crate::ledger::Account;
+use farlane_abi::Errno;
 use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -23,28 +27,56 @@ fn name(number: u32, account: &Arc<Account>) -> (u32, usize) {
 }
 
 impl QueuePairs {
-    /// Whether this is the number of a queue pair, and of none of whom this account is of.
-    pub fn are_others(&self, number: u32, account: &Arc<Account>) -> bool {
+    /// Whether this is the number of a queue pair, or of a connection.
+    pub fn is_named(&self, number: QpNumber) -> bool {
+        let number = number.get();
         let all = lock(&self.0);
         let mut its = all.range((number, 0)..=(number, usize::MAX));
-        its.next().is_some() && !all.contains_key(&name(number, account))
+        its.next().is_some()
+    }
+
+    /// Names a queue pair, or what is called as one, of a connection.
+    ///
+    /// # Errors
+    /// `EINVAL` where others than those who share the account have this number.
+    pub fn claim(
+        self: &Arc<Self>,
+        account: &Arc<Account>,
+        number: u32,
+    ) -> Result<NamedQueuePair, Errno> {
+        let mut all = lock(&self.0);
+        let name = name(number, account);
+        let mut its = all.range((number, 0)..=(number, usize::MAX));
+        if its.next().is_some() && !all.contains_key(&name) {
+            return Err(Errno::EINVAL);
+        }
+        *all.entry(name).or_insert(0) += 1;
+        drop(all);
+        Ok(NamedQueuePair {
+            all: Arc::clone(self),
+            account: Arc::clone(account),
+            number,
+        })
     }
 }
 
 /// A queue pair of a port, until this is dropped.
+#[derive(Debug)]
 pub(crate) struct NamedQueuePair {
-    port: Arc<PortConnections>,
+    all: Arc<QueuePairs>,
     account: Arc<Account>,
-    number: QpNumber,
+    number: u32,
 }
 
 impl NamedQueuePair {
-    pub fn new(port: &Arc<PortConnections>, account: &Arc<Account>, number: QpNumber) -> Self {
+    /// Names one that there is.
+    pub fn new(port: &PortConnections, account: &Arc<Account>, number: QpNumber) -> Self {
+        let number = number.get();
         let mut all = lock(&port.queue_pairs.0);
-        *all.entry(name(number.get(), account)).or_insert(0) += 1;
+        *all.entry(name(number, account)).or_insert(0) += 1;
         drop(all);
         Self {
-            port: Arc::clone(port),
+            all: Arc::clone(&port.queue_pairs),
             account: Arc::clone(account),
             number,
         }
@@ -53,8 +85,8 @@ impl NamedQueuePair {
 
 impl Drop for NamedQueuePair {
     fn drop(&mut self) {
-        let name = name(self.number.get(), &self.account);
-        let mut all = lock(&self.port.queue_pairs.0);
+        let name = name(self.number, &self.account);
+        let mut all = lock(&self.all.0);
         if let Some(count) = all.get_mut(&name) {
             *count -= 1;
             if *count == 0 {

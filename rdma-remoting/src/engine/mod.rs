@@ -142,6 +142,9 @@ pub trait Management: Send + Sync {
     /// Takes what a queue pair 1 has sent to such a port. Whoever calls holds locks of queue pairs:
     /// none of them is taken, and nobody waited for who has one.
     fn take(&self, datagram: &ManagementDatagram<'_>);
+    /// Whether a connection of this port names a queue pair of this number, which need not be
+    /// there: no new one gets it. Whoever calls holds the lock of queue pairs' names.
+    fn is_named(&self, port: &RawGid, number: QpNumber) -> bool;
 }
 
 /// A turn of a queue pair.

@@ -1,6 +1,6 @@
 //! Queue pairs of datagrams: service ID resolution (IBTA 12.11).
 
-use super::Manager;
+use super::{Manager, Unsent};
 use crate::connection::{Connection, State};
 use crate::event::{Answer, CallError, Event, Ports, Resolve, ServiceReply, ServiceRequest};
 use crate::fields::{AdditionalInfo, CommId, PrivateData, Qpn, RejectReason, SidrStatus};
@@ -18,7 +18,7 @@ impl Manager {
         self.make_room()?;
         let id = self.draw_id();
         let transaction = self.draw_transaction();
-        let connection = datagrams(resolve.ports, resolve.service_id, transaction);
+        let connection = self.datagrams(resolve.ports, resolve.service_id, transaction);
         self.connections.insert(id, connection);
         let req = SidrReq {
             request_id: id,
@@ -55,7 +55,7 @@ impl Manager {
                 return self.send(ports, transaction, Message::SidrRep(rep));
             }
         };
-        if self.take_place(listener, ports.remote).is_none() {
+        if self.take_place(listener, self.peer(ports)).is_none() {
             // It will ask again.
             return;
         }
@@ -65,7 +65,7 @@ impl Manager {
             state: State::SidrReqReceived,
             is_peers: true,
             unclaimed_at: Some(listener),
-            ..datagrams(ports, req.service_id, transaction)
+            ..self.datagrams(ports, req.service_id, transaction)
         };
         self.add_request(listener, id, connection);
         self.by_request.insert(name, id);
@@ -103,7 +103,7 @@ impl Manager {
             info: AdditionalInfo::default(),
             private_data: answer.private_data,
         };
-        self.send_kept(id, Message::SidrRep(rep));
+        self.answer_by(id, Message::SidrRep(rep));
         self.keep_answer(now, id);
         Ok(())
     }
@@ -130,26 +130,33 @@ impl Manager {
         };
         let request_id = connection.remote_id.unwrap_or_default();
         let rep = rejection(request_id, connection.service_id, SidrStatus::REJECTED);
-        self.send_kept(id, Message::SidrRep(rep));
+        self.answer_by(id, Message::SidrRep(rep));
     }
-}
 
-/// One without names or terms.
-fn datagrams(ports: Ports, service_id: ServiceId, transaction: TransactionId) -> Connection {
-    Connection {
-        ports,
-        service_id,
-        remote_id: None,
-        state: State::SidrReqSent,
-        transaction,
-        terms: None,
-        timeout: RESPONSE_TIMEOUT.duration(),
-        max_retries: RETRIES.get(),
-        timer: None,
-        last: None,
-        is_peers: false,
-        unclaimed_at: None,
-        orphan: None,
+    /// One without names or terms.
+    fn datagrams(
+        &self,
+        ports: Ports,
+        service_id: ServiceId,
+        transaction: TransactionId,
+    ) -> Connection {
+        Connection {
+            ports,
+            peer: self.peer(ports),
+            service_id,
+            remote_id: None,
+            state: State::SidrReqSent,
+            transaction,
+            terms: None,
+            timeout: RESPONSE_TIMEOUT.duration(),
+            max_retries: RETRIES.get(),
+            timer: None,
+            last: None,
+            unsent: Unsent::default(),
+            is_peers: false,
+            unclaimed_at: None,
+            orphan: None,
+        }
     }
 }
 

@@ -69,8 +69,10 @@ impl Manager {
         self.claim(id)?;
         let consumer = RejectReason::CONSUMER_DEFINED;
         match self.of_user(id)?.state {
+            // Of what was not sent nobody needs to hear.
+            State::ReqSent { .. } if self.is_unheard(id) => self.take_back(id),
             State::ReqSent { .. } => {
-                self.send_rej(id, RejectReason::TIMEOUT, PrivateData::default())
+                self.send_rej(id, RejectReason::TIMEOUT, PrivateData::default());
             }
             State::ReqReceived => {
                 self.send_rej(id, consumer, PrivateData::default());
@@ -105,14 +107,15 @@ impl Manager {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        let (state, peer) = (connection.state, connection.ports.remote);
+        let (state, peer) = (connection.state, connection.peer);
         // If it was forgotten, its peer might never hear that it has ended.
         let is_ending = state == State::DreqSent || state == State::Timewait && connection.tells();
+        if is_ending && self.ending.has_one_for(peer) {
+            connection.orphan = Some(Orphan::Ending);
+            self.ending.take(peer);
+            return;
+        }
         match state {
-            State::DreqSent | State::Timewait if is_ending && self.ending.has_one_for(peer) => {
-                connection.orphan = Some(Orphan::Ending);
-                self.ending.take(peer);
-            }
             State::DreqSent | State::Timewait | State::Answered => self.keep_for_a_while(id),
             _ => self.remove(id),
         }
@@ -124,7 +127,7 @@ impl Manager {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        let number = self.orphans.insert(connection.ports.remote, id);
+        let number = self.orphans.insert(connection.peer, id);
         connection.orphan = Some(Orphan::Kept(number));
         while let Some(surplus) = self.orphans.surplus() {
             self.remove(surplus);
@@ -137,11 +140,11 @@ impl Manager {
             return;
         };
         if std::mem::take(&mut connection.is_peers) {
-            self.of_peers.give_back(connection.ports.remote);
+            self.of_peers.give_back(connection.peer);
         }
         if connection.orphan == Some(Orphan::Ending) {
             connection.orphan = None;
-            self.ending.give_back(connection.ports.remote);
+            self.ending.give_back(connection.peer);
             self.ended.push_back(id);
         }
     }
@@ -150,10 +153,11 @@ impl Manager {
         self.set_timer(id, None);
         self.unname(id);
         self.leave_user(id);
-        if let Some(connection) = self.connections.remove(&id)
-            && let Some(Orphan::Kept(number)) = connection.orphan
-        {
-            self.orphans.remove(connection.ports.remote, number);
+        if let Some(connection) = self.connections.remove(&id) {
+            if let Some(Orphan::Kept(number)) = connection.orphan {
+                self.orphans.remove(connection.peer, number);
+            }
+            self.send_the_rest(connection.ports, connection.unsent);
         }
     }
 
@@ -161,6 +165,7 @@ impl Manager {
     pub(super) fn end(&mut self, id: CommId) {
         self.set_timer(id, None);
         self.unname(id);
+        self.take_back(id);
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
@@ -180,6 +185,7 @@ impl Manager {
         connection.state = State::Timewait;
         connection.last = None;
         let at = now + bounded(connection.under_way());
+        self.take_back(id);
         self.set_timer(id, Some(Timer { at, retries: 0 }));
         if self.is_ending(id) {
             self.keep_for_a_while(id);
@@ -200,6 +206,32 @@ impl Manager {
             retries: REJECTIONS,
         };
         self.set_timer(id, Some(timer));
+    }
+
+    /// Nothing of it is sent again.
+    pub(super) fn say_no_more(&mut self, id: CommId) {
+        self.take_back(id);
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        connection.last = None;
+        if let Some(timer) = connection.timer {
+            self.set_timer(
+                id,
+                Some(Timer {
+                    retries: 0,
+                    ..timer
+                }),
+            );
+        }
+    }
+
+    /// Whether nothing of a connection that was asked for was sent.
+    fn is_unheard(&self, id: CommId) -> bool {
+        self.connections.get(&id).is_some_and(|connection| {
+            let is_first = |timer: Timer| timer.retries == connection.max_retries;
+            !connection.unsent.is_empty() && connection.timer.is_some_and(is_first)
+        })
     }
 
     /// Whoever asks again gets the same answer.
@@ -280,7 +312,12 @@ impl Manager {
             info: info.unwrap_or_default(),
             private_data,
         };
-        self.send_kept(id, Message::Rej(rej));
+        let rej = Message::Rej(rej);
+        match connection.state {
+            // No message of its peer's has it as its answer.
+            State::RepSent { .. } => self.send_kept(id, rej),
+            _ => self.answer_by(id, rej),
+        }
     }
 
     pub(super) fn on_dreq(

@@ -1,6 +1,6 @@
 //! The requester's side of a connection (IBTA 12.9.7.1).
 
-use super::Manager;
+use super::{Manager, Unsent};
 use crate::connection::{Connection, State, Terms, Timer};
 use crate::event::{CallError, Connect, ConnectReply, Event, Ports};
 use crate::fields::{
@@ -25,6 +25,7 @@ impl Manager {
         let route = connect.route;
         let connection = Connection {
             ports: connect.ports,
+            peer: self.peer(connect.ports),
             remote_id: None,
             service_id: connect.service_id,
             state: State::ReqSent {
@@ -47,6 +48,7 @@ impl Manager {
             max_retries: RETRIES.get(),
             timer: None,
             last: None,
+            unsent: Unsent::default(),
             is_peers: false,
             unclaimed_at: None,
             orphan: None,
@@ -196,6 +198,7 @@ impl Manager {
         connection.remote_id = Some(rep.local_comm_id);
         connection.state = State::RepReceived;
         connection.last = None;
+        self.take_back(id);
         self.name(id);
         self.set_timer(id, None);
         let reply = Box::new(reply);

@@ -1,13 +1,13 @@
 //! The responder's side of a connection (IBTA 12.9.7.2).
 
-use super::Manager;
+use super::{Manager, Unsent};
 use crate::connection::{Connection, State, Terms};
 use crate::event::{Accept, CallError, ConnectRequest, Event, ListenerId, Ports, Route};
 use crate::fields::{
     About, AdditionalInfo, CommId, Failover, Gid, PrivateData, Qpn, RejectReason, Transport,
 };
 use crate::message::{Message, Mra, Rej, Rep, Req, Rtu, TransactionId};
-use crate::policy::{ACK_DELAY, SERVICE_TIMEOUT, bounded};
+use crate::policy::{ACK_DELAY, SERVICE_TIMEOUT, bounded_repeat};
 use crate::service::{IpHeader, IpService, ServiceId};
 use std::time::Instant;
 
@@ -40,7 +40,7 @@ impl Manager {
             Ok(served) => served,
             Err(reason) => return self.refuse_req(ports, transaction, req.local_comm_id, reason),
         };
-        if self.take_place(listener, ports.remote).is_none() {
+        if self.take_place(listener, self.peer(ports)).is_none() {
             // It will ask again.
             return;
         }
@@ -92,6 +92,7 @@ impl Manager {
         };
         let connection = Connection {
             ports,
+            peer: self.peer(ports),
             remote_id: Some(req.local_comm_id),
             service_id: req.service_id,
             state: State::ReqReceived,
@@ -108,10 +109,11 @@ impl Manager {
                 retry_count: req.retry_count,
                 rnr_retry_count: req.rnr_retry_count,
             }),
-            timeout: bounded(req.local_cm_response_timeout),
+            timeout: bounded_repeat(req.local_cm_response_timeout),
             max_retries: req.max_cm_retries.get(),
             timer: None,
             last: None,
+            unsent: Unsent::default(),
             is_peers: true,
             unclaimed_at: Some(listener),
             orphan: None,
@@ -190,8 +192,9 @@ impl Manager {
         let stale = RejectReason::STALE_CONNECTION;
         match state {
             State::Answered | State::Timewait if !is_same => {
-                // The peer uses the name again.
+                // The peer uses the name again: what is said of it would be of another one.
                 self.unname(id);
+                self.say_no_more(id);
                 return false;
             }
             _ if !is_same => {

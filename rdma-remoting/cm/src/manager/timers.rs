@@ -38,7 +38,13 @@ impl Manager {
         let Some(connection) = self.connections.get(&id) else {
             return;
         };
-        match (connection.state, timer.retries.checked_sub(1)) {
+        // Where the last one was not taken yet it is not sent again.
+        let is_unsent = !connection.unsent.is_empty();
+        let retries = match is_unsent {
+            true => Some(timer.retries),
+            false => timer.retries.checked_sub(1),
+        };
+        match (connection.state, retries) {
             (
                 State::ReqSent { .. }
                 | State::RepSent { .. }
@@ -48,7 +54,9 @@ impl Manager {
                 Some(retries),
             ) => {
                 let at = now + connection.timeout;
-                self.send_last(id, false);
+                if !is_unsent {
+                    self.send_last(id);
+                }
                 self.set_timer(id, Some(Timer { at, retries }));
             }
             (State::ReqSent { .. }, None) => {

@@ -16,6 +16,7 @@ const FEW: Limits = Limits {
     orphans: 64,
     listeners: 4,
     backlog: 32,
+    answers: 1024,
 };
 
 /// Attributes of all messages, and of some that there are not.

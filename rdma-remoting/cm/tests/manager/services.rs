@@ -167,7 +167,9 @@ fn what_was_claimed_and_what_waits_at_others_outlives_who_listens() {
         .answer(now, at_other, &answer(300, 2))
         .unwrap();
     wire.run(SOON);
-    let events = wire.take(0);
+    let mut events = wire.take(0);
+    let of_datagrams = |event: &Event| matches!(event, Event::ServiceReply { .. });
+    events.sort_by_key(|event| (of_datagrams(event), matches!(event, Event::Reply { .. })));
     let [
         Event::Rejected { .. },
         Event::Reply { .. },

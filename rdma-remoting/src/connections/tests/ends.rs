@@ -171,3 +171,30 @@ fn a_port_that_comes_again_is_not_forgotten_with_the_one_before() {
     client.connect(2, SERVICE, b"").unwrap();
     server.expect(CM_CONNECT_REQUEST);
 }
+
+#[test]
+fn peers_hear_that_a_device_was_reset_from_the_gid_that_they_know() {
+    let (_server, client, server) = two(PortConfig::default());
+    client.port.add_gid(1, [7; 16]).unwrap();
+    server.listen(SERVICE);
+    let mut connect = CmConnect {
+        local_gid: [7; 16],
+        remote_gid: [2; 16],
+        service: SERVICE.into(),
+        event: EVENT.into(),
+        qp_num: 0x77.into(),
+        qp_type: 2,
+        ack_timeout: 17,
+        ..Default::default()
+    };
+    connect.source_port = 40_000.into();
+    let id = client.call().cm_connect(connect).unwrap();
+    let request = server.expect(CM_CONNECT_REQUEST);
+    assert_eq!(request.remote_gid, [7; 16]);
+    server.accept(request.id.get()).unwrap();
+    client.expect(CM_CONNECT_RESPONSE);
+    client.call().cm_establish(id).unwrap();
+    server.expect(CM_ESTABLISHED);
+    client.port.close_all();
+    server.expect(CM_DISCONNECTED);
+}

@@ -45,6 +45,5 @@ fn message(from: u8, datagram: [u8; 256]) -> Transmit {
     Transmit {
         ports,
         datagram: Box::new(datagram),
-        is_answer: false,
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use farlane_abi::width::to_u64;
+use farlane_rdma_cm::attribute;
 
 /// Has a program listen at ports from this one on, until it may have no more. Returns how many.
 fn listen_until_refused(program: &Program, first_port: u64) -> usize {
@@ -122,8 +123,8 @@ fn a_flood_of_requests_to_nobody_leaves_room_for_own_messages() {
     server.connect(1, SERVICE, b"").unwrap();
     let (messages, more) = flooded.take_messages(usize::MAX);
     assert!(!more && messages.len() < 2000, "{} wait", messages.len());
-    let own = messages.last().unwrap();
-    assert!(!own.is_answer);
+    let is_own = |message: &&Transmit| message.datagram[16..18] == attribute::REQ.to_be_bytes();
+    assert_eq!(messages.iter().filter(is_own).count(), 1);
     // And what has been brought makes room.
     flooded.receive(Instant::now(), ports, &req.datagram[..]);
     assert_eq!(flooded.take_messages(usize::MAX).0.len(), 1);
@@ -190,4 +191,44 @@ fn a_flood_of_a_peer_leaves_room_for_an_answer_to_another() {
     flooded.receive(Instant::now(), from(3), &req.datagram[..]);
     let (messages, _) = flooded.take_messages(usize::MAX);
     assert_eq!(messages.last().unwrap().ports.remote, Gid([3; 16]));
+}
+
+#[test]
+fn what_is_refused_for_want_of_an_id_is_not_asked_for() {
+    let (_server, client, server) = two(with_ids(1));
+    server.listen(SERVICE);
+    client.bind(SERVICE).unwrap();
+    assert_eq!(client.connect(2, SERVICE, b""), Err(Errno::ENOMEM));
+    assert_eq!(client.context.connections.take_messages(usize::MAX).0, []);
+}
+
+#[test]
+fn a_number_that_a_connection_names_is_its_users_until_it_ends() {
+    let (_server, client, server) = two(PortConfig::default());
+    let [one, other] = of_two_users(&client.port);
+    server.listen(SERVICE);
+    let id = one.connect_by(0x77, 2, SERVICE, b"").unwrap();
+    assert_eq!(other.connect_by(0x77, 2, SERVICE, b""), Err(Errno::EINVAL));
+    let request = server.expect(CM_CONNECT_REQUEST).id.get();
+    server.accept_by(0x88, request).unwrap();
+    one.expect(CM_CONNECT_RESPONSE);
+    one.call().cm_establish(id.into()).unwrap();
+    server.expect(CM_ESTABLISHED);
+    // It is of whoever accepts, too.
+    let [its_user, _] = of_two_users(&server.port);
+    let elsewhere = its_user.connect_by(0x88, 1, SERVICE, b"");
+    assert_eq!(elsewhere, Err(Errno::EINVAL));
+    // While the peer has not answered that it ends.
+    server.port.pause();
+    one.destroy(id).unwrap();
+    client.turn(Instant::now());
+    assert_eq!(other.connect_by(0x77, 2, SERVICE, b""), Err(Errno::EINVAL));
+    server.port.resume();
+    client.turn(Instant::now() + Duration::from_secs(10));
+    let ended = server.expect(CM_DISCONNECTED).id.get();
+    server.call().cm_disconnect(ended.into()).unwrap();
+    client.turn(Instant::now() + Duration::from_secs(10));
+    other.connect_by(0x77, 2, SERVICE, b"").unwrap();
+    server.destroy(ended).unwrap();
+    its_user.connect_by(0x88, 1, SERVICE, b"").unwrap();
 }

@@ -69,9 +69,9 @@ impl Ports {
         port.is_some_and(|port| port.qps.contains_key(&number))
     }
 
-    /// A number that no queue pair of this port has. Few are in use: the first one that is drawn is
-    /// nearly always free.
-    fn free_number(&mut self, gid: RawGid) -> QpNumber {
+    /// A number that no queue pair of this port has, nor a connection names. Few are in use: the
+    /// first one that is drawn is nearly always free.
+    fn free_number(&mut self, gid: RawGid, is_named: impl Fn(QpNumber) -> bool) -> QpNumber {
         #[cfg(test)]
         if let Some(number) = self.next.take() {
             return number;
@@ -80,7 +80,8 @@ impl Ports {
         loop {
             let [low, _] = halves(port.draws.next());
             let number = QpNumber::of(low);
-            if number.get() >= FIRST_NUMBER && !port.qps.contains_key(&number) {
+            let is_free = !port.qps.contains_key(&number) && !is_named(number);
+            if number.get() >= FIRST_NUMBER && is_free {
                 return number;
             }
         }
@@ -137,7 +138,10 @@ impl Fabric {
         let number = match number {
             Some(number) if ports.has(address.gid, number) => return Err(Errno::EBUSY),
             Some(number) => number,
-            None => ports.free_number(address.gid),
+            None => ports.free_number(address.gid, |number| {
+                let management = self.management.get();
+                management.is_some_and(|one| one.is_named(&address.gid, number))
+            }),
         };
         ports.count += 1;
         let qp = Arc::new(make(number));

@@ -6,8 +6,8 @@ use super::qp::SoftQp;
 use super::transport::Transport;
 use super::*;
 use crate::engine::{
-    ContextSpec, Destination, EngineQp as _, PortAddress, QpDepths, QpNumber, QpSpec, RawGid,
-    Receives,
+    ContextSpec, Destination, EngineQp as _, Management, ManagementDatagram, PortAddress, QpDepths,
+    QpNumber, QpSpec, RawGid, Receives,
 };
 use crate::local::{LocalCompletionQueue, LocalQueue};
 use crate::memory::{MemoryTable, PdHandle};
@@ -267,4 +267,24 @@ fn the_limit_of_queue_pairs_is_that_of_all_ports() {
     let added = end_at(&fabric, port(9), None);
     assert!(!room(3));
     drop(added);
+}
+
+/// Every other number is named.
+struct OddNamed;
+
+impl Management for OddNamed {
+    fn take(&self, _: &ManagementDatagram<'_>) {}
+
+    fn is_named(&self, _: &RawGid, number: QpNumber) -> bool {
+        number.get() % 2 == 1
+    }
+}
+
+#[test]
+fn a_number_that_a_connection_names_is_given_to_no_queue_pair() {
+    let fabric = Arc::new(Fabric::default());
+    assert!(fabric.management.set(Arc::new(OddNamed)).is_ok());
+    for _ in 0..32 {
+        assert_eq!(end(&fabric, None).qp.number().get() % 2, 0);
+    }
 }

@@ -16,6 +16,7 @@ const LIMITS: Limits = Limits {
     orphans: 8,
     listeners: 3,
     backlog: 8,
+    answers: 64,
 };
 /// Requests of one peer that nobody has claimed, of 16 places; the next ones have half each.
 const SHARE: usize = 8;
