@@ -132,7 +132,7 @@ impl Manager {
             listened: 0,
             waiting: Shares::new(limits.requests),
             of_peers: Shares::new(limits.connections),
-            outbox: Outbox::new(limits.answers),
+            outbox: Outbox::new(limits.answers, limits.connections),
             events: VecDeque::new(),
         }
     }

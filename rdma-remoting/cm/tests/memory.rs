@@ -8,6 +8,7 @@ use farlane_rdma_cm::{
 };
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,9 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
+
+/// Held by a test while it counts: all share the allocator.
+static ALONE: Mutex<()> = Mutex::new(());
 
 const LIMITS: Limits = Limits {
     connections: 1024,
@@ -129,6 +133,7 @@ fn exchange(now: Instant, managers: &mut [Manager; 2]) {
 
 #[test]
 fn ten_thousand_connections_that_come_and_go_leave_nothing() {
+    let _alone = ALONE.lock();
     let start = Instant::now();
     let before = ALLOCATED.load(Relaxed);
     let mut managers = [manager(), manager()];
@@ -164,4 +169,18 @@ fn ten_thousand_connections_that_come_and_go_leave_nothing() {
     );
     let left = ALLOCATED.load(Relaxed) - before;
     assert!(left < 64 * 1024, "{left} bytes are left");
+}
+
+#[test]
+fn a_connection_keeps_no_room_for_what_it_has_sent() {
+    let _alone = ALONE.lock();
+    let now = Instant::now();
+    let mut one = manager();
+    let before = ALLOCATED.load(Relaxed);
+    for number in 0..1000_u32 {
+        one.connect(now, request(number)).unwrap();
+    }
+    while one.poll_transmit().is_some() {}
+    let each = (ALLOCATED.load(Relaxed) - before) / 1000;
+    assert!(each < 1024, "{each} bytes a connection");
 }

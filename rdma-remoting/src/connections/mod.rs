@@ -13,8 +13,9 @@
 //! * [`calls`]: calls on these; [`terms`]: connection management's terms and those of the verbs.
 //!
 //! **Locks.** A port's, then the list's; none other is taken under them, but the ledger's and those
-//! of GIDs. None is taken under that of a port's queue pairs, which an engine takes under its own,
-//! after the list's ([`Management::is_named`]).
+//! of GIDs. That of who brings a port's messages comes before those of all ports, and no two of
+//! these are held at once. None is taken under that of a port's queue pairs, which an engine takes
+//! under its own, after the list's ([`Management::is_named`]).
 
 mod calls;
 mod ids;
@@ -174,14 +175,10 @@ impl Connections {
             }
             Work::Messages(gid) => {
                 let port = lock(&self.list).port(gid);
-                if let Some(port) = port {
-                    let (messages, more) = port.take_messages(MESSAGES_A_TURN);
-                    for message in messages {
-                        self.bring(&port, &message, now);
-                    }
-                    if more {
-                        self.note_messages(*gid);
-                    }
+                if let Some(port) = port
+                    && self.bring_some(&port, now)
+                {
+                    self.note_messages(*gid);
                 }
             }
         }
@@ -217,15 +214,26 @@ impl Connections {
         }
     }
 
-    /// Brings all that waits of a port.
+    /// Brings some of a port's messages. Returns whether others wait.
+    fn bring_some(&self, from: &PortConnections, now: Instant) -> bool {
+        let bringing = lock(&from.bringing);
+        let (messages, more) = from.take_messages(MESSAGES_A_TURN);
+        for message in messages {
+            self.bring(from, &message, now);
+        }
+        drop(bringing);
+        more
+    }
+
+    /// Brings all that waits of a port: when it returns all of that is there. Of what comes
+    /// meanwhile it brings some.
     fn bring_all(&self, from: &PortConnections, now: Instant) {
-        let mut more = true;
-        while more {
-            let (messages, left) = from.take_messages(MESSAGES_A_TURN);
-            for message in messages {
-                self.bring(from, &message, now);
+        // Each has few messages.
+        let turns = 1 + from.waiting() * 4 / MESSAGES_A_TURN;
+        for _ in 0..turns {
+            if !self.bring_some(from, now) {
+                return;
             }
-            more = left;
         }
     }
 

@@ -45,6 +45,8 @@ pub(crate) struct PortConnections {
     pub(super) queue_pairs: Arc<QueuePairs>,
     connections: Arc<Connections>,
     state: Mutex<State>,
+    /// Held while messages of the port are brought: who has it knows that none is on its way.
+    pub(super) bringing: Mutex<()>,
 }
 
 pub(super) struct State {
@@ -108,6 +110,7 @@ impl PortConnections {
                 paused: false,
                 raised: Vec::new(),
             }),
+            bringing: Mutex::default(),
         });
         connections.add(&port);
         port
@@ -303,6 +306,12 @@ impl PortConnections {
                 counts.listeners,
             ),
         ]
+    }
+
+    /// How many messages wait, or have some that do.
+    pub(super) fn waiting(&self) -> usize {
+        let state = self.state();
+        state.manager.waiting() + state.of_guest.len()
     }
 
     /// Brings what waits now: the port is about to have other names, or none.

@@ -3,7 +3,7 @@
 use super::{Manager, Unsent};
 use crate::connection::{Connection, State};
 use crate::event::{Answer, CallError, Event, Ports, Resolve, ServiceReply, ServiceRequest};
-use crate::fields::{AdditionalInfo, CommId, PrivateData, Qpn, RejectReason, SidrStatus};
+use crate::fields::{AdditionalInfo, CommId, Gid, PrivateData, Qpn, RejectReason, SidrStatus};
 use crate::message::{Message, SidrRep, SidrReq, TransactionId};
 use crate::policy::{RESPONSE_TIMEOUT, RETRIES};
 use crate::service::{IpService, ServiceId};
@@ -18,7 +18,8 @@ impl Manager {
         self.make_room()?;
         let id = self.draw_id();
         let transaction = self.draw_transaction();
-        let connection = self.datagrams(resolve.ports, resolve.service_id, transaction);
+        let of = (resolve.ports, self.peer(resolve.ports));
+        let connection = datagrams(of, resolve.service_id, transaction);
         self.connections.insert(id, connection);
         let req = SidrReq {
             request_id: id,
@@ -55,7 +56,8 @@ impl Manager {
                 return self.send(ports, transaction, Message::SidrRep(rep));
             }
         };
-        if self.take_place(listener, self.peer(ports)).is_none() {
+        let peer = self.peer(ports);
+        if self.take_place(listener, peer).is_none() {
             // It will ask again.
             return;
         }
@@ -65,7 +67,7 @@ impl Manager {
             state: State::SidrReqReceived,
             is_peers: true,
             unclaimed_at: Some(listener),
-            ..self.datagrams(ports, req.service_id, transaction)
+            ..datagrams((ports, peer), req.service_id, transaction)
         };
         self.add_request(listener, id, connection);
         self.by_request.insert(name, id);
@@ -132,31 +134,30 @@ impl Manager {
         let rep = rejection(request_id, connection.service_id, SidrStatus::REJECTED);
         self.answer_by(id, Message::SidrRep(rep));
     }
+}
 
-    /// One without names or terms.
-    fn datagrams(
-        &self,
-        ports: Ports,
-        service_id: ServiceId,
-        transaction: TransactionId,
-    ) -> Connection {
-        Connection {
-            ports,
-            peer: self.peer(ports),
-            service_id,
-            remote_id: None,
-            state: State::SidrReqSent,
-            transaction,
-            terms: None,
-            timeout: RESPONSE_TIMEOUT.duration(),
-            max_retries: RETRIES.get(),
-            timer: None,
-            last: None,
-            unsent: Unsent::default(),
-            is_peers: false,
-            unclaimed_at: None,
-            orphan: None,
-        }
+/// One without names or terms.
+fn datagrams(
+    (ports, peer): (Ports, Gid),
+    service_id: ServiceId,
+    transaction: TransactionId,
+) -> Connection {
+    Connection {
+        ports,
+        peer,
+        service_id,
+        remote_id: None,
+        state: State::SidrReqSent,
+        transaction,
+        terms: None,
+        timeout: RESPONSE_TIMEOUT.duration(),
+        max_retries: RETRIES.get(),
+        timer: None,
+        last: None,
+        unsent: Unsent::default(),
+        is_peers: false,
+        unclaimed_at: None,
+        orphan: None,
     }
 }
 

@@ -30,7 +30,7 @@ impl Manager {
             }
             State::RepReceived => {
                 self.send_rej(id, reason, private_data);
-                self.end(id);
+                self.end_of(id);
                 Ok(())
             }
             State::RepSent { .. } => {
@@ -69,11 +69,15 @@ impl Manager {
         self.claim(id)?;
         let consumer = RejectReason::CONSUMER_DEFINED;
         match self.of_user(id)?.state {
-            // Of what was not sent nobody needs to hear.
-            State::ReqSent { .. } if self.is_unheard(id) => self.take_back(id),
             State::ReqSent { .. } => {
-                self.send_rej(id, RejectReason::TIMEOUT, PrivateData::default());
+                // Of what was not sent nobody needs to hear.
+                let is_unheard = self.is_unheard(id);
+                self.take_back(id);
+                if !is_unheard {
+                    self.send_rej(id, RejectReason::TIMEOUT, PrivateData::default());
+                }
             }
+            State::SidrReqSent => self.take_back(id),
             State::ReqReceived => {
                 self.send_rej(id, consumer, PrivateData::default());
                 self.keep_answer(now, id);
@@ -92,11 +96,7 @@ impl Manager {
                 self.send_sidr_rejection(id);
                 self.keep_answer(now, id);
             }
-            State::DreqSent
-            | State::Timewait
-            | State::SidrReqSent
-            | State::Answered
-            | State::Ended => {}
+            State::DreqSent | State::Timewait | State::Answered | State::Ended => {}
         }
         self.orphan(id);
         Ok(())
@@ -117,7 +117,12 @@ impl Manager {
         }
         match state {
             State::DreqSent | State::Timewait | State::Answered => self.keep_for_a_while(id),
-            _ => self.remove(id),
+            _ if connection.unsent.is_empty() => self.remove(id),
+            // It has a last word, of which its turn comes.
+            _ => {
+                self.end_of(id);
+                self.keep_for_a_while(id);
+            }
         }
     }
 
@@ -149,7 +154,7 @@ impl Manager {
         }
     }
 
-    fn remove(&mut self, id: CommId) {
+    pub(super) fn remove(&mut self, id: CommId) {
         self.set_timer(id, None);
         self.unname(id);
         self.leave_user(id);
@@ -157,22 +162,27 @@ impl Manager {
             if let Some(Orphan::Kept(number)) = connection.orphan {
                 self.orphans.remove(connection.peer, number);
             }
-            self.send_the_rest(connection.ports, connection.unsent);
+            self.send_the_rest(connection);
         }
     }
 
     /// A connection is over.
     pub(super) fn end(&mut self, id: CommId) {
+        self.take_back(id);
+        self.end_of(id);
+        let connection = self.connections.get(&id);
+        if connection.is_some_and(|one| one.orphan.is_some()) {
+            self.remove(id);
+        }
+    }
+
+    /// The same, but for what it has to say.
+    pub(super) fn end_of(&mut self, id: CommId) {
         self.set_timer(id, None);
         self.unname(id);
-        self.take_back(id);
-        let Some(connection) = self.connections.get_mut(&id) else {
-            return;
-        };
-        connection.state = State::Ended;
-        connection.last = None;
-        if connection.orphan.is_some() {
-            self.remove(id);
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.state = State::Ended;
+            connection.last = None;
         }
     }
 
@@ -314,9 +324,9 @@ impl Manager {
         };
         let rej = Message::Rej(rej);
         match connection.state {
-            // No message of its peer's has it as its answer.
-            State::RepSent { .. } => self.send_kept(id, rej),
-            _ => self.answer_by(id, rej),
+            State::ReqReceived => self.answer_by(id, rej),
+            // Of its user's own: it waits in the connection.
+            _ => self.send_kept(id, rej),
         }
     }
 

@@ -6,7 +6,7 @@
 //! again, has places that peers share: what is beyond a peer's share is lost.
 
 use super::Manager;
-use crate::connection::Connection;
+use crate::connection::{Connection, State};
 use crate::event::{Ports, Transmit};
 use crate::fields::{CommId, Gid};
 use crate::message::{Datagram, Mad, Message, TransactionId};
@@ -35,20 +35,26 @@ pub(super) struct Outbox {
     due: BTreeMap<u64, CommId>,
     /// How many places were given.
     places: u64,
-    /// Answers, each with whose share it is of.
-    answers: VecDeque<(Gid, Transmit)>,
+    /// Answers, each with whose share it is of, and last words of what was forgotten, which are of
+    /// none.
+    answers: VecDeque<(Option<Gid>, Transmit)>,
     shares: Shares,
+    /// How many last words there are, and may be.
+    last_words: usize,
+    most_last_words: usize,
     answer_next: bool,
 }
 
 impl Outbox {
-    /// With so many answers at most.
-    pub(super) fn new(answers: usize) -> Self {
+    /// With so many answers, and last words, at most.
+    pub(super) fn new(answers: usize, last_words: usize) -> Self {
         Self {
             due: BTreeMap::new(),
             places: 0,
             answers: VecDeque::new(),
             shares: Shares::new(answers),
+            last_words: 0,
+            most_last_words: last_words,
             answer_next: false,
         }
     }
@@ -57,6 +63,8 @@ impl Outbox {
         if unsent.is_empty() {
             self.line_up(id, unsent);
         }
+        // One is all that most have, and it is soon sent.
+        unsent.messages.reserve_exact(1);
         unsent.messages.push(datagram);
     }
 
@@ -76,46 +84,66 @@ impl Outbox {
     fn answer(&mut self, peer: Gid, answer: Transmit) {
         if self.shares.has_one_for(peer) {
             self.shares.take(peer);
-            self.answers.push_back((peer, answer));
+            self.answers.push_back((Some(peer), answer));
+        }
+    }
+
+    fn say_at_last(&mut self, word: Transmit) {
+        if self.last_words < self.most_last_words {
+            self.last_words += 1;
+            self.answers.push_back((None, word));
         }
     }
 
     fn next_answer(&mut self) -> Option<Transmit> {
         let (peer, answer) = self.answers.pop_front()?;
-        self.shares.give_back(peer);
-        Some(answer)
-    }
-
-    fn next_of(&mut self, connections: &mut BTreeMap<CommId, Connection>) -> Option<Transmit> {
-        let (_, id) = self.due.pop_first()?;
-        let connection = connections.get_mut(&id)?;
-        let datagram = Box::new(connection.unsent.messages.remove(0));
-        if !connection.unsent.is_empty() {
-            self.line_up(id, &mut connection.unsent);
+        match peer {
+            Some(peer) => self.shares.give_back(peer),
+            None => self.last_words -= 1,
         }
-        Some(Transmit {
-            ports: connection.ports,
-            datagram,
-        })
+        Some(answer)
     }
 }
 
 impl Manager {
     /// What is to be sent next.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        let (outbox, connections) = (&mut self.outbox, &mut self.connections);
-        outbox.answer_next = !outbox.answer_next;
-        if outbox.answer_next {
-            outbox.next_answer().or_else(|| outbox.next_of(connections))
+        self.outbox.answer_next = !self.outbox.answer_next;
+        if self.outbox.answer_next {
+            let answer = self.outbox.next_answer();
+            answer.or_else(|| self.next_of_connections())
         } else {
-            outbox.next_of(connections).or_else(|| outbox.next_answer())
+            let own = self.next_of_connections();
+            own.or_else(|| self.outbox.next_answer())
         }
+    }
+
+    fn next_of_connections(&mut self) -> Option<Transmit> {
+        let (_, id) = self.outbox.due.pop_first()?;
+        let connection = self.connections.get_mut(&id)?;
+        let (ports, unsent) = (connection.ports, &mut connection.unsent);
+        let datagram = Box::new(unsent.messages.remove(0));
+        if unsent.is_empty() {
+            unsent.messages = Vec::new();
+            if connection.state == State::Ended && connection.orphan.is_some() {
+                self.remove(id);
+            }
+        } else {
+            self.outbox.line_up(id, unsent);
+        }
+        Some(Transmit { ports, datagram })
+    }
+
+    /// How many have something to be sent.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.outbox.due.len() + self.outbox.answers.len()
     }
 
     /// Whether something is to be sent.
     #[must_use]
     pub fn has_transmits(&self) -> bool {
-        !(self.outbox.due.is_empty() && self.outbox.answers.is_empty())
+        self.waiting() > 0
     }
 
     /// Answers a message.
@@ -184,11 +212,16 @@ impl Manager {
         }
     }
 
-    /// A connection is forgotten: what it was to send is sent if the peer's share of answers has
-    /// room for it.
-    pub(super) fn send_the_rest(&mut self, ports: Ports, mut unsent: Unsent) {
-        for datagram in self.outbox.drop_all(&mut unsent) {
-            self.queue_answer(ports, Box::new(datagram));
+    /// A connection is forgotten. What it has to say is sent where its peer would not come to know
+    /// it otherwise: one that was given up before it was made the peer asks for.
+    pub(super) fn send_the_rest(&mut self, mut connection: Connection) {
+        let ports = connection.ports;
+        let unsent = self.outbox.drop_all(&mut connection.unsent);
+        if connection.state != State::Ended {
+            for datagram in unsent {
+                let datagram = Box::new(datagram);
+                self.outbox.say_at_last(Transmit { ports, datagram });
+            }
         }
     }
 }

@@ -40,11 +40,13 @@ impl Manager {
             Ok(served) => served,
             Err(reason) => return self.refuse_req(ports, transaction, req.local_comm_id, reason),
         };
-        if self.take_place(listener, self.peer(ports)).is_none() {
+        // Asked for once: what is taken from a peer is given back to the same.
+        let peer = self.peer(ports);
+        if self.take_place(listener, peer).is_none() {
             // It will ask again.
             return;
         }
-        let id = self.insert_req(ports, transaction, listener, req);
+        let id = self.insert_req((ports, peer), transaction, listener, req);
         let route = self.connections.get(&id).and_then(|one| one.terms.as_ref());
         let Some(route) = route.map(|terms| terms.route) else {
             return;
@@ -72,7 +74,7 @@ impl Manager {
 
     fn insert_req(
         &mut self,
-        ports: Ports,
+        (ports, peer): (Ports, Gid),
         transaction: TransactionId,
         listener: ListenerId,
         req: &Req,
@@ -92,7 +94,7 @@ impl Manager {
         };
         let connection = Connection {
             ports,
-            peer: self.peer(ports),
+            peer,
             remote_id: Some(req.local_comm_id),
             service_id: req.service_id,
             state: State::ReqReceived,
@@ -157,7 +159,7 @@ impl Manager {
 
     /// A place of a request in the backlog, and among connections.
     pub(super) fn take_place(&mut self, listener: ListenerId, peer: Gid) -> Option<()> {
-        let of_programs = self.of_users() - self.of_peers.taken();
+        let of_programs = self.of_users().saturating_sub(self.of_peers.taken());
         let backlog = &mut self.listeners.get_mut(&listener)?.waiting;
         let has_place = self.of_peers.has_one_beside(of_programs, peer)
             && self.waiting.has_one_for(peer)

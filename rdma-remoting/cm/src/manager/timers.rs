@@ -61,7 +61,7 @@ impl Manager {
             }
             (State::ReqSent { .. }, None) => {
                 self.send_rej(id, RejectReason::TIMEOUT, PrivateData::default());
-                self.end(id);
+                self.end_of(id);
                 self.tell(Event::Unreachable { id });
             }
             (State::RepSent { .. }, None) => {

@@ -1,6 +1,6 @@
 //! What peers and programs can have a manager hold.
 
-use crate::wire::{Wire, accept, connect, gid, ports, sent, sent_attributes};
+use crate::wire::{Wire, accept, connect, gid, ports, resolve, sent, sent_attributes};
 use farlane_rdma_cm::{
     CallError, CommId, Counts, Event, Gid, Limits, Mad, Message, PrivateData, Qpn, RejectReason,
     TimeExponent, attribute,
@@ -493,4 +493,118 @@ fn nothing_is_said_of_a_name_that_its_peer_uses_again() {
         wire.managers[1].advance(at);
         assert_eq!(sent_attributes(&mut wire, 1), []);
     }
+}
+
+#[test]
+fn a_request_that_is_given_up_does_not_come_after_its_rejection() {
+    let mut wire = Wire::new(2, 13);
+    let now = wire.now;
+    let id = wire.managers[0]
+        .connect(now, connect(0, 1, 100, 7))
+        .unwrap();
+    // The first one is lost.
+    assert_eq!(sent_attributes(&mut wire, 0), [attribute::REQ]);
+    let at = wire.managers[0].next_timer().unwrap();
+    wire.now = at;
+    wire.managers[0].advance(at);
+    wire.managers[0].destroy(at, id).unwrap();
+    wire.run(Duration::from_millis(1));
+    assert_eq!(wire.take(1), [], "a request of nobody");
+}
+
+#[test]
+fn of_datagrams_asked_for_and_given_up_at_once_nothing_is_sent() {
+    let mut wire = Wire::new(2, 13);
+    let now = wire.now;
+    for _ in 0..10_000 {
+        let id = wire.managers[0].resolve(now, &resolve(0, 1, 7)).unwrap();
+        wire.managers[0].destroy(now, id).unwrap();
+    }
+    let answers = sent(&mut wire, 0).len();
+    assert_eq!(answers, 0);
+}
+
+#[test]
+fn who_gives_connections_up_leaves_room_for_answers() {
+    let mut wire = Wire::new(2, 13);
+    let now = wire.now;
+    let ids: Vec<_> = (0..2000)
+        .map(|n| {
+            wire.managers[0]
+                .connect(now, connect(0, 1, 100 + n, 7))
+                .unwrap()
+        })
+        .collect();
+    sent(&mut wire, 0);
+    for id in ids {
+        wire.managers[0].destroy(now, id).unwrap();
+    }
+    wire.managers[1]
+        .connect(now, connect(1, 0, 100, 7))
+        .unwrap();
+    let req = sent(&mut wire, 1).remove(0);
+    wire.managers[0]
+        .receive(now, ports(0, 1), &req.datagram[..])
+        .unwrap();
+    let request = wire.managers[0].poll_event().unwrap().id();
+    wire.managers[0].destroy(now, request).unwrap();
+    let rejections = sent(&mut wire, 0);
+    let is_of_request = |datagram: &[u8]| match Mad::parse(datagram).unwrap().message {
+        Message::Rej(rej) => rej.local_comm_id == request,
+        _ => false,
+    };
+    let mut all = rejections.iter();
+    assert!(all.any(|one| is_of_request(&one.datagram[..])));
+    assert_eq!(rejections.len(), 2001);
+}
+
+#[test]
+fn all_peers_hear_that_connections_end() {
+    let limits = Limits {
+        connections: 64,
+        requests: 64,
+        orphans: 4,
+        listeners: 3,
+        backlog: 64,
+        answers: 4,
+    };
+    let mut wire = Wire::limited(2, 13, limits);
+    let ids: Vec<_> = (0..30)
+        .map(|n| wire.connected_by(0, 1, [100 + n, 200 + n]).0)
+        .collect();
+    let now = wire.now;
+    for id in ids {
+        wire.managers[0].destroy(now, id).unwrap();
+    }
+    wire.rest();
+    assert_eq!(wire.take(1).len(), 30);
+}
+
+/// The port of a peer's GID, which its guest sets and clears meanwhile.
+#[test]
+fn a_share_is_given_back_to_whom_it_was_taken_from() {
+    let mut wire = Wire::limited(4, 1, FEW);
+    let limited = |seed| Wire::limited(2, seed, FEW).managers.remove(1);
+    let manager = std::mem::replace(&mut wire.managers[1], limited(2));
+    let is_set = std::cell::Cell::new(false);
+    wire.managers[1] = manager.with_homes(Box::new(move |asked: Gid| {
+        is_set.set(!is_set.get());
+        if asked == gid(3) && is_set.get() {
+            gid(2)
+        } else {
+            asked
+        }
+    }));
+    for _ in 0..4 {
+        flood_and(&mut wire, 3, 100, |wire| {
+            for event in std::iter::from_fn(|| wire.managers[1].poll_event()).collect::<Vec<_>>() {
+                let now = wire.now;
+                wire.managers[1].destroy(now, event.id()).unwrap();
+            }
+            sent(wire, 1);
+        });
+    }
+    assert_eq!(wire.managers[1].counts().requests, 0);
+    flood(&mut wire, 0, 100);
+    assert_eq!(wire.managers[1].counts().requests, 8);
 }

@@ -198,3 +198,22 @@ fn peers_hear_that_a_device_was_reset_from_the_gid_that_they_know() {
     client.port.close_all();
     server.expect(CM_DISCONNECTED);
 }
+
+#[test]
+fn a_reset_waits_for_messages_that_are_on_their_way() {
+    let (_server, client, server) = two(PortConfig::default());
+    client.port.add_gid(1, [7; 16]).unwrap();
+    let port = Arc::clone(&client.context.connections);
+    let bringing = lock(&port.bringing);
+    std::thread::scope(|scope| {
+        let reset = scope.spawn(|| client.port.close_all());
+        // Long enough for one that does not wait.
+        for _ in 0..10_000 {
+            std::thread::yield_now();
+        }
+        assert!(!reset.is_finished() && client.port.gids().len() == 1);
+        drop(bringing);
+    });
+    assert_eq!(client.port.gids(), []);
+    drop(server);
+}

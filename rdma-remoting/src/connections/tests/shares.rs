@@ -232,3 +232,16 @@ fn a_number_that_a_connection_names_is_its_users_until_it_ends() {
     server.destroy(ended).unwrap();
     its_user.connect_by(0x88, 1, SERVICE, b"").unwrap();
 }
+
+#[test]
+fn an_engine_knows_which_numbers_connections_name() {
+    let (_server, client, server) = two(PortConfig::default());
+    let management = Taken(Arc::downgrade(client.context.connections.all()));
+    let is_named = |port: RawGid| management.is_named(&port, QpNumber::of(0x77));
+    assert!(!is_named([1; 16]));
+    let id = client.connect_by(0x77, 2, SERVICE, b"").unwrap();
+    assert!(is_named([1; 16]) && !is_named([2; 16]));
+    client.destroy(id).unwrap();
+    assert!(!is_named([1; 16]));
+    drop(server);
+}
