@@ -284,6 +284,8 @@ impl Machine {
         for listener in std::mem::take(&mut self.listeners) {
             assert_eq!(self.manager.unlisten(self.now, listener), Ok(()));
         }
+        // What has a last word goes when that is sent.
+        self.look();
         while let Some(at) = self.manager.next_timer() {
             assert!(at >= self.now && at < self.now + Duration::from_secs(3600));
             self.now = at;
