@@ -42,6 +42,11 @@ impl Daemon for BlkDaemon {
         &options.daemon
     }
 
+    fn check(options: &Options) -> anyhow::Result<()> {
+        options.all_disks()?;
+        Ok(())
+    }
+
     fn open(options: &Options) -> anyhow::Result<Self> {
         let disks = options.all_disks()?;
         let sockets = SocketOption::inherit_all(disks.iter().map(|disk| &disk.socket))?;

@@ -4,7 +4,7 @@ use crate::bits::ID_BYTES;
 use crate::disk::{Cache, DiskConfig};
 use crate::paths::PathConfig;
 use crate::surroundings::{SPLIT, Surroundings};
-use farlane_daemon::keys::{Keys, all_different, bytes, value};
+use farlane_daemon::keys::{Keys, all_different, bytes, switch, value};
 pub use farlane_daemon::keys::{KeysError as OptionsError, SocketOption};
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
 use farlane_daemon::per_node::WorkerNodes;
@@ -64,7 +64,7 @@ pub struct Options {
     #[arg(
         long,
         value_name = "on|off",
-        value_parser = switch,
+        value_parser = on_or_off,
         default_value = "on",
         action = clap::ArgAction::Set
     )]
@@ -178,13 +178,8 @@ impl Options {
     }
 }
 
-fn switch(text: &str) -> Result<bool, OptionsError> {
-    let switch = match text {
-        "on" => Some(true),
-        "off" => Some(false),
-        _ => None,
-    };
-    value(text, "on or off", switch)
+fn on_or_off(text: &str) -> Result<bool, OptionsError> {
+    value(text, "on or off", switch(text))
 }
 
 fn split(text: &str) -> Result<u64, OptionsError> {
@@ -265,10 +260,7 @@ impl FromStr for DiskOptions {
         let serial = keys.parse("serial", "a serial number of 20 characters", |serial| {
             (serial.len() <= ID_BYTES).then(|| serial.to_owned())
         })?;
-        let read_only = keys
-            .take("read-only")
-            .map(|text| switch(&text))
-            .transpose()?;
+        let read_only = keys.parse("read-only", "on or off", switch)?;
         let cache = keys.parse("cache", "direct or buffered", |text| match text {
             "direct" => Some(Cache::Direct),
             "buffered" => Some(Cache::Buffered),

@@ -44,8 +44,11 @@ impl Daemon for BorrowDaemon {
         &options.daemon
     }
 
+    fn check(options: &Options) -> anyhow::Result<()> {
+        Ok(options.check()?)
+    }
+
     fn open(options: &Options) -> anyhow::Result<Self> {
-        options.check()?;
         let inherited = options.fd.iter().map(|&fd| SocketOption::Descriptor(fd));
         let made = options.socket_path.iter().cloned().map(SocketOption::Path);
         let sockets = inherited.chain(made).map(|socket| socket.inherit());

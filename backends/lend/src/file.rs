@@ -105,7 +105,7 @@ impl Config {
 type Key<T> = Option<Spanned<T>>;
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct TopKeys {
     name: Option<String>,
     #[serde(default)]
@@ -145,6 +145,7 @@ struct DeviceKeys {
     cache: Key<CacheMode>,
     block: Key<BlockBytes>,
     queues: Key<u16>,
+    #[serde(rename = "read-only")]
     read_only: Key<bool>,
     memory: Key<Size>,
     function: Key<FunctionAddress>,
@@ -231,7 +232,7 @@ fn device(table: Spanned<DeviceKeys>, text: &str) -> Result<DeviceConfig, TextEr
         table.refuse("cache", &keys.cache)?;
         table.refuse("block", &keys.block)?;
         table.refuse("queues", &keys.queues)?;
-        table.refuse("read_only", &keys.read_only)?;
+        table.refuse("read-only", &keys.read_only)?;
     }
     if kind != SourceKind::Gpu {
         table.refuse("memory", &keys.memory)?;
@@ -308,7 +309,7 @@ mod tests {
             r#"
             name = "rack1"
             listen = ["unix:/run/farlane/lend.sock", "tls:0.0.0.0:7411"]
-            term_seconds = 2
+            term-seconds = 2
 
             [tls]
             certificate = "rack1.pem"
@@ -483,8 +484,8 @@ mod tests {
                 "Line 4: `serial` is not a key of a device with the source gpu",
             ),
             (
-                named("gpu", "memory = \"1M\"\nread_only = false"),
-                "Line 5: `read_only`",
+                named("gpu", "memory = \"1M\"\nread-only = false"),
+                "Line 5: `read-only`",
             ),
             (
                 named("nvme", "namespace = []\nmemory = \"1M\""),

@@ -1,10 +1,9 @@
 //! The command line of the lender.
 
 use crate::config::{Backing, DeviceConfig, GpuOptions, NvmeOptions, SourceConfig};
-use farlane_daemon::keys::{Keys, KeysError, value};
+use farlane_daemon::keys::{Keys, KeysError, switch, value};
 use farlane_daemon::options::{DaemonOptions, TlsOptions};
 use farlane_vfio_remote::protocol::Address;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Where `list` and `revoke` look for a lender.
@@ -18,16 +17,12 @@ pub struct Options {
     #[command(subcommand)]
     pub command: Option<Command>,
 
-    /// Configuration file: which devices are lent, and to whom
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-
     /// Address at which borrowers connect: unix:PATH, tls:HOST:PORT, or tcp:127.0.0.1:PORT
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<Address>,
 
     /// A device that any borrower may take: nvme,file=PATH or nvme,null=SIZE (a software NVMe
-    /// controller; each file or null is a namespace; serial=S, doorbells=trapped|shared, readonly,
+    /// controller; each file or null is a namespace; serial=S, doorbells=trapped|shared, read-only=on,
     /// cache=direct|buffered, block=512|4096, queues=N), gpu,memory=SIZE (a software GPU) or
     /// vfio,function=0000:01:00.0 (a function of this host)
     #[arg(long = "device", value_name = "NAME=SOURCE[,KEY=VALUE]...")]
@@ -133,7 +128,9 @@ fn nvme(keys: &mut Keys) -> Result<NvmeOptions, KeysError> {
         cache: cache.unwrap_or_default(),
         block: block.unwrap_or_default(),
         queues: keys.parse("queues", "a number", from_str)?,
-        read_only: keys.take_flag("readonly"),
+        read_only: keys
+            .parse("read-only", "on or off", switch)?
+            .unwrap_or_default(),
     })
 }
 
@@ -151,7 +148,7 @@ mod tests {
     #[test]
     fn devices_are_read() {
         let device: DeviceConfig =
-            "nvme0=nvme,file=/a,null=1G,doorbells=shared,block=4096,readonly"
+            "nvme0=nvme,file=/a,null=1G,doorbells=shared,block=4096,read-only=on"
                 .parse()
                 .unwrap();
         assert_eq!(device.name, "nvme0");

@@ -23,7 +23,7 @@ use farlane_vfio::VfioSource;
 use farlane_vfio_remote::lender::{BridgeOffer, ForeignBar, Lender, LenderConfig, Offer};
 use farlane_vfio_remote::protocol::{Acceptor, Address, Connector, TlsIdentity};
 use ring::digest::{SHA256, digest};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -56,16 +56,15 @@ impl Daemon for LendDaemon {
         &options.daemon
     }
 
+    fn check(options: &Options) -> anyhow::Result<()> {
+        configured(options)?;
+        Ok(())
+    }
+
     fn open(options: &Options) -> anyhow::Result<Self> {
-        let config = match &options.config {
-            Some(path) => Config::load(path)?,
-            None => Config::default(),
-        };
+        let config = configured(options)?;
         let addresses = config.listen.iter().map(|address| &address.0);
         let addresses: Vec<&Address> = addresses.chain(&options.listen).collect();
-        if addresses.is_empty() {
-            bail!("Nobody can connect: give --listen, or listen in the configuration");
-        }
         let identity = match &config.tls {
             Some(tls) => {
                 let TlsFiles {
@@ -132,6 +131,29 @@ impl Daemon for LendDaemon {
     }
 }
 
+/// The configuration file, which goes together with the options.
+fn configured(options: &Options) -> anyhow::Result<Config> {
+    let config = match &options.daemon.config {
+        Some(path) => Config::load(path)?,
+        None => Config::default(),
+    };
+    if config.listen.is_empty() && options.listen.is_empty() {
+        bail!("Nobody can connect: give --listen, or listen in the configuration");
+    }
+    if config.devices.is_empty() && options.devices.is_empty() {
+        bail!("Nothing to lend: give --device, or a device in the configuration");
+    }
+    let mut windows = BTreeSet::new();
+    if let Some(twice) = config.windows.iter().find(|one| !windows.insert(&one.name)) {
+        bail!("There are two windows {}", twice.name);
+    }
+    let mut users = BTreeSet::new();
+    if let Some(twice) = config.users.iter().find(|one| !users.insert(one.uid)) {
+        bail!("There are two users {}", twice.uid);
+    }
+    Ok(config)
+}
+
 /// What is lent, and to whom.
 fn lender_config(
     config: &Config,
@@ -150,23 +172,14 @@ fn lender_config(
     for device in config.devices.iter().chain(&options.devices) {
         offers.push(offer(device, &host).with_context(|| format!("Cannot lend {}", device.name))?);
     }
-    if offers.is_empty() {
-        bail!("Nothing to lend: give --device, or a device in the configuration");
-    }
     let mut bridges = BTreeMap::new();
     for window in &config.windows {
         let bridge = bridge_offer(window, identity)
             .with_context(|| format!("Cannot use window {}", window.name))?;
-        if bridges.insert(window.name.clone(), bridge).is_some() {
-            bail!("There are two windows {}", window.name);
-        }
+        bridges.insert(window.name.clone(), bridge);
     }
-    let mut users = BTreeMap::new();
-    for user in &config.users {
-        if users.insert(user.uid, user.names.clone()).is_some() {
-            bail!("There are two users {}", user.uid);
-        }
-    }
+    let users = config.users.iter();
+    let users = users.map(|user| (user.uid, user.names.clone())).collect();
     let seconds = |seconds: u16| Duration::from_secs(seconds.into());
     Ok(LenderConfig {
         name: host.lender,

@@ -40,6 +40,11 @@ impl Daemon for NetDaemon {
         &options.daemon
     }
 
+    fn check(options: &Options) -> anyhow::Result<()> {
+        options.all_nets()?;
+        Ok(())
+    }
+
     fn open(options: &Options) -> anyhow::Result<Self> {
         let nets = options.all_nets()?;
         let sockets = SocketOption::inherit_all(nets.iter().map(|net| &net.socket))?;

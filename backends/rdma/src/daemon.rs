@@ -52,8 +52,11 @@ impl Daemon for RdmaDaemon {
         &options.daemon
     }
 
+    fn check(options: &Options) -> anyhow::Result<()> {
+        Ok(options.check()?)
+    }
+
     fn open(options: &Options) -> anyhow::Result<Self> {
-        options.check()?;
         farlane_daemon::heap::keep_little();
         let sockets = SocketOption::inherit_all(options.vms.iter().map(|vm| &vm.socket))?;
         Ok(Self {

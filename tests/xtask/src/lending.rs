@@ -119,7 +119,7 @@ impl Lending {
         term: Duration,
     ) -> Result<Lender> {
         let config = run.path(&format!("{name}.toml"));
-        fs::write(&config, format!("term_seconds = {}\n", term.as_secs()))
+        fs::write(&config, format!("term-seconds = {}\n", term.as_secs()))
             .with_context(|| format!("Cannot write {}", config.display()))?;
         let word = format!("--config={}", config.display());
         self.lender_with(run, name, devices, &[word])

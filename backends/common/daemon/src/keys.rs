@@ -60,6 +60,16 @@ pub fn bytes(text: &str) -> Option<u64> {
     number.checked_mul(1 << shift)
 }
 
+/// What is switched on or off.
+#[must_use]
+pub fn switch(text: &str) -> Option<bool> {
+    match text {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => None,
+    }
+}
+
 /// The keys of one option. Each that is known is taken; [`finish`](Self::finish) refuses others.
 #[derive(Debug)]
 pub struct Keys {
@@ -108,12 +118,6 @@ impl Keys {
         };
         let at = self.words.iter().position(is_it)?;
         self.words.remove(at).1
-    }
-
-    /// Whether a key without a value is there.
-    pub fn take_flag(&mut self, key: &'static str) -> bool {
-        let at = self.words.iter().position(|(k, v)| k == key && v.is_none());
-        at.is_some_and(|at| self.words.remove(at).1.is_none())
     }
 
     /// The values of keys that may come several times, in order.
@@ -311,7 +315,7 @@ mod tests {
     fn what_is_not_taken_is_refused() {
         let refusal = |text: &str| {
             let mut keys = Keys::split(text);
-            let _ = (keys.take("a"), keys.take_flag("flag"));
+            let _ = (keys.take("a"), keys.take("flag"));
             keys.finish().unwrap_err()
         };
         let unknown = |text: &str| KeysError::Unknown(text.to_owned());

@@ -2,7 +2,9 @@
 //! ([`run::Daemon`]), and its `main` is [`run::run`]:
 //!
 //! * [`run`]: a daemon from its command line to its end; [`control`]: its control loop;
-//! * [`options`]: the arguments that all of them take; [`keys`]: those of several keys;
+//!   [`service_manager`]: whoever has started it;
+//! * [`options`]: the arguments that all of them take; [`keys`]: those of several keys; [`config`]:
+//!   files of them;
 //! * [`listener`]: UNIX sockets that belong to one daemon; [`access`]: who may connect to them;
 //!   [`names`]: users and groups of the system;
 //! * [`per_node`]: threads that belong to a NUMA node; [`locality`]: what was moved where;
@@ -13,6 +15,7 @@
 //! A daemon stays in the foreground.
 
 pub mod access;
+pub mod config;
 pub mod control;
 pub mod heap;
 pub mod keys;
@@ -29,5 +32,6 @@ pub mod placement;
 pub mod privileges;
 pub mod run;
 pub mod seccomp;
+pub mod service_manager;
 
 pub use farlane_sys::{eventfd, log_limit, log_limited, warn_limited};

@@ -1,7 +1,9 @@
 //! The daemon's log: `env_logger`, with a limit on what the floors below can be made to say.
 
 use crate::log_limit::LogLimit;
-use log::{LevelFilter, Log, Metadata, Record, SetLoggerError};
+use env_logger::fmt::Formatter;
+use log::{Level, LevelFilter, Log, Metadata, Record, SetLoggerError};
+use std::io::Write as _;
 
 /// Libraries whose lines a guest or a VMM can cause. They do not know who it is, and share one
 /// limit; what the daemons themselves say, and the floors that know, has one for each VM.
@@ -65,6 +67,31 @@ pub fn init(inner: env_logger::Logger) -> Result<(), SetLoggerError> {
     Ok(())
 }
 
+/// Whether standard error is a stream of the journal, which has times of its own, and priorities
+/// (`JOURNAL_STREAM` of systemd.exec(5)).
+pub(crate) fn is_journal() -> bool {
+    let stat = rustix::fs::fstat(std::io::stderr());
+    let named = std::env::var("JOURNAL_STREAM");
+    matches!((stat, named), (Ok(stat), Ok(named)) if named == stream_of(&stat))
+}
+
+fn stream_of(stat: &rustix::fs::Stat) -> String {
+    format!("{}:{}", stat.st_dev, stat.st_ino)
+}
+
+/// A record as the journal reads it: each line begins with its priority (sd-daemon(3)).
+pub(crate) fn write_to_journal(out: &mut Formatter, record: &Record<'_>) -> std::io::Result<()> {
+    let priority = match record.level() {
+        Level::Error => 3,
+        Level::Warn => 4,
+        Level::Info => 6,
+        Level::Debug | Level::Trace => 7,
+    };
+    let text = format!("{}: {}", record.target(), record.args());
+    text.lines()
+        .try_for_each(|line| writeln!(out, "<{priority}>{line}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,5 +102,40 @@ mod tests {
         assert!(is_limited("vhost"));
         assert!(!is_limited("farlane_rdma_remoting::context"));
         assert!(!is_limited("farlane_daemon::control"));
+    }
+
+    #[test]
+    fn the_journal_has_priorities_and_is_known_by_its_number() {
+        use std::process::Command;
+        const CHILD: &str = "FARLANE_TEST_JOURNAL";
+        if std::env::var_os(CHILD).is_some() {
+            let is_journal = is_journal();
+            let mut builder = env_logger::Builder::new();
+            if is_journal {
+                builder.format(write_to_journal);
+            }
+            init(builder.filter_level(LevelFilter::Info).build()).unwrap();
+            log::warn!("two\nlines");
+            log::info!("one");
+            return;
+        }
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let stat = rustix::fs::fstat(log.as_file()).unwrap();
+        let run = |stream: String| {
+            let name = "logging::tests::the_journal_has_priorities_and_is_known_by_its_number";
+            let status = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", name, "--nocapture"])
+                .env(CHILD, "1")
+                .env("JOURNAL_STREAM", stream)
+                .stderr(log.reopen().unwrap())
+                .status();
+            assert!(status.unwrap().success());
+            std::fs::read_to_string(log.path()).unwrap()
+        };
+        let target = module_path!();
+        let said = format!("<4>{target}: two\n<4>lines\n<6>{target}: one\n");
+        assert_eq!(run(stream_of(&stat)), said);
+        let said = run("1:1".to_owned());
+        assert!(said.contains(" WARN ") && !said.starts_with('<'), "{said}");
     }
 }

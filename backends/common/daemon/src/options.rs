@@ -14,6 +14,14 @@ pub struct DaemonOptions {
     #[arg(long)]
     pub print_capabilities: bool,
 
+    /// Configuration file (TOML): options of this command line, by their names
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Say what is wrong with the options and the configuration file, and exit
+    #[arg(long)]
+    pub check: bool,
+
     /// UNIX socket to create that answers each connection with the metrics, as Prometheus text
     #[arg(long, value_name = "PATH")]
     pub metrics: Option<PathBuf>,
@@ -35,7 +43,11 @@ impl DaemonOptions {
     /// Starts logging to standard error.
     pub fn start_logging(&self) {
         let environment = env_logger::Env::default().default_filter_or(self.log_level.as_str());
-        let logger = env_logger::Builder::from_env(environment)
+        let mut builder = env_logger::Builder::from_env(environment);
+        if crate::logging::is_journal() {
+            builder.format(crate::logging::write_to_journal);
+        }
+        let logger = builder
             // Has a line for whatever a guest does wrong with its queues, as often as it does.
             .filter_module("virtio_queue", log::LevelFilter::Off)
             .build();

@@ -3,12 +3,14 @@
 //! Each failure that whoever starts it can mend ends it with a message and a code other than zero
 //! before anybody can connect.
 
+use crate::config;
 use crate::control::{Control, Ending, Stopper};
 use crate::listener::{Kind, Listener};
 use crate::metrics::MetricsText;
 use crate::options::{Capabilities, DaemonOptions};
 use crate::privileges::{self, Needs};
 use crate::seccomp::{self, SystemCalls};
+use crate::service_manager::ServiceManager;
 use anyhow::Context as _;
 use std::process::ExitCode;
 
@@ -25,6 +27,12 @@ pub trait Daemon: Sized {
 
     /// The options that all daemons have.
     fn daemon_options(options: &Self::Options) -> &DaemonOptions;
+
+    /// What a look at single options cannot tell: whether they go together.
+    ///
+    /// # Errors
+    /// They do not.
+    fn check(options: &Self::Options) -> anyhow::Result<()>;
 
     /// Opens all files and sockets, with the privileges of whoever has started the daemon:
     /// inherited sockets first, so that a wrong number names nothing that was opened here; then
@@ -54,10 +62,10 @@ pub trait Daemon: Sized {
     fn end(&mut self) -> Option<Drain>;
 }
 
-/// Runs a daemon with the arguments of this program.
+/// Runs a daemon with the arguments of this program, and the configuration file that they name.
 #[must_use]
 pub fn run<D: Daemon>() -> ExitCode {
-    run_with::<D>(&<D::Options as clap::Parser>::parse())
+    run_with::<D>(&config::parse::<D::Options>())
 }
 
 /// Runs a daemon with these options.
@@ -85,7 +93,13 @@ fn live<D: Daemon>(options: &D::Options) -> anyhow::Result<()> {
     if common.print_capabilities {
         return Ok(D::CAPABILITIES.print()?);
     }
+    D::check(options)?;
+    if common.check {
+        println!("The options can be followed");
+        return Ok(());
+    }
     common.start_logging();
+    let manager = ServiceManager::find();
     let mut daemon = D::open(options)?;
     let metrics = match &common.metrics {
         Some(path) => Some(Listener::bind(path, Kind::Stream, &common.access)?),
@@ -98,8 +112,10 @@ fn live<D: Daemon>(options: &D::Options) -> anyhow::Result<()> {
     }
     seccomp::confine(common.seccomp, &daemon.system_calls())?;
     log::info!("Ready");
+    manager.ready();
 
     let mut ending = control.wait();
+    manager.stopping();
     control.close_metrics();
     if let (Some(drain), Ending::Asked) = (daemon.end(), ending) {
         let stopper = control.stopper();

@@ -144,7 +144,7 @@ impl<'a> Lender<'a> {
              echo {nvme} >/sys/bus/pci/drivers_probe && test -e \
              /sys/bus/pci/drivers/vfio-pci/{nvme}"
         ))?;
-        let term = term.map(|term| format!("term_seconds = {term}"));
+        let term = term.map(|term| format!("term-seconds = {term}"));
         let term = term.unwrap_or_default();
         let config = format!(
             r#"
