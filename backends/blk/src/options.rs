@@ -431,4 +431,33 @@ mod tests {
         assert!(twice("fd=3,path=/f", "fd=3,path=/g").is_err());
         assert!(twice("socket=/s,path=/f,serial=a", "socket=/t,path=/g,serial=a").is_err());
     }
+
+    #[test]
+    fn the_file_of_the_documentation_says_what_it_is_said_to() {
+        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let page = std::fs::read_to_string(page.join("../../docs/configuration.md")).unwrap();
+        let text = page.split("```").nth(1).unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let words = ["farlane-blk".into(), "--config".into(), file.path().into()];
+        let options: Options = farlane_daemon::config::parse_from(words.into()).unwrap();
+        let disks = options.all_disks().unwrap();
+        let [root, data] = &disks[..] else {
+            panic!("{disks:?}");
+        };
+        assert_eq!(
+            root.socket,
+            SocketOption::Path("/run/farlane/vm0-root.sock".into())
+        );
+        assert!(!root.disk.read_only && data.disk.read_only);
+        assert_eq!(data.disk.paths[0].device.to_str(), Some("/dev/nvme1n1"));
+        assert_eq!(
+            options
+                .daemon
+                .metrics
+                .as_deref()
+                .and_then(|path| path.to_str()),
+            Some("/run/farlane/vm0.metrics")
+        );
+    }
 }

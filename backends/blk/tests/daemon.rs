@@ -29,6 +29,7 @@ fn it_keeps_the_conventions() {
         program: PROGRAM,
         capabilities: r#"{"type":"block","features":["blk-file","read-only"]}"#,
         arguments: &["--disk".to_owned(), disk],
+        by_file: true,
         folder: folder.path(),
         sockets: &["socket"],
         private: &[],

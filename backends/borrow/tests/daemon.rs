@@ -22,6 +22,7 @@ fn it_keeps_the_conventions() {
             "--lender=unix:/nonexistent".to_owned(),
             format!("--publish={}", folder.path().join("publish").display()),
         ],
+        by_file: true,
         folder: folder.path(),
         sockets: &["vm"],
         private: &["publish"],

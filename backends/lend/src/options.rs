@@ -22,9 +22,9 @@ pub struct Options {
     pub listen: Vec<Address>,
 
     /// A device that any borrower may take: nvme,file=PATH or nvme,null=SIZE (a software NVMe
-    /// controller; each file or null is a namespace; serial=S, doorbells=trapped|shared, read-only=on,
-    /// cache=direct|buffered, block=512|4096, queues=N), gpu,memory=SIZE (a software GPU) or
-    /// vfio,function=0000:01:00.0 (a function of this host)
+    /// controller; each file or null is a namespace; serial=S, doorbells=trapped|shared,
+    /// read-only=on, cache=direct|buffered, block=512|4096, queues=N), gpu,memory=SIZE (a software
+    /// GPU) or vfio,function=0000:01:00.0 (a function of this host)
     #[arg(long = "device", value_name = "NAME=SOURCE[,KEY=VALUE]...")]
     pub devices: Vec<DeviceConfig>,
 

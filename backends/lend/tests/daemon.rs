@@ -71,6 +71,7 @@ fn it_keeps_the_conventions() {
             format!("--listen=unix:{}", socket.display()),
             "--device=nvme0=nvme,null=1G".to_owned(),
         ],
+        by_file: false,
         folder: folder.path(),
         sockets: &["lend"],
         private: &[],

@@ -21,6 +21,7 @@ fn it_keeps_the_conventions() {
             "--net".to_owned(),
             format!("socket={},tap=tap0", socket.display()),
         ],
+        by_file: true,
         folder: folder.path(),
         sockets: &["socket"],
         private: &[],

@@ -24,6 +24,7 @@ fn it_keeps_the_conventions() {
             format!("--vm=socket={},gid=10.0.0.1", path("vm")),
             format!("--host-socket={}", path("host")),
         ],
+        by_file: true,
         folder: folder.path(),
         sockets: &["vm"],
         private: &["host"],

@@ -5,8 +5,9 @@
 
 use crate::process::{Process, metrics, until};
 use rustix::process::Signal;
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -22,6 +23,8 @@ pub struct Daemon<'a> {
     pub capabilities: &'a str,
     /// Its arguments, besides those that all daemons have.
     pub arguments: &'a [String],
+    /// Whether they may be in a configuration file.
+    pub by_file: bool,
     /// Where its sockets are, and nobody else's.
     pub folder: &'a Path,
     /// Their names in it.
@@ -58,11 +61,27 @@ impl Daemon<'_> {
         assert!(output.status.success());
         let capabilities = String::from_utf8(output.stdout).unwrap();
         assert_eq!(capabilities, format!("{}\n", self.capabilities));
+        let beside = tempfile::tempdir().unwrap();
+        let mut arguments = self.arguments.to_vec();
+        if self.by_file {
+            let file = beside.path().join("options.toml");
+            std::fs::write(&file, file_of(self.arguments)).unwrap();
+            arguments = vec!["--config".to_owned(), file.display().to_string()];
+        }
+        let mut checked = Command::new(self.program);
+        let output = checked.args(&arguments).arg("--check").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let made = self.sockets.iter().map(|name| self.folder.join(name));
+        assert_eq!(made.filter(|socket| socket.exists()).count(), 0);
+
         let group = group(self.folder);
         let socket = self.folder.join("metrics");
+        let told = beside.path().join("notify");
+        let manager = UnixDatagram::bind(&told).unwrap();
         let mut command = Command::new(self.program);
         command
-            .args(self.arguments)
+            .args(&arguments)
+            .env("NOTIFY_SOCKET", &told)
             .arg("--metrics")
             .arg(&socket)
             .args(["--socket-group", &group.to_string()])
@@ -88,6 +107,7 @@ impl Daemon<'_> {
             assert_eq!(is, (own, 0o600), "{}", socket.display());
         }
         self.is_told(&first);
+        assert_eq!(next_state(&manager), "READY=1");
 
         // Whoever is killed by a signal answers nobody afterwards.
         daemon.signal(Signal::HUP);
@@ -104,6 +124,7 @@ impl Daemon<'_> {
             Some(0),
             "{status:?}"
         );
+        assert_eq!(next_state(&manager), "STOPPING=1");
         for socket in sockets.iter().chain(&private) {
             assert!(!socket.exists(), "{} is left", socket.display());
         }
@@ -134,6 +155,37 @@ fn counters(daemon: &mut Process, socket: &Path) -> String {
         UnixStream::connect(socket).is_ok()
     });
     metrics(socket)
+}
+
+/// What a service manager is told next.
+fn next_state(manager: &UnixDatagram) -> String {
+    let mut buffer = [0; 256];
+    let bytes = manager.recv(&mut buffer).unwrap();
+    let said = str::from_utf8(&buffer[..bytes]).unwrap();
+    said.lines().next().unwrap_or_default().to_owned()
+}
+
+/// A configuration file that says what these options and their values say.
+fn file_of(arguments: &[String]) -> String {
+    let mut values = BTreeMap::<&str, Vec<String>>::new();
+    let mut words = arguments.iter();
+    while let Some(word) = words.next() {
+        let option = word.strip_prefix("--").unwrap();
+        let (option, value) = match option.split_once('=') {
+            Some(both) => both,
+            None => (option, words.next().unwrap().as_str()),
+        };
+        // Such a string is one of TOML, too.
+        values.entry(option).or_default().push(format!("{value:?}"));
+    }
+    let lines = values.iter().map(|(option, values)| {
+        let values = match &values[..] {
+            [one] => one.clone(),
+            all => format!("[{}]", all.join(", ")),
+        };
+        format!("{option} = {values}\n")
+    });
+    lines.collect()
 }
 
 /// A group to which a file of this folder can be given: not this user's, where it has others.
