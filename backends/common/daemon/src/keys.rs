@@ -315,12 +315,12 @@ mod tests {
     fn what_is_not_taken_is_refused() {
         let refusal = |text: &str| {
             let mut keys = Keys::split(text);
-            let _ = (keys.take("a"), keys.take("flag"));
+            let _ = keys.take("a");
             keys.finish().unwrap_err()
         };
         let unknown = |text: &str| KeysError::Unknown(text.to_owned());
         assert_eq!(refusal("a=1,a=2"), KeysError::Twice("a".to_owned()));
-        for text in ["", "a", "a=", "b=1", "flag=1", "flag=", "=1"] {
+        for text in ["", "a", "a=", "b=1", "flag=", "=1"] {
             assert_eq!(refusal(text), unknown(text), "{text}");
         }
         assert_eq!(refusal("flag,flag"), unknown("flag"));
