@@ -13,11 +13,11 @@ farlane_worker::counters! {
         neither of whose memory is mapped here.",
     events: "Completion events raised.",
     sleeps: "Times a worker went to sleep.",
-    contexts: "Contexts open now.",
+    contexts: gauge "Contexts open now.",
     refused: "Contexts cut off because of what they wrote.",
-    queue_pairs: "Queue pairs there are now.",
-    shared_receive_queues: "Shared receive queues there are now.",
-    memory_regions: "Memory regions there are now.",
+    queue_pairs: gauge "Queue pairs there are now.",
+    shared_receive_queues: gauge "Shared receive queues there are now.",
+    memory_regions: gauge "Memory regions there are now.",
 }
 
 /// Takes from a number of things there are now.

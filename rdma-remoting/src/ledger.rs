@@ -70,15 +70,10 @@ macro_rules! resources {
             fn samples(self, has: u64, most: Option<u64>) -> impl Iterator<Item = Sample<'static>> {
                 let (has, most) = match self {
                     $(Self::$resource => (
-                        Sample {
-                            name: $name,
-                            help: concat!($what, " that it has now."),
-                            value: has,
-                        },
-                        most.map(|most| Sample {
-                            name: concat!($name, "_limit"),
-                            help: concat!($what, " that it may have."),
-                            value: most,
+                        Sample::gauge($name, concat!($what, " that it has now."), has),
+                        most.map(|most| {
+                            let help = concat!($what, " that it may have.");
+                            Sample::gauge(concat!($name, "_limit"), help, most)
                         }),
                     ),)*
                 };

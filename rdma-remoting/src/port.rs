@@ -228,11 +228,11 @@ impl Port {
         let mut samples = self.party.account.samples();
         samples.extend(self.throughput.samples());
         samples.extend(self.traffic.samples());
-        samples.push(Sample {
-            name: "gids",
-            help: "Entries of the GID table that the guest has set.",
-            value: to_u64(self.gids.list().len()),
-        });
+        samples.push(Sample::gauge(
+            "gids",
+            "Entries of the GID table that the guest has set.",
+            to_u64(self.gids.list().len()),
+        ));
         samples.extend(self.connections.samples());
         samples
     }

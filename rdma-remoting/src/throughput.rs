@@ -209,21 +209,21 @@ impl Throughput {
     pub fn samples(&self) -> Vec<Sample<'static>> {
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let carried = [
-            Sample {
-                name: "bytes",
-                help: "Payload bytes that its requests have moved.",
-                value: value(&self.bytes),
-            },
-            Sample {
-                name: "operations",
-                help: "Requests that it has begun.",
-                value: value(&self.operations),
-            },
-            Sample {
-                name: "throttled_us",
-                help: "Microseconds for which its requests have waited because of its limits.",
-                value: value(&self.throttled_us),
-            },
+            Sample::counter(
+                "bytes",
+                "Payload bytes that its requests have moved.",
+                value(&self.bytes),
+            ),
+            Sample::counter(
+                "operations",
+                "Requests that it has begun.",
+                value(&self.operations),
+            ),
+            Sample::counter(
+                "throttled_us",
+                "Microseconds for which its requests have waited because of its limits.",
+                value(&self.throttled_us),
+            ),
         ];
         let limits = [
             (
@@ -238,11 +238,7 @@ impl Throughput {
             ),
         ];
         let limit = |(name, help, most): (_, _, Option<NonZeroU64>)| {
-            most.map(|most| Sample {
-                name,
-                help,
-                value: most.get(),
-            })
+            most.map(|most| Sample::gauge(name, help, most.get()))
         };
         let limits = limits.into_iter().filter_map(limit);
         carried.into_iter().chain(limits).collect()

@@ -42,11 +42,11 @@ macro_rules! counts {
             /// All of them, as they are now.
             pub fn samples(&self) -> Vec<Sample<'static>> {
                 let sums = self.sums();
-                vec![$(Sample {
-                    name: stringify!($field),
-                    help: $help,
-                    value: sums[Count::$count as usize],
-                }),*]
+                vec![$(Sample::counter(
+                    stringify!($field),
+                    $help,
+                    sums[Count::$count as usize],
+                )),*]
             }
 
             /// The same for the guest.
@@ -241,7 +241,7 @@ impl AllTraffic {
                 of(&[Count::ReadBytes]) + sums[Count::Atomics as usize] * ATOMIC_BYTES,
             ),
         ]
-        .map(|(name, help, value)| Sample { name, help, value })
+        .map(|(name, help, value)| Sample::counter(name, help, value))
         .into()
     }
 }

@@ -4,11 +4,11 @@ use crate::disk::Disk;
 use crate::options::Options;
 use crate::session::DiskDevice;
 use crate::tunnel::{self, Tunnel};
-use crate::{CAPABILITIES, metrics_text, paths};
+use crate::{CAPABILITIES, metrics, paths};
 use farlane_daemon::control::Stopper;
 use farlane_daemon::keys::{Socket, SocketOption};
 use farlane_daemon::listener::{Kind, Listener};
-use farlane_daemon::metrics::MetricsText;
+use farlane_daemon::metrics::Collect;
 use farlane_daemon::options::{Capabilities, DaemonOptions};
 use farlane_daemon::per_node;
 use farlane_daemon::periodic::every;
@@ -68,7 +68,7 @@ impl Daemon for BlkDaemon {
         })
     }
 
-    fn start(&mut self, options: &Options, _stop: &Stopper) -> anyhow::Result<MetricsText> {
+    fn start(&mut self, options: &Options, _stop: &Stopper) -> anyhow::Result<Collect> {
         for disk in &self.disks {
             disk.start()?;
         }
@@ -99,7 +99,7 @@ impl Daemon for BlkDaemon {
             })?;
         }
         let disks = self.disks.clone();
-        Ok(Arc::new(move || metrics_text(&disks, &requests)))
+        Ok(Arc::new(move || metrics(&disks, &requests)))
     }
 
     fn system_calls(&self) -> SystemCalls {

@@ -23,14 +23,12 @@ pub mod tunnel;
 pub mod worker;
 
 use disk::Disk;
-use farlane_daemon::locality;
-use farlane_daemon::metrics::{label, write_labelled, write_samples};
+use farlane_daemon::metrics::{Metrics, Sample};
 use farlane_guest_device::control::RequestCounters;
 use paths::DiskPath;
 use paths::health::Health;
-use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Type of this backend, and what of QEMU's conventions for it is there.
 pub const CAPABILITIES: farlane_daemon::options::Capabilities =
@@ -39,48 +37,40 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
         features: &["blk-file", "read-only"],
     };
 
-/// The counters of all disks and of the tunnel's requests, as Prometheus text.
+/// The counters of all disks and of the tunnel's requests.
 #[must_use]
-pub fn metrics_text(disks: &[Arc<Disk>], requests: &RequestCounters) -> String {
-    let counted: Vec<_> = disks
-        .iter()
-        .map(|disk| (disk.serial().to_owned(), disk.counters().samples()))
-        .collect();
-    let mut text = String::new();
-    write_labelled(&mut text, "farlane_blk", "disk", &counted);
-    write_samples(&mut text, "farlane_blk", requests.samples());
-    write_paths(&mut text, disks);
-    let labels = |disk: &Arc<Disk>| format!("{},", label("disk", disk.serial()));
-    let devices: Vec<_> = disks.iter().map(|d| (labels(d), d.locality())).collect();
-    locality::write(&mut text, "farlane_blk", &devices);
-    text
-}
-
-/// The state of all paths.
-fn write_paths(text: &mut String, disks: &[Arc<Disk>]) {
-    type Value = fn(&DiskPath) -> u64;
-    let kinds: [(&str, &str, Value); 3] = [
-        ("up", "Whether the path can be used.", |path| {
-            u64::from(path.health() == Health::Up)
-        }),
-        ("failures", "Times that the path has failed.", |path| {
-            path.counters().failures.load(Ordering::Relaxed)
-        }),
-        ("returns", "Times that the path has come back.", |path| {
-            path.counters().returns.load(Ordering::Relaxed)
-        }),
-    ];
-    for (name, help, value) in kinds {
-        let _ = writeln!(text, "# HELP farlane_blk_path_{name} {help}");
-        for disk in disks {
-            for path in disk.paths().all() {
-                let (disk, value) = (label("disk", disk.serial()), value(path));
-                let (path, node) = (label("path", path.name()), path.node());
-                let _ = writeln!(
-                    text,
-                    "farlane_blk_path_{name}{{{disk},{path},node=\"{node}\"}} {value}"
-                );
-            }
+pub fn metrics(disks: &[Arc<Disk>], requests: &RequestCounters) -> Metrics {
+    let mut metrics = Metrics::default();
+    for disk in disks {
+        let labels = [("disk", disk.serial())];
+        metrics.add("farlane_blk", &labels, disk.counters().samples());
+        disk.locality().add_to(&mut metrics, "farlane_blk", &labels);
+        for path in disk.paths().all() {
+            let node = path.node().to_string();
+            let labels = [labels[0], ("path", path.name()), ("node", &node)];
+            metrics.add("farlane_blk_path", &labels, path_samples(path));
         }
     }
+    metrics.add("farlane_blk", &[], requests.samples());
+    metrics
+}
+
+/// The state of a path.
+fn path_samples(path: &DiskPath) -> [Sample<'static>; 3] {
+    let counters = path.counters();
+    let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let is_up = u64::from(path.health() == Health::Up);
+    [
+        Sample::gauge("up", "Whether the path can be used: 0 or 1.", is_up),
+        Sample::counter(
+            "failures",
+            "Times that the path has failed.",
+            value(&counters.failures),
+        ),
+        Sample::counter(
+            "returns",
+            "Times that the path has come back.",
+            value(&counters.returns),
+        ),
+    ]
 }

@@ -154,8 +154,8 @@ impl Options {
             return Err(OptionsError::Missing("path"));
         }
         let mut sockets: Vec<_> = disks.iter().map(|d| d.socket.to_string()).collect();
-        let others = self.daemon.metrics.iter().chain(&self.tunnel);
-        sockets.extend(others.map(|path| path.display().to_string()));
+        sockets.extend(self.daemon.metrics.iter().map(ToString::to_string));
+        sockets.extend(self.tunnel.iter().map(|path| path.display().to_string()));
         let serials: Vec<_> = disks.iter().filter_map(|d| d.disk.serial.clone()).collect();
         all_different(sockets)?;
         all_different(serials)?;
@@ -451,13 +451,7 @@ mod tests {
         );
         assert!(!root.disk.read_only && data.disk.read_only);
         assert_eq!(data.disk.paths[0].device.to_str(), Some("/dev/nvme1n1"));
-        assert_eq!(
-            options
-                .daemon
-                .metrics
-                .as_deref()
-                .and_then(|path| path.to_str()),
-            Some("/run/farlane/vm0.metrics")
-        );
+        let metrics = options.daemon.metrics.map(|address| address.to_string());
+        assert_eq!(metrics.as_deref(), Some("/run/farlane/vm0.metrics"));
     }
 }

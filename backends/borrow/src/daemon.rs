@@ -1,14 +1,14 @@
 //! The daemon: a thread for the VMM of each borrowed device.
 
 use crate::CAPABILITIES;
-use crate::metrics::{DeviceMetrics, metrics_text};
+use crate::metrics::{DeviceMetrics, metrics};
 use crate::options::Options;
 use anyhow::Context as _;
 use farlane_daemon::access::Access;
 use farlane_daemon::control::Stopper;
 use farlane_daemon::keys::{Socket, SocketOption};
 use farlane_daemon::listener::{Kind, Listener};
-use farlane_daemon::metrics::MetricsText;
+use farlane_daemon::metrics::Collect;
 use farlane_daemon::options::{Capabilities, DaemonOptions, host_name};
 use farlane_daemon::run::{Daemon, Drain};
 use farlane_daemon::seccomp::{ALL_SOCKETS, NONBLOCKING, SystemCalls};
@@ -68,7 +68,7 @@ impl Daemon for BorrowDaemon {
         })
     }
 
-    fn start(&mut self, options: &Options, stop: &Stopper) -> anyhow::Result<MetricsText> {
+    fn start(&mut self, options: &Options, stop: &Stopper) -> anyhow::Result<Collect> {
         let peers = self.peers(options)?;
         let windows = options.peer_windows.iter().map(|window| &window.0);
         let windows: Vec<_> = windows.cloned().collect();
@@ -88,7 +88,7 @@ impl Daemon for BorrowDaemon {
             devices.push(metrics);
             self.stops.push(end);
         }
-        Ok(Arc::new(move || metrics_text(&devices)))
+        Ok(Arc::new(move || metrics(&devices)))
     }
 
     fn system_calls(&self) -> SystemCalls {

@@ -1,6 +1,6 @@
 //! What each borrowed device counts.
 
-use farlane_daemon::metrics::{Sample, write_labelled};
+use farlane_daemon::metrics::{Metrics, Sample};
 use farlane_vfio_remote::borrower::{BorrowCounters, PeerPath};
 use farlane_vfio_user::Counters;
 use std::sync::Arc;
@@ -21,18 +21,26 @@ pub struct DeviceMetrics {
     pub paths: PeerPaths,
 }
 
-/// The counters, as Prometheus text.
+/// The counters.
 #[must_use]
-pub fn metrics_text(devices: &[DeviceMetrics]) -> String {
-    let samples = |device: &DeviceMetrics| (device.name.clone(), device.samples());
-    let things: Vec<_> = devices.iter().map(samples).collect();
-    let mut text = String::new();
-    write_labelled(&mut text, "farlane_borrow", "device", &things);
-    text
+pub fn metrics(devices: &[DeviceMetrics]) -> Metrics {
+    let mut metrics = Metrics::default();
+    for device in devices {
+        metrics.add(
+            "farlane_borrow",
+            &[("device", &device.name)],
+            device.samples(),
+        );
+    }
+    metrics
 }
 
-fn sample(name: &'static str, value: u64, help: &'static str) -> Sample<'static> {
-    Sample { name, help, value }
+fn counter(name: &'static str, value: u64, help: &'static str) -> Sample<'static> {
+    Sample::counter(name, help, value)
+}
+
+fn gauge(name: &'static str, value: u64, help: &'static str) -> Sample<'static> {
+    Sample::gauge(name, help, value)
 }
 
 impl DeviceMetrics {
@@ -44,25 +52,25 @@ impl DeviceMetrics {
     fn messages(&self) -> Vec<Sample<'static>> {
         let values = self.messages.values();
         vec![
-            sample("reads", values.reads, "Register reads trapped by the VMM."),
-            sample(
+            counter("reads", values.reads, "Register reads trapped by the VMM."),
+            counter(
                 "writes",
                 values.writes,
                 "Register writes trapped by the VMM.",
             ),
-            sample("other_messages", values.other, "Other messages of the VMM."),
-            sample("refused", values.refused, "Messages rejected as invalid."),
-            sample(
+            counter("other_messages", values.other, "Other messages of the VMM."),
+            counter("refused", values.refused, "Messages rejected as invalid."),
+            counter(
                 "dma_reads",
                 values.dma_reads,
                 "VFIO_USER_DMA_READ messages sent.",
             ),
-            sample(
+            counter(
                 "dma_writes",
                 values.dma_writes,
                 "VFIO_USER_DMA_WRITE messages sent.",
             ),
-            sample(
+            counter(
                 "connections",
                 values.connections,
                 "VMMs that have connected.",
@@ -74,18 +82,18 @@ impl DeviceMetrics {
         let counters = &self.borrowed;
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         vec![
-            sample(
+            counter(
                 "forwarded",
                 value(&counters.forwarded),
                 "Register accesses forwarded to the lender.",
             ),
-            sample("leases", value(&counters.leases), "Leases taken."),
-            sample(
+            counter("leases", value(&counters.leases), "Leases taken."),
+            counter(
                 "lost",
                 value(&counters.lost),
                 "Leases that ended while the VMM still had the device.",
             ),
-            sample(
+            gauge(
                 "held",
                 value(&counters.held),
                 "Whether the device is held now: 0 or 1.",
@@ -100,22 +108,22 @@ impl DeviceMetrics {
             found.map_or(0, |&(_, count)| count)
         };
         vec![
-            sample(
+            gauge(
                 "peers_same_lender",
                 by(PeerPath::SameLender),
                 "Areas of other devices that the lender maps itself.",
             ),
-            sample(
+            gauge(
                 "peers_local",
                 by(PeerPath::Local),
                 "Areas of other devices that are mapped as memory of this host.",
             ),
-            sample(
+            gauge(
                 "peers_window",
                 by(PeerPath::Window),
                 "Areas of other devices behind a memory window of the lender.",
             ),
-            sample(
+            gauge(
                 "peers_messages",
                 by(PeerPath::Messages),
                 "Areas of other devices that are reached by messages.",

@@ -1,6 +1,7 @@
 //! The command line of the borrower.
 
 use farlane_daemon::keys::{KeysError, SocketOption, all_different, value};
+use farlane_daemon::metrics::MetricsAddress;
 use farlane_daemon::options::{DaemonOptions, TlsOptions};
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower::{InterruptView, PeerWindow};
@@ -126,7 +127,9 @@ impl Options {
             return Err(OptionsError::Pairs { sockets, devices });
         }
         let paths = self.socket_path.iter();
-        let paths = paths.chain(&self.daemon.metrics).chain(&self.publish);
+        let paths = paths
+            .chain(self.daemon.metrics.as_ref().and_then(MetricsAddress::path))
+            .chain(&self.publish);
         let paths = paths.cloned().map(SocketOption::Path);
         let fds = self.fd.iter().map(|&fd| SocketOption::Descriptor(fd));
         all_different(paths.chain(fds).map(|socket| socket.to_string()).collect())?;

@@ -16,7 +16,7 @@ pub mod options;
 pub mod setup;
 
 use farlane_abi::width::to_u64;
-use farlane_daemon::metrics::{Sample, write_labelled, write_samples};
+use farlane_daemon::metrics::{Metrics, Sample};
 use farlane_vfio_remote::lender::Lender;
 
 /// Type of this backend.
@@ -26,61 +26,36 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
         features: &[],
     };
 
-/// The counters, as Prometheus text.
+/// The counters.
 #[must_use]
-pub fn metrics_text(lender: &Lender) -> String {
-    let mut text = String::new();
-    write_samples(
-        &mut text,
-        "farlane_lend",
-        [Sample {
-            name: "links",
-            help: "Lending sessions that are open.",
-            value: to_u64(lender.sessions()),
-        }],
-    );
-    let held = lender.status().into_iter().map(|device| {
-        let value = u64::from(device.holder.is_some());
-        let help = "Whether somebody holds it: 0 or 1.";
-        let mapped_bytes = device.holder.as_ref().map_or(0, |h| h.mapped_bytes);
-        let samples = vec![
-            Sample {
-                name: "held",
-                help,
-                value,
-            },
-            Sample {
-                name: "quarantined",
-                help: "Whether it is not lent any more, because it could not be made as new: \
-                       0 or 1.",
-                value: u64::from(device.quarantine.is_some()),
-            },
-            Sample {
-                name: "mapped_bytes",
-                help: "Memory of its holder that it reaches now.",
-                value: mapped_bytes,
-            },
+pub fn metrics(lender: &Lender) -> Metrics {
+    let mut metrics = Metrics::default();
+    let links = to_u64(lender.sessions());
+    let links = Sample::gauge("links", "Lending sessions that are open.", links);
+    metrics.add("farlane_lend", &[], [links]);
+    for device in lender.status() {
+        let holder = device.holder.as_ref();
+        let samples = [
+            Sample::gauge(
+                "held",
+                "Whether somebody holds it: 0 or 1.",
+                u64::from(holder.is_some()),
+            ),
+            Sample::gauge(
+                "quarantined",
+                "Whether it is not lent any more, because it could not be made as new: 0 or 1.",
+                u64::from(device.quarantine.is_some()),
+            ),
+            Sample::gauge(
+                "mapped_bytes",
+                "Memory of its holder that it reaches now.",
+                holder.map_or(0, |holder| holder.mapped_bytes),
+            ),
         ];
-        (device.name, samples)
-    });
-    write_labelled(
-        &mut text,
-        "farlane_lend",
-        "device",
-        &held.collect::<Vec<_>>(),
-    );
-    let counters = lender.counters();
-    let counted: Vec<_> = counters
-        .into_iter()
-        .map(|(name, counters)| {
-            let samples = counters.into_iter().map(|c| Sample {
-                name: c.name,
-                help: c.help,
-                value: c.value,
-            });
-            (name, samples.collect())
-        })
-        .collect();
-    write_labelled(&mut text, "farlane_lend_device", "device", &counted);
-    text
+        metrics.add("farlane_lend", &[("device", &device.name)], samples);
+    }
+    for (name, counters) in lender.counters() {
+        metrics.add("farlane_lend_device", &[("device", &name)], counters);
+    }
+    metrics
 }

@@ -6,12 +6,12 @@ use crate::config::{
     ShowsConfig, SourceConfig, TlsFiles, WindowConfig,
 };
 use crate::options::Options;
-use crate::{CAPABILITIES, machine, metrics_text};
+use crate::{CAPABILITIES, machine, metrics};
 use anyhow::{Context as _, bail};
 use farlane_daemon::access::Access;
 use farlane_daemon::control::Stopper;
 use farlane_daemon::listener::{Kind, Listener};
-use farlane_daemon::metrics::MetricsText;
+use farlane_daemon::metrics::Collect;
 use farlane_daemon::options::{Capabilities, DaemonOptions, host_name};
 use farlane_daemon::run::{Daemon, Drain};
 use farlane_daemon::seccomp::{ALL_SOCKETS, NONBLOCKING, SystemCalls, With};
@@ -91,7 +91,7 @@ impl Daemon for LendDaemon {
         })
     }
 
-    fn start(&mut self, _options: &Options, _stop: &Stopper) -> anyhow::Result<MetricsText> {
+    fn start(&mut self, _options: &Options, _stop: &Stopper) -> anyhow::Result<Collect> {
         for (address, acceptor) in std::mem::take(&mut self.acceptors) {
             let lender = Arc::clone(&self.lender);
             log::info!("Waiting for borrowers at {address}");
@@ -99,7 +99,7 @@ impl Daemon for LendDaemon {
             thread.spawn(move || lender.serve(&acceptor))?;
         }
         let lender = Arc::clone(&self.lender);
-        Ok(Arc::new(move || metrics_text(&lender)))
+        Ok(Arc::new(move || metrics(&lender)))
     }
 
     fn system_calls(&self) -> SystemCalls {

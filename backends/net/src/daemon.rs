@@ -7,11 +7,11 @@ use crate::port::Port;
 use crate::port::tap::Tap;
 use crate::port::xdp::{self, Xdp};
 use crate::session::NetDevice;
-use crate::{CAPABILITIES, SYSTEM_CALLS, metrics_text};
+use crate::{CAPABILITIES, SYSTEM_CALLS, metrics};
 use farlane_daemon::control::Stopper;
 use farlane_daemon::keys::{Socket, SocketOption};
 use farlane_daemon::listener::Listener;
-use farlane_daemon::metrics::MetricsText;
+use farlane_daemon::metrics::Collect;
 use farlane_daemon::options::{Capabilities, DaemonOptions};
 use farlane_daemon::per_node::{self, WorkerNodes};
 use farlane_daemon::periodic::every;
@@ -66,7 +66,7 @@ impl Daemon for NetDaemon {
         })
     }
 
-    fn start(&mut self, _options: &Options, _stop: &Stopper) -> anyhow::Result<MetricsText> {
+    fn start(&mut self, _options: &Options, _stop: &Stopper) -> anyhow::Result<Collect> {
         let interfaces = self.interfaces.clone();
         every(LOOK_AT_LINKS, "links", move || {
             interfaces.iter().for_each(|interface| interface.look());
@@ -83,7 +83,7 @@ impl Daemon for NetDaemon {
             })?;
         }
         let interfaces = self.interfaces.clone();
-        Ok(Arc::new(move || metrics_text(&interfaces)))
+        Ok(Arc::new(move || metrics(&interfaces)))
     }
 
     fn system_calls(&self) -> SystemCalls {

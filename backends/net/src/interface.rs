@@ -7,7 +7,7 @@ use crate::pairs::PairCount;
 use crate::port::Port;
 use farlane_daemon::locality::Locality;
 use farlane_daemon::log_limit::LogLimit;
-use farlane_daemon::metrics::{Sample, label};
+use farlane_daemon::metrics::Sample;
 use farlane_daemon::per_node::WorkerNodes;
 use farlane_sys::sync::lock;
 use farlane_vhost_user::bits::feature as common;
@@ -111,30 +111,29 @@ impl Interface {
     pub fn flow_samples(&self) -> Option<Vec<Sample<'static>>> {
         let counts = self.table().as_ref().and_then(Weak::upgrade)?.counts();
         let samples = [
-            ("flows", "Flows in the flow table.", counts.flows),
-            (
+            Sample::gauge("flows", "Flows in the flow table.", counts.flows),
+            Sample::gauge(
                 "flows_established",
                 "Flows in the flow table that are established.",
                 counts.established,
             ),
-            (
+            Sample::counter(
                 "flow_moves",
                 "Flow moves to another queue pair that were begun.",
                 counts.moves,
             ),
-            (
+            Sample::counter(
                 "flows_forgotten",
                 "Flows that were evicted from the flow table, or expired.",
                 counts.forgotten,
             ),
-            (
+            Sample::counter(
                 "flows_refused",
                 "Flows that the flow table had no room for.",
                 counts.refused,
             ),
         ];
-        let sample = |(name, help, value)| Sample { name, help, value };
-        Some(samples.map(sample).into())
+        Some(samples.into())
     }
 
     /// The features that it offers.
@@ -220,14 +219,12 @@ impl Interface {
         }
     }
 
-    /// Its locality counters, and their labels.
+    /// Its locality counters, of each direction.
     #[must_use]
-    pub fn localities(&self) -> [(String, &Locality); 2] {
-        let net = label("net", &self.name);
-        let labels = |direction| format!("{net},direction=\"{direction}\",");
+    pub fn localities(&self) -> [(&'static str, &Locality); 2] {
         [
-            (labels("rx"), &self.locality.receive),
-            (labels("tx"), &self.locality.transmit),
+            ("rx", &self.locality.receive),
+            ("tx", &self.locality.transmit),
         ]
     }
 }

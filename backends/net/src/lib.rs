@@ -29,8 +29,7 @@ pub mod port;
 pub mod session;
 mod worker;
 
-use farlane_daemon::locality;
-use farlane_daemon::metrics::write_labelled;
+use farlane_daemon::metrics::Metrics;
 use farlane_daemon::seccomp::With;
 use interface::Interface;
 use std::sync::Arc;
@@ -53,21 +52,19 @@ pub const SYSTEM_CALLS: &[With] = &[
     With::requests(port::tap::REQUESTS),
 ];
 
-/// The counters of all interfaces, as Prometheus text.
+/// The counters of all interfaces.
 #[must_use]
-pub fn metrics_text(interfaces: &[Arc<Interface>]) -> String {
-    let counted: Vec<_> = interfaces
-        .iter()
-        .map(|interface| (interface.name.clone(), interface.counters.samples()))
-        .collect();
-    let mut text = String::new();
-    write_labelled(&mut text, "farlane_net", "net", &counted);
-    let tables: Vec<_> = interfaces
-        .iter()
-        .filter_map(|interface| Some((interface.name.clone(), interface.flow_samples()?)))
-        .collect();
-    write_labelled(&mut text, "farlane_net", "net", &tables);
-    let localities: Vec<_> = interfaces.iter().flat_map(|i| i.localities()).collect();
-    locality::write(&mut text, "farlane_net", &localities);
-    text
+pub fn metrics(interfaces: &[Arc<Interface>]) -> Metrics {
+    let mut metrics = Metrics::default();
+    for interface in interfaces {
+        let labels = [("net", &*interface.name)];
+        metrics.add("farlane_net", &labels, interface.counters.samples());
+        let flows = interface.flow_samples().into_iter().flatten();
+        metrics.add("farlane_net", &labels, flows);
+        for (way, locality) in interface.localities() {
+            let labels = [labels[0], ("direction", way)];
+            locality.add_to(&mut metrics, "farlane_net", &labels);
+        }
+    }
+    metrics
 }

@@ -4,12 +4,12 @@ use crate::contexts::PortContexts;
 use crate::host::HostSocket;
 use crate::nodes::Nodes;
 use crate::options::{Gid, HostOptions, Mac, Options, VmOptions};
-use crate::{CAPABILITIES, NamedPort, metrics_text};
+use crate::{CAPABILITIES, NamedPort, metrics};
 use farlane_daemon::access::Access;
 use farlane_daemon::control::Stopper;
 use farlane_daemon::keys::{Socket, SocketOption};
 use farlane_daemon::listener::{Kind, Listener};
-use farlane_daemon::metrics::MetricsText;
+use farlane_daemon::metrics::Collect;
 use farlane_daemon::options::{Capabilities, DaemonOptions};
 use farlane_daemon::per_node;
 use farlane_daemon::privileges::Needs;
@@ -81,7 +81,7 @@ impl Daemon for RdmaDaemon {
         }
     }
 
-    fn start(&mut self, options: &Options, stop: &Stopper) -> anyhow::Result<MetricsText> {
+    fn start(&mut self, options: &Options, stop: &Stopper) -> anyhow::Result<Collect> {
         let topology = options.locality.topology();
         let (server, nodes) = Nodes::serve(&topology, options.locality.given(), options.workers)?;
         let service = Service {
@@ -113,7 +113,7 @@ impl Daemon for RdmaDaemon {
                 nodes,
                 counters,
             } = &service;
-            metrics_text(server, &ports, counters, nodes.as_deref())
+            metrics(server, &ports, counters, nodes.as_deref())
         }))
     }
 

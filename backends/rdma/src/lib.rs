@@ -14,7 +14,7 @@ pub mod host;
 pub mod nodes;
 pub mod options;
 
-use farlane_daemon::metrics::{label, write_labelled, write_samples};
+use farlane_daemon::metrics::{Metrics, Sample};
 use farlane_rdma_remoting::{Port, Server};
 use std::sync::Weak;
 
@@ -35,44 +35,39 @@ pub struct NamedPort {
 }
 
 /// Which GIDs the guests of VMs have set: an entry each, of the value 1.
-fn write_gids(text: &mut String, ports: &[NamedPort]) {
-    let mut header = "# HELP farlane_rdma_vm_gid A GID that the guest has set.\n\
-                      # TYPE farlane_rdma_vm_gid gauge\n";
+fn add_gids(metrics: &mut Metrics, ports: &[NamedPort]) {
     for named in ports {
         let gids = named.port.upgrade().map(|port| port.gids());
         for (index, gid) in gids.into_iter().flatten() {
-            text.push_str(std::mem::take(&mut header));
-            let labels = [
-                label("vm", &named.name),
-                label("index", &index.to_string()),
-                label("gid", &options::Gid(gid).to_string()),
-            ];
-            let labels = labels.join(",");
-            text.push_str(&format!("farlane_rdma_vm_gid{{{labels}}} 1\n"));
+            let (index, gid) = (index.to_string(), options::Gid(gid).to_string());
+            let labels = [("vm", &*named.name), ("index", &index), ("gid", &gid)];
+            let sample = Sample::gauge("gid", "A GID that the guest has set.", 1);
+            metrics.add("farlane_rdma_vm", &labels, [sample]);
         }
     }
 }
 
-/// The counters, as Prometheus text.
+/// The counters.
 #[must_use]
-pub fn metrics_text(
+pub fn metrics(
     server: &Server,
     ports: &[NamedPort],
     requests: &farlane_guest_device::control::RequestCounters,
     nodes: Option<&nodes::Nodes>,
-) -> String {
-    let mut text = String::new();
-    let samples = server.samples().into_iter();
-    let samples = samples.chain(requests.samples());
-    write_samples(&mut text, "farlane_rdma", samples);
-    let has = |named: &NamedPort| Some((named.name.clone(), named.port.upgrade()?.samples()));
-    let tenants: Vec<_> = ports.iter().filter_map(has).collect();
-    write_labelled(&mut text, "farlane_rdma_vm", "vm", &tenants);
-    write_gids(&mut text, ports);
-    if let Some(nodes) = nodes {
-        nodes.write(&mut text);
+) -> Metrics {
+    let mut metrics = Metrics::default();
+    metrics.add("farlane_rdma", &[], server.samples());
+    metrics.add("farlane_rdma", &[], requests.samples());
+    for named in ports {
+        if let Some(port) = named.port.upgrade() {
+            metrics.add("farlane_rdma_vm", &[("vm", &named.name)], port.samples());
+        }
     }
-    text
+    add_gids(&mut metrics, ports);
+    if let Some(nodes) = nodes {
+        nodes.add_to(&mut metrics);
+    }
+    metrics
 }
 
 #[cfg(test)]
@@ -89,17 +84,17 @@ mod tests {
             port: Arc::downgrade(&port),
         }];
         let text = || {
-            let mut text = String::new();
-            write_gids(&mut text, &ports);
-            text
+            let mut metrics = Metrics::default();
+            add_gids(&mut metrics, &ports);
+            metrics.open_metrics()
         };
-        assert_eq!(text(), "");
+        assert_eq!(text(), "# EOF\n");
         let options::Gid(gid) = "10.0.0.7".parse().unwrap();
         port.add_gid(3, gid).unwrap();
         let lines = text();
-        let line = "\nfarlane_rdma_vm_gid{vm=\"10.0.0.1\",index=\"3\",gid=\"10.0.0.7\"} 1\n";
+        let line = "\nfarlane_rdma_vm_gid{vm=\"10.0.0.1\",index=\"3\",gid=\"10.0.0.7\"} 1\n# EOF\n";
         assert!(lines.ends_with(line), "{lines}");
         port.close_all();
-        assert_eq!(text(), "");
+        assert_eq!(text(), "# EOF\n");
     }
 }

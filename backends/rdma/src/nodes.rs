@@ -1,6 +1,7 @@
 //! The workers of each NUMA node: where contexts' memory lies, and what was moved where.
 
 use farlane_daemon::locality::Locality;
+use farlane_daemon::metrics::Metrics;
 use farlane_daemon::per_node::WorkerNodes;
 use farlane_rdma_remoting::nodes::{TransferObserver, WorkerNode};
 use farlane_rdma_remoting::{Port, Server, ServerConfig, ServerError};
@@ -73,9 +74,9 @@ impl Nodes {
         region.locate(&self.topology, &self.given);
     }
 
-    /// Writes what was moved where, as Prometheus text.
-    pub fn write(&self, out: &mut String) {
-        self.locality.0.write(out, "farlane_rdma", "");
+    /// Adds what was moved where.
+    pub fn add_to(&self, metrics: &mut Metrics) {
+        self.locality.0.add_to(metrics, "farlane_rdma", &[]);
     }
 
     /// Looks at the memory of ports' contexts again, and has them served where it lies now.

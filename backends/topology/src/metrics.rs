@@ -1,16 +1,12 @@
 //! The locality counters that a backend tells at its metrics socket.
 
 use std::collections::BTreeMap;
-use std::io::Read as _;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 use thiserror::Error;
 
 /// A backend that takes longer to answer is taken to be gone.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Bytes of an answer that are read: far more than a backend tells.
-const MAX_ANSWER: u64 = 16 << 20;
 
 /// Why a backend's counters are not known.
 #[derive(Debug, Error)]
@@ -56,14 +52,8 @@ pub type Counters = BTreeMap<Key, Moved>;
 /// # Errors
 /// See [`MetricsError`].
 pub fn read(socket: &Path) -> Result<Counters, MetricsError> {
-    let ask = || {
-        let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let mut text = String::new();
-        stream.take(MAX_ANSWER).read_to_string(&mut text)?;
-        Ok(text)
-    };
-    let text = ask().map_err(|source| MetricsError::Read {
+    let text = farlane_daemon::metrics::ask(socket, PATIENCE);
+    let text = text.map_err(|source| MetricsError::Read {
         path: socket.display().to_string(),
         source,
     })?;
@@ -89,10 +79,11 @@ enum Kind {
     Requests,
 }
 
-/// `farlane_blk_locality_bytes{disk="a",data="0",worker="1",path="p"} 7`.
+/// `farlane_blk_locality_bytes_total{disk="a",data="0",worker="1",path="p"} 7`.
 fn parse_line(line: &str) -> Option<(Key, Kind, u64)> {
     let (name, rest) = line.split_once('{')?;
     let (labels, value) = rest.rsplit_once('}')?;
+    let name = name.strip_suffix("_total")?;
     let (backend, kind) = match name.strip_suffix("_locality_bytes") {
         Some(backend) => (backend, Kind::Bytes),
         None => (name.strip_suffix("_locality_requests")?, Kind::Requests),
@@ -153,14 +144,21 @@ mod tests {
     #[test]
     fn what_backends_tell_is_understood() {
         use farlane_daemon::locality::Locality;
+        use farlane_daemon::metrics::{Metrics, Sample};
         use farlane_zero_copy::topology::Node;
         let device = Locality::new(vec![Node(0), Node(1)], vec!["p{0}".to_owned()]);
         device.add(Node(1), Node(0), 0, 4096);
         device.add(Node(1), Node(1), 0, 512);
         device.add(Node(1), Node(1), 0, 512);
-        let mut text = "farlane_blk_reads{disk=\"a\"} 7\n".to_owned();
-        device.write(&mut text, "farlane_net", "net=\"n0\",direction=\"rx\",");
-        let counters = parse(&text);
+        let mut metrics = Metrics::default();
+        let reads = Sample::counter("reads", "Reads.", 7);
+        metrics.add("farlane_blk", &[("disk", "a")], [reads]);
+        device.add_to(
+            &mut metrics,
+            "farlane_net",
+            &[("net", "n0"), ("direction", "rx")],
+        );
+        let counters = parse(&metrics.open_metrics());
         assert_eq!(counters.len(), 4);
         let key = |data, worker| Key {
             device: "net n0 rx".to_owned(),
@@ -180,8 +178,11 @@ mod tests {
         let found: Vec<_> = labels.iter().map(|(a, b)| (&**a, &**b)).collect();
         assert_eq!(found, [("a", "x,y"), ("b", "\"}\\")]);
         let any = "\" \\n \\ \n";
-        let told = farlane_daemon::metrics::label("disk", any);
-        let told = parse_labels(&told).unwrap();
+        let mut metrics = farlane_daemon::metrics::Metrics::default();
+        metrics.inform("disk", "", &[("disk", any)]);
+        let told = metrics.open_metrics();
+        let told = told.split_once('{').unwrap().1.rsplit_once('}').unwrap().0;
+        let told = parse_labels(told).unwrap();
         assert_eq!(told, [("disk".to_owned(), any.to_owned())]);
         assert_eq!(parse_labels("a=\"x"), None);
         assert_eq!(parse_labels("a"), None);
@@ -190,7 +191,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_text_is_read(text in "[a-z_{}\"=,\\\\ 0-9\n]{0,80}") {
-            for text in [format!("farlane_x_locality_bytes{{{text}}} 1"), text] {
+            for text in [format!("farlane_x_locality_bytes_total{{{text}}} 1"), text] {
                 proptest::prop_assert!(parse(&text).len() <= 2 + text.lines().count());
             }
         }

@@ -4,8 +4,9 @@
 use farlane_daemon::access::Access;
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::locality::Locality;
+use farlane_daemon::metrics::Metrics;
 use farlane_zero_copy::topology::Node;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -26,9 +27,9 @@ fn backend(path: &Path) -> (Listener, Arc<Locality>) {
     let listener = Listener::bind(path, Kind::Stream, &Access::default()).unwrap();
     let told = Arc::clone(&device);
     answer(&listener, move || {
-        let mut text = String::new();
-        told.write(&mut text, "farlane_blk", "disk=\"d0\",");
-        text
+        let mut metrics = Metrics::default();
+        told.add_to(&mut metrics, "farlane_blk", &[("disk", "d0")]);
+        metrics.open_metrics()
     });
     (listener, device)
 }
@@ -38,7 +39,9 @@ fn answer(listener: &Listener, render: impl Fn() -> String + Send + 'static) {
     let listener = UnixListener::from(listener.try_clone().unwrap());
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let _ = stream.unwrap().write_all(render().as_bytes());
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 1024]);
+            let _ = write!(stream, "HTTP/1.1 200 OK\r\n\r\n{}", render());
         }
     });
 }
@@ -152,7 +155,7 @@ fn who_cannot_be_watched_is_named() {
         "{error}"
     );
     let listener = Listener::bind(&socket, Kind::Stream, &Access::default()).unwrap();
-    answer(&listener, String::new);
+    answer(&listener, || "# EOF\n".to_owned());
     let output = watch(&socket);
     assert!(!output.status.success());
     assert!(text(&output.stderr).contains("counts bytes by node"));

@@ -284,11 +284,7 @@ impl PortConnections {
     /// What there is.
     pub fn samples(&self) -> [Sample<'static>; 3] {
         let counts = self.state().manager.counts();
-        let sample = |name, help, count| Sample {
-            name,
-            help,
-            value: to_u64(count),
-        };
+        let sample = |name, help, count| Sample::gauge(name, help, to_u64(count));
         [
             sample(
                 "connections",

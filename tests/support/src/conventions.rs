@@ -133,9 +133,11 @@ impl Daemon<'_> {
     /// Each line is a sample of this daemon, or what is said of one, and things have their names.
     fn is_told(&self, counters: &str) {
         let own = format!("{}_", self.prefix);
-        for line in counters.lines() {
-            let sample = line.strip_prefix("# HELP ").unwrap_or(line);
-            let is_of = sample.starts_with(&own) || sample.starts_with("farlane_daemon_");
+        for line in counters.lines().filter(|line| *line != "# EOF") {
+            let sample = ["# HELP ", "# TYPE ", "# UNIT "].iter();
+            let sample = sample.fold(line, |line, head| line.strip_prefix(head).unwrap_or(line));
+            let is_of = [&own, "farlane_daemon_", "farlane_build"];
+            let is_of = is_of.iter().any(|begin| sample.starts_with(begin));
             assert!(is_of && sample.contains(' '), "{line:?}");
         }
         if let Some((label, name)) = self.label {

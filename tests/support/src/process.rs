@@ -4,9 +4,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::read_to_string;
-use std::io::Read as _;
 use std::ops::{Deref, DerefMut};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -116,11 +114,7 @@ impl Drop for Process {
 /// It does not.
 #[must_use]
 pub fn metrics(socket: &Path) -> String {
-    let mut text = String::new();
-    let mut stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.read_to_string(&mut text).unwrap();
-    text
+    farlane_daemon::metrics::ask(socket, PATIENCE).unwrap()
 }
 
 /// The value of the first of these metrics whose line begins so and has these labels.

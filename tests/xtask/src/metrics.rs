@@ -1,8 +1,7 @@
-//! What a daemon counts, as it tells it at its metrics socket: a name and a number a line.
+//! What a daemon counts, as it tells it at its metrics socket.
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, Read as _};
-use std::os::unix::net::UnixStream;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,9 +34,7 @@ impl Metrics {
     /// Asks the daemon behind a socket. Names lose `prefix`; those that do not begin with it are
     /// left out.
     pub fn read(socket: &Path, prefix: &str) -> Result<Self> {
-        let mut text = String::new();
-        patiently(PATIENCE, || UnixStream::connect(socket))
-            .and_then(|mut stream| stream.read_to_string(&mut text))
+        let text = patiently(PATIENCE, || farlane_daemon::metrics::ask(socket, PATIENCE))
             .with_context(|| format!("Nobody tells counters at {}", socket.display()))?;
         Ok(Self::parse(&text, prefix))
     }
@@ -46,7 +43,10 @@ impl Metrics {
     pub fn parse(text: &str, prefix: &str) -> Self {
         let samples = text.lines().filter_map(|line| {
             let (name, value) = line.strip_prefix(prefix)?.rsplit_once(' ')?;
-            Some((name.to_owned(), value.parse().ok()?))
+            // Counters are called by the names of their families.
+            let (name, labels) = name.split_at(name.find('{').unwrap_or(name.len()));
+            let name = name.strip_suffix("_total").unwrap_or(name);
+            Some((format!("{name}{labels}"), value.parse().ok()?))
         });
         Self(samples.collect())
     }
@@ -115,8 +115,9 @@ mod tests {
 
     #[test]
     fn counters_are_found_and_summed() {
-        let text = "# TYPE x_reads counter\nx_reads{device=\"a\"} 3\nx_reads{device=\"b\"} \
-                    4\nx_reads_other 9\nx_leases 1\nother 5\n";
+        let text = "# TYPE x_reads counter\nx_reads_total{device=\"a\"} \
+                    3\nx_reads_total{device=\"b\"} 4\nx_reads_other_total 9\nx_leases \
+                    1\nother_total 5\n";
         let metrics = Metrics::parse(text, "x_");
         assert_eq!(metrics.get("leases").unwrap(), 1);
         assert_eq!(metrics.sum("reads").unwrap(), 7);

@@ -206,11 +206,11 @@ impl Source for Copier {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        vec![Counter {
-            name: "copies",
-            help: "Copies.",
-            value: self.copies.load(Ordering::SeqCst),
-        }]
+        vec![Counter::counter(
+            "copies",
+            "Copies.",
+            self.copies.load(Ordering::SeqCst),
+        )]
     }
 }
 

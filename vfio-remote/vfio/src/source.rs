@@ -187,18 +187,17 @@ impl Source for VfioSource {
 
     fn counters(&self) -> Vec<Counter> {
         let counts = &self.shared.counts;
-        let counter = |name, help, value: &AtomicU64| Counter {
-            name,
-            help,
-            value: value.load(Ordering::Relaxed),
+        let counter = |name, help, value: &AtomicU64| {
+            Counter::counter(name, help, value.load(Ordering::Relaxed))
         };
+        let mapped_bytes = counts.mapped_bytes.load(Ordering::Relaxed);
         vec![
             counter("dma_maps", "Ranges that were mapped for DMA.", &counts.maps),
             counter("dma_unmaps", "Ranges that were unmapped.", &counts.unmaps),
-            counter(
+            Counter::gauge(
                 "dma_mapped_bytes",
                 "Bytes that are mapped for DMA now.",
-                &counts.mapped_bytes,
+                mapped_bytes,
             ),
             counter(
                 "interrupts",

@@ -2,8 +2,7 @@
 //! thread that has started all others. Nothing that it does waits for a peer.
 
 use crate::eventfd;
-use crate::listener::Listener;
-use crate::metrics::{MetricsSocket, MetricsText};
+use crate::metrics::{Collect, MetricsListener, MetricsSocket};
 use event_manager::{
     EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberId, SubscriberOps as _,
 };
@@ -123,14 +122,14 @@ impl Control {
         self.stopper.clone()
     }
 
-    /// Answers each connection at `listener` with `text`, until [`close_metrics`].
+    /// Answers whoever asks at `listener` with what `collect` collects, until [`close_metrics`].
     ///
     /// [`close_metrics`]: Self::close_metrics
     ///
     /// # Errors
     /// Too many open files.
-    pub fn serve_metrics(&mut self, listener: Listener, text: MetricsText) -> io::Result<()> {
-        let socket = MetricsSocket::new(listener, text)?;
+    pub fn serve_metrics(&mut self, listener: MetricsListener, collect: Collect) -> io::Result<()> {
+        let socket = MetricsSocket::new(listener, collect)?;
         let events = socket.events();
         self.metrics = Some(self.subscribe(Box::new(socket), &events)?);
         Ok(())

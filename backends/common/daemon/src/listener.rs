@@ -32,6 +32,15 @@ pub enum ListenError {
         #[source]
         source: Errno,
     },
+    /// A port cannot be listened at.
+    #[error("Cannot listen at {address}")]
+    Port {
+        /// Where.
+        address: std::net::SocketAddr,
+        /// The error of the system call.
+        #[source]
+        source: std::io::Error,
+    },
     /// A descriptor that was handed over is not what it should be.
     #[error("Descriptor {fd} is not {wanted}")]
     Descriptor {

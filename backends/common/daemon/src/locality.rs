@@ -4,9 +4,8 @@
 //! The share that is served locally is what per-node workers are for: bytes that a worker of their
 //! own node has moved, of all bytes (ioctopus-asplos20, section 5).
 
-use crate::metrics::label;
+use crate::metrics::{Metrics, Sample};
 use farlane_zero_copy::topology::Node;
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Requests and bytes of one combination. In cache lines of its own: workers do not write each
@@ -18,8 +17,13 @@ struct Cell {
     bytes: AtomicU64,
 }
 
-type CounterOf = fn(&Cell) -> &AtomicU64;
-type SumOf = fn(&Share) -> u64;
+const REQUESTS: &str = "Requests, or parts of them, by the node of the memory, the node of the \
+                        worker that moved them, and the path.";
+const BYTES: &str = "Bytes, by the node of the memory, the node of the worker that moved them, and \
+                     the path.";
+const LOCAL_BYTES: &str = "Bytes that a worker of their own node has moved.";
+const ALL_BYTES: &str =
+    "Bytes that were moved; the local ones' share is how well the device is steered.";
 
 /// Bytes of a device, and how many of them were moved by a worker of their own node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,63 +108,28 @@ impl Locality {
         share
     }
 
-    /// As [`write()`], of one device; `labels` are further ones, such as `disk="a",`.
-    pub fn write(&self, out: &mut String, prefix: &str, labels: &str) {
-        write(out, prefix, &[(labels.to_owned(), self)]);
-    }
-}
-
-/// Writes the counters of devices as Prometheus text:
-/// `PREFIX_locality_bytes{LABELS,data="N",worker="N",path="P"}`, the same with `_requests`, and
-/// `PREFIX_locality_local_bytes{LABELS}` beside `PREFIX_locality_all_bytes{LABELS}`, the share that
-/// is served locally. A device's labels are such as `disk="a",`, made with [`label`]; those of
-/// several devices differ.
-pub fn write(out: &mut String, prefix: &str, devices: &[(String, &Locality)]) {
-    let kinds: [(&str, &str, CounterOf); 2] = [
-        ("requests", "Requests, or parts of them", |cell| {
-            &cell.requests
-        }),
-        ("bytes", "Bytes", |cell| &cell.bytes),
-    ];
-    for (kind, what, counter) in kinds {
-        let _ = writeln!(
-            out,
-            "# HELP {prefix}_locality_{kind} {what}, by the node of the memory, the node of the \
-             worker that moved them, and the path."
-        );
-        for (labels, device) in devices {
-            device.each(|data, worker, path, cell| {
-                let (value, path) = (counter(cell).load(Ordering::Relaxed), label("path", path));
-                let nodes = format!("data=\"{data}\",worker=\"{worker}\"");
-                let _ = writeln!(
-                    out,
-                    "{prefix}_locality_{kind}{{{labels}{nodes},{path}}} {value}"
-                );
-            });
-        }
-    }
-    let sums: [(&str, &str, SumOf); 2] = [
-        (
-            "local_bytes",
-            "Bytes that a worker of their own node has moved.",
-            |share| share.local_bytes,
-        ),
-        (
-            "all_bytes",
-            "Bytes that were moved; the local ones' share is how well the device is steered.",
-            |share| share.all_bytes,
-        ),
-    ];
-    for (name, help, sum) in sums {
-        let _ = writeln!(out, "# HELP {prefix}_locality_{name} {help}");
-        for (labels, device) in devices {
-            let labels = match labels.trim_end_matches(',') {
-                "" => String::new(),
-                labels => format!("{{{labels}}}"),
-            };
-            let value = sum(&device.share());
-            let _ = writeln!(out, "{prefix}_locality_{name}{labels} {value}");
-        }
+    /// Adds its counters: `PREFIX_locality_bytes{LABELS,data="N",worker="N",path="P"}`, the same
+    /// with `_requests`, and `PREFIX_locality_local_bytes{LABELS}` beside
+    /// `PREFIX_locality_all_bytes{LABELS}`, the share that is served locally. The labels of several
+    /// devices differ.
+    pub fn add_to(&self, metrics: &mut Metrics, prefix: &str, labels: &[(&str, &str)]) {
+        self.each(|data, worker, path, cell| {
+            let (data, worker) = (data.to_string(), worker.to_string());
+            let where_to = [("data", &*data), ("worker", &*worker), ("path", path)];
+            let labels: Vec<_> = labels.iter().copied().chain(where_to).collect();
+            let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+            let moved = [
+                Sample::counter("locality_requests", REQUESTS, value(&cell.requests)),
+                Sample::counter("locality_bytes", BYTES, value(&cell.bytes)),
+            ];
+            metrics.add(prefix, &labels, moved);
+        });
+        let share = self.share();
+        let sums = [
+            Sample::counter("locality_local_bytes", LOCAL_BYTES, share.local_bytes),
+            Sample::counter("locality_all_bytes", ALL_BYTES, share.all_bytes),
+        ];
+        metrics.add(prefix, labels, sums);
     }
 }
 
@@ -178,24 +147,31 @@ mod tests {
         device.add(Node(0), Node(4), 1, 100);
         device.add(Node(0), Node(4), 1, 20);
         device.add_all(Node(4), Node(4), 0, 3, 60);
-        let mut text = String::new();
-        device.write(&mut text, "farlane_blk", "disk=\"d\",");
-        let values: Vec<_> = text
+        let mut metrics = Metrics::default();
+        device.add_to(&mut metrics, "farlane_blk", &[("disk", "d")]);
+        let text = metrics.open_metrics();
+        let mut values: Vec<_> = text
             .lines()
             .filter(|line| !line.starts_with('#') && !line.ends_with(" 0"))
             .collect();
+        values.sort_unstable();
+        let moved = |what: &str, data: u8, path: &str, value: u64| {
+            format!(
+                "farlane_blk_locality_{what}_total{{disk=\"d\",data=\"{data}\",worker=\"4\",\
+                 path=\"{path}\"}} {value}"
+            )
+        };
         assert_eq!(
             values,
             [
-                "farlane_blk_locality_requests{disk=\"d\",data=\"0\",worker=\"4\",path=\"b\"} 2",
-                "farlane_blk_locality_requests{disk=\"d\",data=\"4\",worker=\"4\",path=\"a\"} 3",
-                "farlane_blk_locality_bytes{disk=\"d\",data=\"0\",worker=\"4\",path=\"b\"} 120",
-                "farlane_blk_locality_bytes{disk=\"d\",data=\"4\",worker=\"4\",path=\"a\"} 60",
-                "farlane_blk_locality_local_bytes{disk=\"d\"} 60",
-                "farlane_blk_locality_all_bytes{disk=\"d\"} 180",
+                "farlane_blk_locality_all_bytes_total{disk=\"d\"} 180",
+                &moved("bytes", 0, "b", 120),
+                &moved("bytes", 4, "a", 60),
+                "farlane_blk_locality_local_bytes_total{disk=\"d\"} 60",
+                &moved("requests", 0, "b", 2),
+                &moved("requests", 4, "a", 3),
             ]
         );
-        assert_eq!(text.lines().count(), 4 + 2 * 8 + 2);
     }
 
     #[test]
@@ -212,20 +188,19 @@ mod tests {
     fn several_devices_are_told_with_one_explanation_each() {
         let devices = [two(), two()];
         devices[1].add(Node(0), Node(0), 0, 7);
-        let named: Vec<_> = ["x", "y"]
-            .iter()
-            .zip(&devices)
-            .map(|(name, device)| (format!("net=\"{name}\","), device))
-            .collect();
-        let mut text = String::new();
-        write(&mut text, "farlane_net", &named);
+        let mut metrics = Metrics::default();
+        for (name, device) in ["x", "y"].iter().zip(&devices) {
+            device.add_to(&mut metrics, "farlane_net", &[("net", name)]);
+        }
+        let text = metrics.open_metrics();
         let explanations = text.lines().filter(|line| line.starts_with("# HELP"));
         assert_eq!(explanations.count(), 4);
-        assert!(text.contains("farlane_net_locality_local_bytes{net=\"y\"} 7\n"));
-        assert!(text.contains("farlane_net_locality_all_bytes{net=\"x\"} 0\n"));
-        let mut text = String::new();
-        devices[1].write(&mut text, "p", "");
-        assert!(text.contains("\np_locality_all_bytes 7\n"));
+        assert!(text.contains("farlane_net_locality_local_bytes_total{net=\"y\"} 7\n"));
+        assert!(text.contains("farlane_net_locality_all_bytes_total{net=\"x\"} 0\n"));
+        let mut metrics = Metrics::default();
+        devices[1].add_to(&mut metrics, "p", &[]);
+        let text = metrics.open_metrics();
+        assert!(text.contains("\np_locality_all_bytes_total 7\n"), "{text}");
     }
 
     #[test]

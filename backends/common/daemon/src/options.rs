@@ -2,6 +2,7 @@
 
 use crate::access::Access;
 use crate::keys::{Keys, KeysError, bytes};
+use crate::metrics::MetricsAddress;
 use crate::seccomp::SeccompMode;
 use farlane_zero_copy::placement::Given;
 use farlane_zero_copy::topology::{Node, Sysfs, Topology};
@@ -22,9 +23,10 @@ pub struct DaemonOptions {
     #[arg(long)]
     pub check: bool,
 
-    /// UNIX socket to create that answers each connection with the metrics, as Prometheus text
-    #[arg(long, value_name = "PATH")]
-    pub metrics: Option<PathBuf>,
+    /// Where the metrics are told over HTTP, as OpenMetrics text: a UNIX socket to create, or a
+    /// port of an address of this host's own, such as 127.0.0.1:9100
+    #[arg(long, value_name = "PATH|ADDRESS:PORT")]
+    pub metrics: Option<MetricsAddress>,
 
     #[command(flatten)]
     #[allow(missing_docs)]

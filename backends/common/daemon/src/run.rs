@@ -5,8 +5,7 @@
 
 use crate::config;
 use crate::control::{Control, Ending, Stopper};
-use crate::listener::{Kind, Listener};
-use crate::metrics::MetricsText;
+use crate::metrics::Collect;
 use crate::options::{Capabilities, DaemonOptions};
 use crate::privileges::{self, Needs};
 use crate::seccomp::{self, SystemCalls};
@@ -48,11 +47,11 @@ pub trait Daemon: Sized {
         Needs::default()
     }
 
-    /// Starts its threads, and tells how its metrics are rendered.
+    /// Starts its threads, and tells how its metrics are collected.
     ///
     /// # Errors
     /// What cannot be started.
-    fn start(&mut self, options: &Self::Options, stop: &Stopper) -> anyhow::Result<MetricsText>;
+    fn start(&mut self, options: &Self::Options, stop: &Stopper) -> anyhow::Result<Collect>;
 
     /// What it calls from now on, besides the calls of every daemon.
     fn system_calls(&self) -> SystemCalls;
@@ -102,13 +101,13 @@ fn live<D: Daemon>(options: &D::Options) -> anyhow::Result<()> {
     let manager = ServiceManager::find();
     let mut daemon = D::open(options)?;
     let metrics = match &common.metrics {
-        Some(path) => Some(Listener::bind(path, Kind::Stream, &common.access)?),
+        Some(address) => Some(address.listen(&common.access)?),
         None => None,
     };
     privileges::give_up(daemon.needs())?;
-    let text = daemon.start(options, &control.stopper())?;
+    let collect = daemon.start(options, &control.stopper())?;
     if let Some(listener) = metrics {
-        control.serve_metrics(listener, text)?;
+        control.serve_metrics(listener, collect)?;
     }
     seccomp::confine(common.seccomp, &daemon.system_calls())?;
     log::info!("Ready");

@@ -40,16 +40,16 @@ impl RequestCounters {
     #[must_use]
     pub fn samples(&self) -> [Sample<'static>; 2] {
         [
-            Sample {
-                name: "control_requests",
-                help: "Control requests answered with success.",
-                value: self.served.load(Ordering::Relaxed),
-            },
-            Sample {
-                name: "control_refusals",
-                help: "Control requests answered with an error.",
-                value: self.refused.load(Ordering::Relaxed),
-            },
+            Sample::counter(
+                "control_requests",
+                "Control requests answered with success.",
+                self.served.load(Ordering::Relaxed),
+            ),
+            Sample::counter(
+                "control_refusals",
+                "Control requests answered with an error.",
+                self.refused.load(Ordering::Relaxed),
+            ),
         ]
     }
 

@@ -1,0 +1,413 @@
+//! HTTP/1.1 as far as metrics need it: `GET` and `HEAD`, a connection for each.
+//!
+//! The control loop accepts; a thread answers readers one after the other, each of whom has so
+//! long: who is slow holds up nothing but other readers, for as long.
+
+use super::{Collect, MetricsListener, add_own};
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::OFlags;
+use rustix::net::{SocketFlags, sockopt};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
+
+/// Time that a reader has to ask, and then to take the whole document.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Bytes that are written at once: the kernel waits for room again for each part of them.
+const AT_ONCE: usize = 4096;
+/// Most bytes of a request, and of its header fields: those of Prometheus and curl have a few
+/// hundred.
+const MAX_REQUEST: usize = 8192;
+const MAX_FIELDS: usize = 64;
+/// Most bytes of an answer that is asked for: far more than a daemon tells.
+const MAX_ANSWER: u64 = 16 << 20;
+
+/// What OpenMetrics text is called (OpenMetrics 1.0.0, "Content-Type").
+const OPEN_METRICS: &str = "application/openmetrics-text";
+const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const PROMETHEUS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A connection, either way with a time by which it is over.
+struct Stream {
+    file: File,
+    end: Instant,
+}
+
+impl Stream {
+    fn new(socket: OwnedFd, patience: Duration) -> Self {
+        Self {
+            file: File::from(socket),
+            end: Instant::now() + patience,
+        }
+    }
+
+    /// Has the next call end by then.
+    fn limit(&self, way: sockopt::Timeout) -> io::Result<()> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        // None would be for ever, and so would less than a microsecond.
+        if left < Duration::from_millis(1) {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        Ok(sockopt::set_socket_timeout(&self.file, way, Some(left))?)
+    }
+
+    /// Reads up to the end of a request's head.
+    fn request(&mut self) -> io::Result<Vec<u8>> {
+        let mut request = Vec::new();
+        let mut room = [0; 1024];
+        while !is_whole(&request) {
+            self.limit(sockopt::Timeout::Recv)?;
+            let bytes = self.file.read(&mut room)?;
+            request.extend(&room[..bytes]);
+            if bytes == 0 || request.len() > MAX_REQUEST {
+                break;
+            }
+        }
+        Ok(request)
+    }
+
+    fn write(&mut self, text: &[u8]) -> io::Result<()> {
+        for part in text.chunks(AT_ONCE) {
+            self.limit(sockopt::Timeout::Send)?;
+            self.file.write_all(part)?;
+        }
+        Ok(())
+    }
+}
+
+fn is_whole(request: &[u8]) -> bool {
+    request.windows(4).any(|end| end == b"\r\n\r\n") || request.windows(2).any(|end| end == b"\n\n")
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// The metrics, as OpenMetrics or for Prometheus, or only what comes before them.
+    Metrics { is_open: bool, is_head: bool },
+    /// Something that is refused so.
+    Nothing(&'static str),
+}
+
+fn parse(request: &[u8]) -> Asked {
+    let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
+    let mut parsed = httparse::Request::new(&mut fields);
+    match parsed.parse(request) {
+        Ok(httparse::Status::Complete(_)) => {}
+        Ok(httparse::Status::Partial) if request.len() > MAX_REQUEST => {
+            return Asked::Nothing("431 Request Header Fields Too Large");
+        }
+        Err(httparse::Error::TooManyHeaders) => {
+            return Asked::Nothing("431 Request Header Fields Too Large");
+        }
+        Ok(httparse::Status::Partial) | Err(_) => return Asked::Nothing("400 Bad Request"),
+    }
+    let method = parsed.method.unwrap_or_default();
+    if !["GET", "HEAD"].contains(&method) {
+        return Asked::Nothing("405 Method Not Allowed\r\nAllow: GET, HEAD");
+    }
+    let path = parsed.path.unwrap_or_default();
+    let path = path.split('?').next().unwrap_or_default();
+    if !["/metrics", "/"].contains(&path) {
+        return Asked::Nothing("404 Not Found");
+    }
+    let is_accept = |field: &&httparse::Header<'_>| field.name.eq_ignore_ascii_case("accept");
+    let mut accepted = parsed.headers.iter().filter(is_accept);
+    let is_open = |field: &httparse::Header<'_>| {
+        let value = field.value;
+        value
+            .windows(OPEN_METRICS.len())
+            .any(|part| part == OPEN_METRICS.as_bytes())
+    };
+    Asked::Metrics {
+        is_open: accepted.any(is_open),
+        is_head: method == "HEAD",
+    }
+}
+
+/// The answer to a request.
+fn answer(request: &[u8], collect: &Collect) -> String {
+    let head = |status: &str, kind: &str, bytes: usize| {
+        format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {bytes}\r\n\
+             Connection: close\r\n\r\n"
+        )
+    };
+    let (is_open, is_head) = match parse(request) {
+        Asked::Metrics { is_open, is_head } => (is_open, is_head),
+        Asked::Nothing(status) => {
+            let text = format!("{}\n", status.lines().next().unwrap_or_default());
+            return head(status, "text/plain", text.len()) + &text;
+        }
+    };
+    let mut metrics = collect();
+    add_own(&mut metrics);
+    let (text, kind) = match is_open {
+        true => (metrics.open_metrics(), OPEN_METRICS_TYPE),
+        false => (metrics.prometheus(), PROMETHEUS_TYPE),
+    };
+    let head = head("200 OK", kind, text.len());
+    if is_head { head } else { head + &text }
+}
+
+/// The socket of the metrics, in the control loop. A thread answers its readers, one after the
+/// other: the next is accepted when it has answered.
+pub(crate) struct MetricsSocket {
+    listener: MetricsListener,
+    /// To the thread that answers.
+    readers: Sender<OwnedFd>,
+    /// Readable when the next reader can be accepted: the last one was answered.
+    answered: Arc<OwnedFd>,
+    /// Readable when it is tried again to accept one.
+    retry: OwnedFd,
+}
+
+impl MetricsSocket {
+    pub fn new(listener: MetricsListener, collect: Collect) -> io::Result<Self> {
+        let flags = rustix::fs::fcntl_getfl(&listener)?;
+        rustix::fs::fcntl_setfl(&listener, flags | OFlags::NONBLOCK)?;
+        let answered = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let answered = Arc::new(answered);
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let (readers, accepted) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("metrics".to_owned());
+        let done = Arc::clone(&answered);
+        thread.spawn(move || answer_all(&accepted, &collect, &done))?;
+        Ok(Self {
+            listener,
+            readers,
+            answered,
+            retry: timerfd_create(TimerfdClockId::Monotonic, flags)?,
+        })
+    }
+
+    /// What it waits for.
+    pub fn events(&self) -> [Events; 3] {
+        [
+            self.readers(EventSet::IN),
+            Events::new(&*self.answered, EventSet::IN),
+            Events::new(&self.retry, EventSet::IN),
+        ]
+    }
+
+    fn readers(&self, set: EventSet) -> Events {
+        Events::new_raw(self.listener.as_fd().as_raw_fd(), set)
+    }
+
+    /// Accepts a reader, and has it answered.
+    fn accept(&self) -> io::Result<()> {
+        let stream = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC)?;
+        // The thread is there for as long as this.
+        self.readers.send(stream).map_err(io::Error::other)
+    }
+
+    /// Has it tried again in a while.
+    fn rest(&self) -> io::Result<()> {
+        let once = Itimerspec {
+            it_interval: Timespec::default(),
+            it_value: PATIENCE.try_into().map_err(io::Error::other)?,
+        };
+        timerfd_settime(&self.retry, TimerfdTimerFlags::empty(), &once)?;
+        Ok(())
+    }
+}
+
+/// Answers readers until there is no socket any more.
+fn answer_all(readers: &Receiver<OwnedFd>, collect: &Collect, answered: &OwnedFd) {
+    for socket in readers {
+        let mut stream = Stream::new(socket, PATIENCE);
+        // A reader that went away is no trouble.
+        let request = stream.request();
+        let _ = request.and_then(|request| stream.write(answer(&request, collect).as_bytes()));
+        drop(stream);
+        // Fails only where the counter is full, and then it is readable.
+        let _ = rustix::io::write(answered, &1_u64.to_ne_bytes());
+    }
+}
+
+impl MutEventSubscriber for MetricsSocket {
+    fn init(&mut self, _ops: &mut EventOps<'_>) {}
+
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        let is_reader = events.fd() == self.listener.as_fd().as_raw_fd();
+        let next = if is_reader {
+            // Out of descriptors, most likely.
+            if self.accept().is_err() {
+                let _ = self.rest();
+            }
+            EventSet::empty()
+        } else {
+            for event in [&*self.answered, &self.retry] {
+                let _ = rustix::io::read(event, &mut [0; 8]);
+            }
+            EventSet::IN
+        };
+        if let Err(e) = ops.modify(self.readers(next)) {
+            log::error!("The metrics cannot be served any more: {e}");
+        }
+    }
+}
+
+/// Asks the daemon behind a UNIX socket, as [`ask`](super::ask) does.
+pub(super) fn ask(socket: &Path, patience: Duration) -> io::Result<String> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
+    let request =
+        format!("GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: {OPEN_METRICS}\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    stream.take(MAX_ANSWER).read_to_string(&mut answer)?;
+    let other = || io::Error::new(ErrorKind::InvalidData, "it answers with no metrics");
+    let (head, text) = answer.split_once("\r\n\r\n").ok_or_else(other)?;
+    let is_well = head.starts_with("HTTP/1.1 200 ") && text.ends_with("# EOF\n");
+    is_well.then(|| text.to_owned()).ok_or_else(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Metrics, MetricsAddress, Sample};
+    use super::*;
+    use crate::access::Access;
+    use event_manager::{EventManager, SubscriberOps as _};
+    use std::net::TcpStream;
+
+    fn collect() -> Collect {
+        Arc::new(|| {
+            let mut metrics = Metrics::default();
+            let calls = Sample::counter("calls", "All of them.", u64::MAX);
+            metrics.add("farlane", &[], [calls]);
+            metrics
+        })
+    }
+
+    #[test]
+    fn what_is_no_question_has_a_refusal() {
+        let asked = |text: &str| match parse(text.as_bytes()) {
+            Asked::Nothing(status) => status.split(' ').next().unwrap().to_owned(),
+            Asked::Metrics { is_open, is_head } => format!("{is_open} {is_head}"),
+        };
+        for (request, said) in [
+            ("GET /metrics HTTP/1.1\r\n\r\n", "false false"),
+            ("HEAD / HTTP/1.0\r\nHost: x\r\n\r\n", "false true"),
+            (
+                "GET /metrics?x=y HTTP/1.1\r\nACCEPT: text/plain;q=0.1,application/openmetrics-text\
+                 ;version=1.0.0\r\n\r\n",
+                "true false",
+            ),
+            ("POST /metrics HTTP/1.1\r\n\r\n", "405"),
+            ("GET /other HTTP/1.1\r\n\r\n", "404"),
+            ("GET /metrics HTTP/1.1\r\nHost", "400"),
+            ("", "400"),
+            ("metrics, please\n\n", "400"),
+        ] {
+            assert_eq!(asked(request), said, "{request}");
+        }
+        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "A: b\r\n".repeat(65));
+        assert_eq!(asked(&many), "431");
+        let long = format!("GET / HTTP/1.1\r\nA: {}", "b".repeat(MAX_REQUEST));
+        assert_eq!(asked(&long), "431");
+        let refusal = answer(b"PUT / HTTP/1.1\r\n\r\n", &collect());
+        let allowed = "HTTP/1.1 405 Method Not Allowed\r\nAllow: GET, HEAD\r\n";
+        assert!(refusal.starts_with(allowed), "{refusal}");
+        assert!(refusal.ends_with("\r\n\r\n405 Method Not Allowed\n"));
+        let head = answer(b"HEAD / HTTP/1.1\r\n\r\n", &collect());
+        assert!(head.ends_with("Connection: close\r\n\r\n"), "{head}");
+    }
+
+    #[test]
+    fn a_reader_that_reads_a_little_now_and_then_is_left_alone() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        // At this pace it would take seconds.
+        let text = "x".repeat(16 << 20);
+        let patience = Duration::from_millis(100);
+        let answering = std::thread::spawn(move || {
+            let mut stream = Stream::new(ours.into(), patience);
+            stream.write(text.as_bytes())
+        });
+        let mut room = [0; AT_ONCE];
+        while !answering.is_finished() {
+            let _ = theirs.read(&mut room).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(answering.join().unwrap().is_err());
+        // Nor is one that asks for ever.
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let asked = std::thread::spawn(move || Stream::new(ours.into(), patience).request());
+        while !asked.is_finished() && theirs.write_all(b"G").is_ok() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(asked.join().unwrap().is_err());
+    }
+
+    #[test]
+    fn each_connection_gets_one_document_by_either_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics");
+        let port = MetricsAddress::Loopback("127.0.0.1:0".parse().unwrap());
+        let addresses = [MetricsAddress::Path(path.clone()), port];
+        let listeners = addresses.map(|address| address.listen(&Access::default()).unwrap());
+        let address = match rustix::net::getsockname(&listeners[1]).unwrap().try_into() {
+            Ok(address) => std::net::SocketAddr::V4(address),
+            Err(e) => panic!("{e}"),
+        };
+        for listener in listeners {
+            std::thread::spawn(move || {
+                let socket = MetricsSocket::new(listener, collect()).unwrap();
+                let events = socket.events();
+                let mut manager = EventManager::new().unwrap();
+                let id = manager.add_subscriber(socket);
+                for events in events {
+                    manager.event_ops(id).unwrap().add(events).unwrap();
+                }
+                loop {
+                    manager.run().unwrap();
+                }
+            });
+        }
+        let patience = Duration::from_secs(10);
+        for _ in 0..2 {
+            let text = ask(&path, patience).unwrap();
+            assert!(
+                text.contains("\nfarlane_calls_total 18446744073709551615\n"),
+                "{text}"
+            );
+            assert!(
+                text.contains("\nfarlane_daemon_lost_pages_total 0\n"),
+                "{text}"
+            );
+            assert!(text.contains("farlane_build_info{program="), "{text}");
+        }
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut said = String::new();
+        stream.read_to_string(&mut said).unwrap();
+        assert!(said.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"));
+        assert!(
+            said.contains("\n# TYPE farlane_calls_total counter\n"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn metrics_are_told_to_this_host_alone() {
+        let parse = |text: &str| text.parse::<MetricsAddress>();
+        assert!(matches!(
+            parse("[::1]:9100"),
+            Ok(MetricsAddress::Loopback(_))
+        ));
+        assert!(matches!(parse("/run/m:9100"), Ok(MetricsAddress::Path(_))));
+        for other in ["0.0.0.0:9100", "192.0.2.1:80", "[::]:9100"] {
+            assert!(parse(other).is_err(), "{other}");
+        }
+    }
+}
