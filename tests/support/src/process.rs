@@ -117,6 +117,12 @@ pub fn metrics(socket: &Path) -> String {
     farlane_daemon::metrics::ask(socket, PATIENCE).unwrap()
 }
 
+/// A sample, by the name of its family.
+fn of_family(line: &str) -> String {
+    let (name, rest) = line.split_at(line.find(['{', ' ']).unwrap_or(line.len()));
+    format!("{}{rest}", name.strip_suffix("_total").unwrap_or(name))
+}
+
 /// The value of the first of these metrics whose line begins so and has these labels.
 ///
 /// # Panics
@@ -124,8 +130,10 @@ pub fn metrics(socket: &Path) -> String {
 #[must_use]
 pub fn metric(metrics: &str, begin: &str, labels: &[(&str, &str)]) -> u64 {
     let labels: Vec<_> = labels.iter().map(|(k, v)| format!("{k}=\"{v}\"")).collect();
-    let fits = |line: &&str| line.starts_with(begin) && labels.iter().all(|l| line.contains(l));
-    let line = metrics.lines().find(fits);
+    let fits = |line: &&String| line.starts_with(begin) && labels.iter().all(|l| line.contains(l));
+    // Counters are called by the names of their families.
+    let samples: Vec<_> = metrics.lines().map(of_family).collect();
+    let line = samples.iter().find(fits);
     let line = line.unwrap_or_else(|| panic!("no {begin} {labels:?} in {metrics}"));
     line.rsplit_once(' ').unwrap().1.parse().unwrap()
 }

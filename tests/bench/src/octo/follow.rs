@@ -11,8 +11,6 @@ use crate::scale;
 use anyhow::{Result, ensure};
 use farlane_vm_front_end::net::Header;
 use farlane_vm_front_end::net::frame::udp;
-use std::io::Read as _;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -119,12 +117,11 @@ fn receive(nic: &mut farlane_vm_front_end::net::Nic, mac: [u8; 6], seen: &mut Se
 
 /// The part of the bytes whose data is on the node of the worker that moved them.
 fn local_share(metrics: &Path) -> Result<f64> {
-    let mut text = String::new();
-    UnixStream::connect(metrics)?.read_to_string(&mut text)?;
+    let text = farlane_daemon::metrics::ask(metrics, Duration::from_secs(10))?;
     let (mut local, mut all) = (0.0, 0.0);
     for line in text
         .lines()
-        .filter(|l| l.starts_with("farlane_net_locality_bytes{"))
+        .filter(|l| l.starts_with("farlane_net_locality_bytes_total{"))
     {
         let label = |name: &str| {
             let rest = line.split(&format!("{name}=\"")).nth(1)?;

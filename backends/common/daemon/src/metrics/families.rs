@@ -85,8 +85,8 @@ impl Metrics {
         text
     }
 
-    /// As the text that Prometheus has had before (exposition format 0.0.4): the same samples, whose
-    /// families have their names.
+    /// As the text that Prometheus has had before (exposition format 0.0.4): the same samples,
+    /// whose families have their names.
     #[must_use]
     pub fn prometheus(&self) -> String {
         let mut out = String::new();
