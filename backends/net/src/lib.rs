@@ -23,7 +23,7 @@ mod guest;
 mod header;
 pub mod interface;
 pub mod offload;
-mod options;
+pub mod options;
 pub mod pairs;
 pub mod port;
 pub mod session;

@@ -1,4 +1,5 @@
 //! Device memory for measurements, as `farlane-io calibrate` and `cargo xtask bench gpu-ssd` use
-//! it.
+//! it; and the tool's command line.
 
 pub mod memory;
+pub mod options;

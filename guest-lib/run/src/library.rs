@@ -10,8 +10,11 @@ pub const PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
 const FOLDER_VARIABLE: &str = "FARLANE_LIB_DIR";
 /// What the folder must hold.
 const LIBRARY: &str = "libibverbs.so.1";
-/// Where a package installs it.
-const INSTALLED: &str = "/usr/lib/farlane";
+/// Where packages install it: Debian's in the folder of the architecture, others without one.
+fn installed() -> [PathBuf; 2] {
+    let of_architecture = format!("/usr/lib/{}-linux-gnu/farlane", std::env::consts::ARCH);
+    [of_architecture.into(), "/usr/lib/farlane".into()]
+}
 
 /// The variable that names libraries that are loaded before all others.
 pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
@@ -19,25 +22,21 @@ pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 const IO_LIBRARY: &str = "libfarlane_io.so";
 
 /// The folder that holds our libibverbs: what `FARLANE_LIB_DIR` says, else `verbs/` beside this
-/// program, else `/usr/lib/farlane`.
+/// program, else where packages install it.
 pub fn folder() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe().context("Cannot find this program's own folder")?;
     let named = std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from);
     let beside = program.parent().map(|folder| folder.join("verbs"));
-    choose(
-        LIBRARY,
-        named,
-        [beside, Some(INSTALLED.into())].into_iter().flatten(),
-    )
+    choose(LIBRARY, named, beside.into_iter().chain(installed()))
 }
 
 /// The value for [`PRELOAD_VARIABLE`]: what is there already, then our library for file I/O: in the
-/// folder that `FARLANE_LIB_DIR` says, else beside this program, else in `/usr/lib/farlane`.
+/// folder that `FARLANE_LIB_DIR` says, else beside this program, else where packages install it.
 pub fn preload() -> anyhow::Result<OsString> {
     let program = std::env::current_exe().context("Cannot find this program's own folder")?;
     let named = std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from);
     let beside = program.parent().map(Path::to_owned);
-    let places = [beside, Some(INSTALLED.into())].into_iter().flatten();
+    let places = beside.into_iter().chain(installed());
     let library = choose(IO_LIBRARY, named, places)?.join(IO_LIBRARY);
     let before = std::env::var_os(PRELOAD_VARIABLE);
     preload_after(before.as_deref(), &library)

@@ -3,12 +3,10 @@
 //! The program's own libibverbs is replaced for this one run, by putting the folder with ours in
 //! front of `LD_LIBRARY_PATH`. With `--io`, `libfarlane_io.so` is preloaded.
 
-mod library;
-
-use clap::Parser;
-use std::ffi::OsString;
+use clap::Parser as _;
+use farlane_run::library;
+use farlane_run::options::Options;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 /// Exit status when the program cannot be found, as shells have it.
@@ -18,40 +16,8 @@ const NOT_RUNNABLE: u8 = 126;
 /// Exit status when this launcher itself fails, as `env` and `nohup` have it.
 const FAILED: u8 = 125;
 
-/// Runs a program on Farlane's libraries.
-#[derive(Debug, Parser)]
-#[command(
-    name = "farlane-run",
-    version,
-    override_usage = "farlane-run [--socket PATH] [--share-memory] [--io] PROG [ARGS]..."
-)]
-struct Arguments {
-    /// Use the backend that listens at this UNIX socket, instead of only the devices of this VM.
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
-
-    /// On the host, let the backend map private memory of the program while it is registered, so
-    /// that a transfer between two processes copies it once: whole pages, 64 KiB or more. A child
-    /// of the program shares them meanwhile. In a VM memory is mapped anyway.
-    #[arg(long)]
-    share_memory: bool,
-
-    /// Serve its reads and writes of files with buffers in device memory, too.
-    #[arg(long)]
-    io: bool,
-
-    /// The program and its arguments.
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PROG"
-    )]
-    command: Vec<OsString>,
-}
-
 fn main() -> ExitCode {
-    let arguments = Arguments::try_parse().unwrap_or_else(|error| {
+    let arguments = Options::try_parse().unwrap_or_else(|error| {
         let status = if error.use_stderr() { FAILED } else { 0 };
         let _ = error.print();
         std::process::exit(status.into());
@@ -80,7 +46,7 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
-fn run(arguments: &Arguments) -> Result<std::convert::Infallible, Failure> {
+fn run(arguments: &Options) -> Result<std::convert::Infallible, Failure> {
     let [program, rest @ ..] = arguments.command.as_slice() else {
         return Err(anyhow::anyhow!("Name a program to run").into());
     };

@@ -84,20 +84,45 @@ pub const GUEST_TREE: TreeSpec = TreeSpec {
     unpacked: &[],
 };
 
-/// Linux 6.1, its modules, and the compiler it was built with.
+/// Linux 6.1, its modules, and the compiler it was built with; and what our packages depend on, and
+/// are tried with.
 pub const HEADERS_6_1: TreeSpec = TreeSpec {
     name: "headers-6.1",
     suite: "bookworm",
-    packages: &["linux-headers-amd64", "linux-image-amd64", "make"],
+    packages: &[
+        "apparmor",
+        "dkms",
+        "ibverbs-utils",
+        "libc6-dev",
+        "linux-headers-amd64",
+        "linux-image-amd64",
+        "make",
+        "man-db",
+        "pkg-config",
+        "systemd",
+    ],
     backports: &[],
     unpacked: &[],
 };
 
-/// Linux 6.12, its modules, and the compiler it was built with.
+/// Linux 6.12, its modules, and the compiler it was built with; and what our packages depend on,
+/// and are tried with.
 pub const HEADERS_6_12: TreeSpec = TreeSpec {
     name: "headers-6.12",
     suite: "trixie",
-    packages: &["linux-headers-amd64", "linux-image-amd64", "make"],
+    packages: &[
+        "apparmor",
+        "dkms",
+        "ibverbs-utils",
+        "libc6-dev",
+        "lintian",
+        "linux-headers-amd64",
+        "linux-image-amd64",
+        "make",
+        "man-db",
+        "pkg-config",
+        "systemd",
+    ],
     backports: &[],
     unpacked: &[],
 };

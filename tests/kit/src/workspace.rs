@@ -156,6 +156,23 @@ impl Workspace {
         self.build_targets(packages, &["--lib", "--bins"])
     }
 
+    /// Builds the programs and libraries of packages as users install them, optimised and in the
+    /// profile `release`, and returns the folder that they are in.
+    ///
+    /// # Errors
+    /// When the build fails.
+    pub fn build_release(&self, packages: &[&str]) -> Result<PathBuf> {
+        let mut command = self.cargo(&["build", "--release"]);
+        command
+            .args(with_features(packages))
+            .args(["--lib", "--bins"]);
+        finish(
+            Process::spawn("cargo build", command)?,
+            &packages.join(", "),
+        )?;
+        Ok(self.target.join("release"))
+    }
+
     /// Builds an example of a package and returns its path.
     ///
     /// # Errors

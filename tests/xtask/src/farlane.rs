@@ -166,7 +166,7 @@ impl Farlane {
             built("farlane-run", "usr/bin/farlane-run")?,
             built("libfarlane_verbs.so", "usr/lib/farlane/libibverbs.so.1")?,
             built("libfarlane_rdmacm.so", "usr/lib/farlane/librdmacm.so.1")?,
-            built("libfarlane.so", "usr/lib/farlane/libfarlane.so")?,
+            built("libfarlane.so", "usr/lib/farlane/libfarlane.so.0")?,
         ];
         Ok(Self {
             on_host,
@@ -286,7 +286,7 @@ fn link_libraries(workspace: &Workspace) -> Result<()> {
     for (name, built) in [
         ("libibverbs.so.1", "../libfarlane_verbs.so"),
         ("librdmacm.so.1", "../libfarlane_rdmacm.so"),
-        ("libfarlane.so", "../libfarlane.so"),
+        ("libfarlane.so.0", "../libfarlane.so"),
     ] {
         let link = folder.join(name);
         fs::create_dir_all(&folder).with_context(|| format!("Cannot make {}", folder.display()))?;

@@ -29,6 +29,7 @@ mod net;
 mod netstat;
 mod numa;
 mod order;
+mod package;
 mod place;
 mod pvh;
 mod run;
@@ -50,6 +51,7 @@ mod volumes;
 mod way;
 mod work;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -140,6 +142,12 @@ enum Task {
         /// Only those whose name contains this
         filter: Option<String>,
     },
+    /// Makes Debian packages in target/package
+    Package {
+        /// Copies them to this folder, too
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
     /// Boots a virtual machine with its console on this terminal
     Vm,
     /// Removes everything that the VM kit made and keeps
@@ -192,6 +200,7 @@ fn perform(task: Task) -> Result<ExitCode> {
             bench::smoke(&workspace)
         }
         Task::Kasan { filter } => kasan::run(&workspace, filter.as_deref().unwrap_or_default()),
+        Task::Package { out } => package::run(&workspace, out.as_deref()),
         Task::Vm => vm::run(&workspace),
         Task::Clean => clean::run(&workspace),
     }

@@ -7,7 +7,7 @@ use super::{
     driver_kernels, gpu_coherence, gpu_hostile, gpu_p2pmem, gpu_raid, gpu_read, gpu_scan, gpu_soft,
     gpu_stacks, gpu_unmodified, gpu_write, kills, lend_crash, lend_hostile, lend_partition,
     lend_reassign, lend_soft, lend_vfio, lend_vs_local, net_vs_tap, octo_net, octo_net_flood,
-    octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, rdma_apps, rdma_buffers,
+    octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, package, rdma_apps, rdma_buffers,
     rdma_cm, rdma_crash, rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs,
     rdma_stock, rdma_tenants, rdma_ulps, rdma_users, rdma_verbs, rdma_vs_rxe, rdma_workers,
     topology, vmkit,
@@ -132,6 +132,9 @@ scenarios! {
          system stays whole";
     test "driver-builds" = driver_builds::run,
         "the guest driver builds for Linux 6.1, 6.12 and 7.x with each one's own compiler";
+    test "package" = package::run,
+        "the Debian packages in Debian 12 and 13: installed, upgraded, purged; units, profiles, man \
+         pages, DKMS, libraries";
     test "driver-6.1" = |run, to| driver_kernels::in_kernel(run, to, &HEADERS_6_1, "6.1."),
         "driver-device, rdma-pingpong and rdma-stock in guests with Linux 6.1";
     test "driver-6.12" = |run, to| driver_kernels::in_kernel(run, to, &HEADERS_6_12, "6.12."),

@@ -34,6 +34,7 @@ mod octo_restart;
 pub mod octo_ssd;
 mod octo_ssd_failover;
 mod p2p_lent;
+mod package;
 mod rdma_apps;
 mod rdma_buffers;
 mod rdma_cm;

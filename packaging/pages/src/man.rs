@@ -1,0 +1,61 @@
+//! A man page (man-pages(7)): what clap knows of a command, then files and other pages.
+
+use crate::programs::Program;
+use clap::Command;
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
+use std::io;
+
+/// The pages of a program, its own and those of its subcommands: names and texts.
+///
+/// # Errors
+/// None: they are written to memory.
+pub fn pages(program: &Program) -> io::Result<Vec<(String, Vec<u8>)>> {
+    let mut command = program.command.clone().disable_help_subcommand(true);
+    command.build();
+    let mut pages = vec![page(program, &command, program.see_also)?];
+    let name = format!("{}(1)", command.get_name());
+    for subcommand in command.get_subcommands().filter(|s| !s.is_hide_set()) {
+        pages.push(page(program, subcommand, &[&name])?);
+    }
+    Ok(pages)
+}
+
+fn page(
+    program: &Program,
+    command: &Command,
+    see_also: &[&str],
+) -> io::Result<(String, Vec<u8>)> {
+    let name = command.get_display_name().unwrap_or(command.get_name());
+    let version = program.command.get_version().unwrap_or_default();
+    let man = Man::new(command.clone())
+        .source(format!("Farlane {version}"))
+        .manual("Farlane");
+    let mut text = Vec::new();
+    man.render_title(&mut text)?;
+    man.render_name_section(&mut text)?;
+    man.render_synopsis_section(&mut text)?;
+    man.render_description_section(&mut text)?;
+    man.render_options_section(&mut text)?;
+    if command.has_subcommands() {
+        man.render_subcommands_section(&mut text)?;
+    }
+    let mut roff = Roff::new();
+    roff.control("SH", ["FILES"]);
+    for (file, what) in program.files {
+        roff.control("TP", []);
+        roff.text([bold(*file)]);
+        roff.text([roman(*what)]);
+    }
+    roff.control("SH", ["SEE ALSO"]);
+    let mut separator = "";
+    let mut others = Vec::new();
+    for other in see_also {
+        let (page, section) = other.split_once('(').unwrap_or((other, ""));
+        others.extend([roman(separator), bold(page), roman(format!("({section}"))]);
+        separator = ", ";
+    }
+    roff.text(others);
+    roff.to_writer(&mut text)?;
+    Ok((name.to_owned(), text))
+}

@@ -1,0 +1,269 @@
+//! The Debian packages: installed, used, upgraded and purged in clean trees of two releases.
+
+mod room;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use farlane_kit::debian::{HEADERS_6_1, HEADERS_6_12, TreeSpec};
+use farlane_kit::process::tail;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
+use farlane_kit::tree::Tree;
+use room::{PACKAGES, Room};
+
+use crate::package;
+use crate::run::Run;
+
+/// The packages that are looked at, and a lower version, from which they are upgraded.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+const OLDER: &str = "0.0.9";
+
+/// What is upgraded: of the driver there is one build in each tree.
+const UPGRADED: &str = "farlane farlane-guest libfarlane0 libfarlane-dev";
+
+/// A file of the packages that belongs to whoever runs the machine.
+const CONFIGURATION: &str = "/etc/apparmor.d/usr.bin.farlane-blk";
+
+/// Where what the packages leave is not theirs: lists and caches of other programs, key pairs that
+/// DKMS makes for itself, backups of the lists of users, and where other scenarios build.
+const OTHERS: &[&str] = &[
+    "/build",
+    "/etc/.pwd.lock",
+    "/etc/group-",
+    "/etc/gshadow-",
+    "/etc/passwd-",
+    "/etc/shadow-",
+    "/etc/subgid-",
+    "/etc/subuid-",
+    "/tmp",
+    "/var/cache",
+    "/var/lib/apt",
+    "/var/lib/dkms/mok.",
+    "/var/lib/dpkg",
+    "/var/log",
+];
+
+/// Renders all man pages of a package, as lintian does; prints what troff warns of.
+const RENDER: &str = "for page in $(dpkg -L farlane farlane-guest | grep '/man1/.*gz$'); do
+    MANROFFSEQ= MANWIDTH=80 man --warnings -E UTF-8 -l -Tutf8 -Z \"$page\" 2>&1 >/dev/null |
+        sed \"s#^#$page: #\"
+done";
+
+/// Starts the installed daemon for processes of its user, waits until it is ready, and lists the
+/// device through the installed library.
+const DEVICES: &str = "set -e
+as_farlane='setpriv --reuid farlane --regid farlane --init-groups'
+mkfifo /tmp/log && chmod 666 /tmp/log
+$as_farlane farlane-rdma --host-socket /run/farlane/rdma/host.sock 2>/tmp/log &
+exec 3</tmp/log
+while read -r line <&3; do
+    echo \"$line\"
+    case $line in *Ready*) break ;; esac
+done
+rm /tmp/log
+$as_farlane farlane-run --socket /run/farlane/rdma/host.sock ibv_devinfo";
+
+/// Compiles and links the example as a stranger would.
+const COMPILE: &str = "cd /tmp && cc -Wall -Wextra -Werror -o transfer \
+     /usr/share/doc/libfarlane-dev/examples/transfer.c $(pkg-config --cflags --libs farlane) && \
+     readelf -d transfer | grep NEEDED && ldd transfer && rm transfer";
+
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let workspace = run.context.workspace();
+    workspace.build(package::CRATES)?;
+    let made = Made(workspace.target().join("package-test"));
+    let folder = made.0.as_path();
+    let pack = |version: Option<&str>| {
+        let folder = folder.join(version.unwrap_or(VERSION));
+        package::pack(workspace, &workspace.programs(), &folder, version)
+    };
+    let packages = pack(None)?;
+    pack(Some(OLDER))?;
+    for package in &packages {
+        let kib = fs::metadata(package)?.len() / 1024;
+        let name = package.file_name().unwrap_or_default();
+        report.add("Debian package", name.to_string_lossy(), format!("{kib} KiB"));
+    }
+    for (spec, kernel) in [(&HEADERS_6_12, "6.12."), (&HEADERS_6_1, "6.1.")] {
+        in_tree(run, spec, kernel, folder).with_context(|| format!("In Debian {}", spec.suite))?;
+        report.add("Debian packages", format!("in {}", spec.suite), "work");
+    }
+    Ok(())
+}
+
+/// A folder that goes with this value.
+struct Made(PathBuf);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        // What is left is replaced by the next run.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn in_tree(run: &Run<'_>, spec: &TreeSpec, kernel: &str, packages: &Path) -> Result<()> {
+    let tree = Tree::ensure(run.context.workspace(), spec)?;
+    let release = tree.kernel_release()?;
+    ensure!(
+        release.starts_with(kernel),
+        "{} has headers of Linux {release}",
+        spec.name
+    );
+    let over = run.path(spec.suite);
+    fs::create_dir(&over).with_context(|| format!("Cannot make {}", over.display()))?;
+    let room = Room::new(&tree, &over, packages)?;
+    let before = room.files(is_others)?;
+    let step = |what: &str, act: &dyn Fn(&Room) -> Result<()>| {
+        progress::step(&format!("{what} (Debian {})", spec.suite), || act(&room))
+            .with_context(|| what.to_owned())
+    };
+    step("Installing an older version", &install_older)?;
+    step("Upgrading", &upgrade)?;
+    step("Building the driver by DKMS", &|room| driver(room, &release))?;
+    if spec.packages.contains(&"lintian") {
+        step("Running lintian", &lintian)?;
+    }
+    step("Looking at units and profiles", &units_and_profiles)?;
+    step("Rendering man pages", &man_pages)?;
+    step("Listing devices", &devices)?;
+    step("Compiling a program", &program)?;
+    step("Purging", &|room| purge(room, &before))
+}
+
+fn is_others(path: &str) -> bool {
+    OTHERS.iter().any(|begin| path.starts_with(begin))
+}
+
+/// Installs packages of a version with apt, without a network: what they depend on is there.
+fn install(room: &Room, version: &str, names: &str) -> Result<()> {
+    let files: Vec<String> = names
+        .split_whitespace()
+        .map(|name| format!("{PACKAGES}/{version}/{name}_{version}_*.deb"))
+        .collect();
+    room.run(&format!(
+        "apt-get install --yes -qq --no-download --no-install-recommends \
+         -o APT::Sandbox::User=root {}",
+        files.join(" ")
+    ))?;
+    Ok(())
+}
+
+fn install_older(room: &Room) -> Result<()> {
+    install(room, OLDER, UPGRADED)?;
+    room.run(&format!("echo '# ours' >>{CONFIGURATION}"))?;
+    room.run("mkdir -p /etc/farlane/blk && echo 'path = \"/srv/a\"' >/etc/farlane/blk/vm0.toml")?;
+    Ok(())
+}
+
+fn upgrade(room: &Room) -> Result<()> {
+    install(room, VERSION, &format!("{UPGRADED} farlane-dkms"))?;
+    let versions = room.run(&format!(
+        "dpkg-query --show --showformat '${{Version}} ${{db:Status-Abbrev}}\\n' {UPGRADED}"
+    ))?;
+    ensure!(
+        versions
+            .lines()
+            .all(|line| line.trim() == format!("{VERSION} ii")),
+        "Installed after the upgrade:\n{versions}"
+    );
+    room.run(&format!(
+        "grep -qx '# ours' {CONFIGURATION} && test -e /etc/farlane/blk/vm0.toml"
+    ))
+    .context("The upgrade has lost what was configured")?;
+    Ok(())
+}
+
+fn driver(room: &Room, kernel: &str) -> Result<()> {
+    // The package builds for the kernel that runs, which is this machine's, or for the newest.
+    let status = || room.run(&format!("dkms status farlane/{VERSION} -k {kernel}"));
+    if !status()?.contains("installed") {
+        room.run(&format!("dkms install farlane/{VERSION} -k {kernel}"))?;
+    }
+    let status = status()?;
+    ensure!(status.contains("installed"), "dkms says: {status}");
+    for module in ["farlane", "farlane_ib"] {
+        let magic = room.run(&format!("modinfo -k {kernel} -F vermagic {module}"))?;
+        ensure!(magic.starts_with(kernel), "{module} is for {magic}");
+    }
+    Ok(())
+}
+
+fn lintian(room: &Room) -> Result<()> {
+    let said = room.run(&format!(
+        "lintian --fail-on none --allow-root {PACKAGES}/{VERSION}/*.deb"
+    ))?;
+    let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("E:")).collect();
+    ensure!(errors.is_empty(), "lintian says:\n{}", errors.join("\n"));
+    Ok(())
+}
+
+fn units_and_profiles(room: &Room) -> Result<()> {
+    let units = room.run("dpkg -L farlane | grep '/system/farlane-'")?;
+    let units: Vec<&str> = units.lines().collect();
+    ensure!(!units.is_empty(), "No units are installed");
+    let said = room.run(&format!("systemd-analyze verify {} 2>&1", units.join(" ")))?;
+    ensure!(said.trim().is_empty(), "systemd-analyze says:\n{said}");
+    for unit in units.iter().filter(|unit| unit.ends_with(".service")) {
+        room.run(&format!(
+            "systemd-analyze security --offline=true --threshold=30 {unit}"
+        ))?;
+    }
+    for profile in ["blk", "net", "rdma"] {
+        room.run(&format!(
+            "apparmor_parser --skip-kernel-load --skip-cache \
+             /etc/apparmor.d/usr.bin.farlane-{profile}"
+        ))?;
+    }
+    for (kind, of) in [("block", "blk"), ("net", "net")] {
+        let said = room.run(&format!(
+            "$(sed -n 's/.*\"binary\": \"\\(.*\\)\".*/\\1/p' \
+             /usr/share/qemu/vhost-user/50-farlane-{of}.json) --print-capabilities"
+        ))?;
+        ensure!(said.contains(kind), "farlane-{of} says: {said}");
+    }
+    Ok(())
+}
+
+fn man_pages(room: &Room) -> Result<()> {
+    let warnings = room.run(RENDER)?;
+    ensure!(warnings.is_empty(), "troff warns:\n{}", tail(&warnings, 20));
+    let page = room.run("man farlane-blk | cat")?;
+    for section in ["NAME", "SYNOPSIS", "OPTIONS", "FILES", "SEE ALSO"] {
+        ensure!(
+            page.lines().any(|line| line == section),
+            "farlane-blk(1) has no section {section}:\n{}",
+            tail(&page, 20)
+        );
+    }
+    Ok(())
+}
+
+fn devices(room: &Room) -> Result<()> {
+    let said = room.run(DEVICES)?;
+    ensure!(
+        said.contains("hca_id:") && said.contains("PORT_ACTIVE"),
+        "ibv_devinfo finds no device:\n{said}"
+    );
+    Ok(())
+}
+
+fn program(room: &Room) -> Result<()> {
+    let said = room.run(COMPILE)?;
+    let links = said.contains("[libfarlane.so.0]") && !said.contains("not found");
+    ensure!(links, "A program of libfarlane-dev needs:\n{said}");
+    Ok(())
+}
+
+fn purge(room: &Room, before: &BTreeSet<String>) -> Result<()> {
+    let installed = format!("farlane-dkms {UPGRADED}");
+    room.run(&format!("apt-get purge --yes -qq {installed}"))?;
+    let after = room.files(is_others)?;
+    let left: Vec<&String> = after.difference(before).collect();
+    ensure!(left.is_empty(), "Left after the purge: {left:#?}");
+    let gone: Vec<&String> = before.difference(&after).collect();
+    ensure!(gone.is_empty(), "Gone with the purge: {gone:#?}");
+    Ok(())
+}
