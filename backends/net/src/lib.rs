@@ -1,6 +1,6 @@
 //! A network interface of a virtual machine over vhost-user, with a worker on every NUMA node.
 //!
-//! * [`daemon`]: the daemon; `options`: the command line.
+//! * [`daemon`]: the daemon; [`options`]: the command line.
 //! * [`port`]: where frames come from and go to on the host.
 //! * [`interface`]: an interface; [`session`]: as a VMM's front-end sees it.
 //! * [`pairs`]: queue pairs by number.

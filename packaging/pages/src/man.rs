@@ -6,6 +6,9 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 use std::io;
 
+/// Words of this length fit into a line of any terminal.
+const LONG_WORD: usize = 40;
+
 /// The pages of a program, its own and those of its subcommands: names and texts.
 ///
 /// # Errors
@@ -21,11 +24,7 @@ pub fn pages(program: &Program) -> io::Result<Vec<(String, Vec<u8>)>> {
     Ok(pages)
 }
 
-fn page(
-    program: &Program,
-    command: &Command,
-    see_also: &[&str],
-) -> io::Result<(String, Vec<u8>)> {
+fn page(program: &Program, command: &Command, see_also: &[&str]) -> io::Result<(String, Vec<u8>)> {
     let name = command.get_display_name().unwrap_or(command.get_name());
     let version = program.command.get_version().unwrap_or_default();
     let man = Man::new(command.clone())
@@ -33,6 +32,8 @@ fn page(
         .manual("Farlane");
     let mut text = Vec::new();
     man.render_title(&mut text)?;
+    // No spaces are put in to make lines equally long.
+    text.extend_from_slice(b".ad l\n");
     man.render_name_section(&mut text)?;
     man.render_synopsis_section(&mut text)?;
     man.render_description_section(&mut text)?;
@@ -57,5 +58,19 @@ fn page(
     }
     roff.text(others);
     roff.to_writer(&mut text)?;
-    Ok((name.to_owned(), text))
+    Ok((name.to_owned(), breakable(&String::from_utf8_lossy(&text))))
+}
+
+/// Lets long words be broken (groff(7), `\:`): values with many keys are longer than a line.
+fn breakable(text: &str) -> Vec<u8> {
+    let word = |word: &str| match word.len() > LONG_WORD {
+        true => word.replace('[', "\\:[").replace('|', "|\\:"),
+        false => word.to_owned(),
+    };
+    let line = |line: &str| match line.starts_with('.') {
+        true => line.to_owned(),
+        false => line.split(' ').map(word).collect::<Vec<_>>().join(" "),
+    };
+    let lines: Vec<String> = text.lines().map(|text| line(text) + "\n").collect();
+    lines.concat().into_bytes()
 }

@@ -64,11 +64,20 @@ const SOURCES: &[(&str, &str)] = &[
     ("qemu-configs", "qemu-configs"),
 ];
 
+/// What packages are made for.
+#[derive(Debug, Clone, Copy)]
+pub enum Purpose<'a> {
+    /// Users.
+    Release,
+    /// A test, which wants them soon: hardly compressed, and of this version.
+    Trial(&'a str),
+}
+
 /// Builds everything as users install it, and packs it.
 pub fn run(workspace: &Workspace, out: Option<&Path>) -> Result<ExitCode> {
     let programs = workspace.build_release(CRATES)?;
     let folder = workspace.target().join("package");
-    for made in pack(workspace, &programs, &folder, None)? {
+    for made in pack(workspace, &programs, &folder, Purpose::Release)? {
         let mut shown = made.clone();
         if let Some(out) = out {
             fs::create_dir_all(out).with_context(|| format!("Cannot make {}", out.display()))?;
@@ -81,7 +90,7 @@ pub fn run(workspace: &Workspace, out: Option<&Path>) -> Result<ExitCode> {
 }
 
 /// Makes packages of programs and libraries that cargo has built in the folder `built`. They are
-/// in `folder` then, whose former contents go. `version` takes the place of the changelog's.
+/// in `folder` then, whose former contents go.
 ///
 /// # Errors
 /// When something is missing, or what debhelper says.
@@ -89,21 +98,25 @@ pub fn pack(
     workspace: &Workspace,
     built: &Path,
     folder: &Path,
-    version: Option<&str>,
+    purpose: Purpose<'_>,
 ) -> Result<Vec<PathBuf>> {
     packages::ensure(TOOLS)?;
     if folder.exists() {
-        fs::remove_dir_all(folder).with_context(|| format!("Cannot remove {}", folder.display()))?;
+        fs::remove_dir_all(folder)
+            .with_context(|| format!("Cannot remove {}", folder.display()))?;
     }
     let stage = folder.join("farlane");
     lay_out(workspace, built, &stage)?;
-    if let Some(version) = version {
+    let mut command = Command::new("dpkg-buildpackage");
+    if let Purpose::Trial(version) = purpose {
         let changelog = stage.join("debian/changelog");
         let text = fs::read_to_string(&changelog).context("Cannot read the changelog")?;
         fs::write(&changelog, with_version(&text, version)?)
             .context("Cannot write the changelog")?;
+        command
+            .env("DPKG_DEB_COMPRESSOR_TYPE", "gzip")
+            .env("DPKG_DEB_COMPRESSOR_LEVEL", "1");
     }
-    let mut command = Command::new("dpkg-buildpackage");
     command
         .current_dir(&stage)
         .args(["--build=binary", "--no-sign", "--no-check-builddeps"])

@@ -7,10 +7,10 @@ use super::{
     driver_kernels, gpu_coherence, gpu_hostile, gpu_p2pmem, gpu_raid, gpu_read, gpu_scan, gpu_soft,
     gpu_stacks, gpu_unmodified, gpu_write, kills, lend_crash, lend_hostile, lend_partition,
     lend_reassign, lend_soft, lend_vfio, lend_vs_local, net_vs_tap, octo_net, octo_net_flood,
-    octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, package, rdma_apps, rdma_buffers,
-    rdma_cm, rdma_crash, rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs,
-    rdma_stock, rdma_tenants, rdma_ulps, rdma_users, rdma_verbs, rdma_vs_rxe, rdma_workers,
-    topology, vmkit,
+    octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, package, rdma_apps,
+    rdma_buffers, rdma_cm, rdma_crash, rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong,
+    rdma_pyverbs, rdma_stock, rdma_tenants, rdma_ulps, rdma_users, rdma_verbs, rdma_vs_rxe,
+    rdma_workers, topology, vmkit,
 };
 use crate::versus::Form;
 

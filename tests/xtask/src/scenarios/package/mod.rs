@@ -14,7 +14,7 @@ use farlane_kit::report::Report;
 use farlane_kit::tree::Tree;
 use room::{PACKAGES, Room};
 
-use crate::package;
+use crate::package::{self, Purpose};
 use crate::run::Run;
 
 /// The packages that are looked at, and a lower version, from which they are upgraded.
@@ -76,16 +76,25 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     workspace.build(package::CRATES)?;
     let made = Made(workspace.target().join("package-test"));
     let folder = made.0.as_path();
-    let pack = |version: Option<&str>| {
-        let folder = folder.join(version.unwrap_or(VERSION));
-        package::pack(workspace, &workspace.programs(), &folder, version)
+    let pack = |version| {
+        let purpose = Purpose::Trial(version);
+        package::pack(
+            workspace,
+            &workspace.programs(),
+            &folder.join(version),
+            purpose,
+        )
     };
-    let packages = pack(None)?;
-    pack(Some(OLDER))?;
+    let packages = pack(VERSION)?;
+    pack(OLDER)?;
     for package in &packages {
         let kib = fs::metadata(package)?.len() / 1024;
         let name = package.file_name().unwrap_or_default();
-        report.add("Debian package", name.to_string_lossy(), format!("{kib} KiB"));
+        report.add(
+            "Debian package",
+            name.to_string_lossy(),
+            format!("{kib} KiB"),
+        );
     }
     for (spec, kernel) in [(&HEADERS_6_12, "6.12."), (&HEADERS_6_1, "6.1.")] {
         in_tree(run, spec, kernel, folder).with_context(|| format!("In Debian {}", spec.suite))?;
@@ -122,7 +131,9 @@ fn in_tree(run: &Run<'_>, spec: &TreeSpec, kernel: &str, packages: &Path) -> Res
     };
     step("Installing an older version", &install_older)?;
     step("Upgrading", &upgrade)?;
-    step("Building the driver by DKMS", &|room| driver(room, &release))?;
+    step("Building the driver by DKMS", &|room| {
+        driver(room, &release)
+    })?;
     if spec.packages.contains(&"lintian") {
         step("Running lintian", &lintian)?;
     }

@@ -46,7 +46,15 @@ impl Room {
     pub fn new(tree: &Tree, over: &Path, packages: &Path) -> Result<Self> {
         let mut command = Command::new("unshare");
         command
-            .args(["--mount", "--propagation", "private", "sh", "-c", MOUNT, "sh"])
+            .args([
+                "--mount",
+                "--propagation",
+                "private",
+                "sh",
+                "-c",
+                MOUNT,
+                "sh",
+            ])
             .args([tree.path(), over, packages])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
