@@ -35,7 +35,7 @@ pub struct Sources {
     owners: Vec<HashSet<String>>,
     /// Literals that begin as options do.
     options: HashSet<String>,
-    /// Packages and programs.
+    /// Packages of cargo's and Debian's, programs and systemd units.
     packages: BTreeSet<String>,
 }
 
@@ -85,6 +85,15 @@ impl Sources {
         let end = path.extension().and_then(|end| end.to_str()).unwrap_or("");
         let own = path.starts_with("tests/xtask/src/documents");
         self.owners.push(HashSet::new());
+        if path.ends_with("packaging/debian/control") {
+            let text = super::read(&root.join(path));
+            let names = text.lines().filter_map(|l| l.strip_prefix("Package: "));
+            self.packages.extend(names.map(str::to_owned));
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if let Some(unit) = name.strip_prefix("farlane.farlane-") {
+            self.packages.insert(format!("farlane-{unit}"));
+        }
         if !CODE.contains(&end) || own {
             return;
         }

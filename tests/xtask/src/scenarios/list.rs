@@ -133,8 +133,8 @@ scenarios! {
     test "driver-builds" = driver_builds::run,
         "the guest driver builds for Linux 6.1, 6.12 and 7.x with each one's own compiler";
     test "package" = package::run,
-        "the Debian packages in Debian 12 and 13: installed, upgraded, purged; units, profiles, man \
-         pages, DKMS, libraries";
+        "the Debian packages in Debian 12 and 13: installed, upgraded, purged; units, profiles, \
+         man pages, DKMS, libraries";
     test "driver-6.1" = |run, to| driver_kernels::in_kernel(run, to, &HEADERS_6_1, "6.1."),
         "driver-device, rdma-pingpong and rdma-stock in guests with Linux 6.1";
     test "driver-6.12" = |run, to| driver_kernels::in_kernel(run, to, &HEADERS_6_12, "6.12."),

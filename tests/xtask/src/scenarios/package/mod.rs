@@ -21,6 +21,9 @@ use crate::run::Run;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const OLDER: &str = "0.0.9";
 
+/// Trees of the releases, and the beginning of the versions of their kernels.
+const RELEASES: &[(&TreeSpec, &str)] = &[(&HEADERS_6_12, "6.12."), (&HEADERS_6_1, "6.1.")];
+
 /// What is upgraded: of the driver there is one build in each tree.
 const UPGRADED: &str = "farlane farlane-guest libfarlane0 libfarlane-dev";
 
@@ -74,6 +77,9 @@ const COMPILE: &str = "cd /tmp && cc -Wall -Wextra -Werror -o transfer \
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
     workspace.build(package::CRATES)?;
+    for (spec, _) in RELEASES {
+        Tree::ensure(workspace, spec)?;
+    }
     let made = Made(workspace.target().join("package-test"));
     let folder = made.0.as_path();
     let pack = |version| {
@@ -96,7 +102,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
             format!("{kib} KiB"),
         );
     }
-    for (spec, kernel) in [(&HEADERS_6_12, "6.12."), (&HEADERS_6_1, "6.1.")] {
+    for (spec, kernel) in RELEASES {
         in_tree(run, spec, kernel, folder).with_context(|| format!("In Debian {}", spec.suite))?;
         report.add("Debian packages", format!("in {}", spec.suite), "work");
     }
@@ -155,7 +161,7 @@ fn install(room: &Room, version: &str, names: &str) -> Result<()> {
         .map(|name| format!("{PACKAGES}/{version}/{name}_{version}_*.deb"))
         .collect();
     room.run(&format!(
-        "apt-get install --yes -qq --no-download --no-install-recommends \
+        "apt-get install --yes -qq --no-install-recommends \
          -o APT::Sandbox::User=root {}",
         files.join(" ")
     ))?;

@@ -28,6 +28,7 @@ mount -t tmpfs -o mode=755 room \"$2\"
 mkdir \"$2/upper\" \"$2/work\" \"$2/root\"
 mount -t overlay -o \"lowerdir=$1,upperdir=$2/upper,workdir=$2/work\" room \"$2/root\"
 mount --bind \"$3\" \"$2/root/mnt\"
+mount --rbind /dev \"$2/root/dev\"
 rm -f \"$2\"/root/etc/dpkg/dpkg.cfg.d/*
 echo mounted
 exec cat >/dev/null";
@@ -73,8 +74,8 @@ impl Room {
         })
     }
 
-    /// Runs a line of the shell with the room as its root folder, and returns what it printed. What
-    /// it has started ends with it.
+    /// Runs a line of the shell with the room as its root folder and without a network, and returns
+    /// what it printed. What it has started ends with it.
     ///
     /// # Errors
     /// When it fails.
@@ -83,7 +84,7 @@ impl Room {
         command
             .arg("--target")
             .arg(self.holder.pid().to_string())
-            .args(["--mount", "unshare", "--mount", "--pid", "--fork"])
+            .args(["--mount", "unshare", "--mount", "--net", "--pid", "--fork"])
             .args(["--kill-child", "--mount-proc", "--root"])
             .arg(&self.root)
             .args(["sh", "-c", line])
