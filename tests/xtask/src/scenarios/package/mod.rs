@@ -5,10 +5,12 @@ mod room;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::debian::{HEADERS_6_1, HEADERS_6_12, TreeSpec};
-use farlane_kit::process::tail;
+use farlane_kit::process::{check_output, tail};
 use farlane_kit::progress;
 use farlane_kit::report::Report;
 use farlane_kit::tree::Tree;
@@ -77,9 +79,17 @@ const COMPILE: &str = "cd /tmp && cc -Wall -Wextra -Werror -o transfer \
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
     workspace.build(package::CRATES)?;
-    for (spec, _) in RELEASES {
-        Tree::ensure(workspace, spec)?;
+    let mut trees = Vec::new();
+    for (spec, kernel) in RELEASES {
+        let tree = Tree::ensure(workspace, spec)?;
+        if has_c_library(&tree)? {
+            trees.push((tree, spec, kernel));
+        }
     }
+    ensure!(
+        !trees.is_empty(),
+        "No release's C library is as new as this machine's"
+    );
     let made = Made(workspace.target().join("package-test"));
     let folder = made.0.as_path();
     let pack = |version| {
@@ -102,8 +112,9 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
             format!("{kib} KiB"),
         );
     }
-    for (spec, kernel) in RELEASES {
-        in_tree(run, spec, kernel, folder).with_context(|| format!("In Debian {}", spec.suite))?;
+    for (tree, spec, kernel) in &trees {
+        in_tree(run, tree, spec, kernel, folder)
+            .with_context(|| format!("In Debian {}", spec.suite))?;
         report.add("Debian packages", format!("in {}", spec.suite), "work");
     }
     Ok(())
@@ -119,8 +130,37 @@ impl Drop for Made {
     }
 }
 
-fn in_tree(run: &Run<'_>, spec: &TreeSpec, kernel: &str, packages: &Path) -> Result<()> {
-    let tree = Tree::ensure(run.context.workspace(), spec)?;
+/// Whether programs that are built on this machine run in a tree.
+fn has_c_library(tree: &Tree) -> Result<bool> {
+    let mut command = Command::new("getconf");
+    command.arg("GNU_LIBC_VERSION");
+    let here = check_output("getconf", command, Duration::from_secs(10))?;
+    let here = here.trim().trim_start_matches("glibc ").to_owned();
+    let there = tree.package_version("libc6")?;
+    let has = numbers(&there) >= numbers(&here);
+    if !has {
+        progress::note(&format!(
+            "{} has glibc {there}, this machine {here}: packages that are made here need that",
+            tree.path().display()
+        ));
+    }
+    Ok(has)
+}
+
+/// The first two numbers of a version.
+fn numbers(version: &str) -> Vec<u32> {
+    let numbers = version.split(|c: char| !c.is_ascii_digit());
+    let numbers = numbers.filter_map(|number| number.parse().ok());
+    numbers.take(2).collect()
+}
+
+fn in_tree(
+    run: &Run<'_>,
+    tree: &Tree,
+    spec: &TreeSpec,
+    kernel: &str,
+    packages: &Path,
+) -> Result<()> {
     let release = tree.kernel_release()?;
     ensure!(
         release.starts_with(kernel),
@@ -129,7 +169,7 @@ fn in_tree(run: &Run<'_>, spec: &TreeSpec, kernel: &str, packages: &Path) -> Res
     );
     let over = run.path(spec.suite);
     fs::create_dir(&over).with_context(|| format!("Cannot make {}", over.display()))?;
-    let room = Room::new(&tree, &over, packages)?;
+    let room = Room::new(tree, &over, packages)?;
     let before = room.files(is_others)?;
     let step = |what: &str, act: &dyn Fn(&Room) -> Result<()>| {
         progress::step(&format!("{what} (Debian {})", spec.suite), || act(&room))
@@ -283,4 +323,16 @@ fn purge(room: &Room, before: &BTreeSet<String>) -> Result<()> {
     let gone: Vec<&String> = before.difference(&after).collect();
     ensure!(gone.is_empty(), "Gone with the purge: {gone:#?}");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_by_their_first_two_numbers() {
+        assert!(numbers("2.41-12+deb13u5") > numbers("2.36"));
+        assert_eq!(numbers("2.36-9+deb12u14"), numbers("2.36"));
+        assert!(numbers("2.9") < numbers("2.36"));
+    }
 }
