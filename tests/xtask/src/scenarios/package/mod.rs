@@ -71,9 +71,11 @@ done
 rm /tmp/log
 $as_farlane farlane-run --socket /run/farlane/rdma/host.sock ibv_devinfo";
 
-/// Compiles and links the example as a stranger would.
-const COMPILE: &str = "cd /tmp && cc -Wall -Wextra -Werror -o transfer \
-     /usr/share/doc/libfarlane-dev/examples/transfer.c $(pkg-config --cflags --libs farlane) && \
+/// Compiles and links the example as a stranger would, with the compiler that comes with the
+/// kernel's headers: in Debian 13 it has its version in its name only.
+const COMPILE: &str = "cd /tmp && cc=$(command -v cc || ls /usr/bin/gcc-[0-9]* | head -n 1) && \
+     $cc -Wall -Wextra -Werror -o transfer /usr/share/doc/libfarlane-dev/examples/transfer.c \
+     $(pkg-config --cflags --libs farlane) && \
      readelf -d transfer | grep NEEDED && ldd transfer && rm transfer";
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
