@@ -24,7 +24,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 const OLDER: &str = "0.0.9";
 
 /// Trees of the releases, and the beginning of the versions of their kernels.
-const RELEASES: &[(&TreeSpec, &str)] = &[(&HEADERS_6_12, "6.12."), (&HEADERS_6_1, "6.1.")];
+const RELEASES: &[(&TreeSpec, &str)] = &[(&HEADERS_6_1, "6.1."), (&HEADERS_6_12, "6.12.")];
 
 /// What is upgraded: of the driver there is one build in each tree.
 const UPGRADED: &str = "farlane farlane-guest libfarlane0 libfarlane-dev";
@@ -33,7 +33,8 @@ const UPGRADED: &str = "farlane farlane-guest libfarlane0 libfarlane-dev";
 const CONFIGURATION: &str = "/etc/apparmor.d/usr.bin.farlane-blk";
 
 /// Where what the packages leave is not theirs: lists and caches of other programs, key pairs that
-/// DKMS makes for itself, backups of the lists of users, and where other scenarios build.
+/// DKMS makes for itself, what systemd-analyze leaves, backups of the lists of users, and where other
+/// scenarios build.
 const OTHERS: &[&str] = &[
     "/build",
     "/etc/.pwd.lock",
@@ -43,6 +44,7 @@ const OTHERS: &[&str] = &[
     "/etc/shadow-",
     "/etc/subgid-",
     "/etc/subuid-",
+    "/run/systemd",
     "/tmp",
     "/var/cache",
     "/var/lib/apt",
