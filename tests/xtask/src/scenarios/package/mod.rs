@@ -32,12 +32,13 @@ const UPGRADED: &str = "farlane farlane-guest libfarlane0 libfarlane-dev";
 /// A file of the packages that belongs to whoever runs the machine.
 const CONFIGURATION: &str = "/etc/apparmor.d/usr.bin.farlane-blk";
 
-/// Where what the packages leave is not theirs: lists and caches of other programs, key pairs that
-/// DKMS makes for itself, what systemd-analyze leaves, backups of the lists of users, and where other
-/// scenarios build.
+/// Where what changes is not the packages': lists and caches of other programs, key pairs that DKMS
+/// makes for itself, what systemd-analyze leaves, backups of the lists of users, a folder that
+/// dh_apparmor's scripts remove when it is empty, and where other scenarios build.
 const OTHERS: &[&str] = &[
     "/build",
     "/etc/.pwd.lock",
+    "/etc/apparmor.d/disable",
     "/etc/group-",
     "/etc/gshadow-",
     "/etc/passwd-",
