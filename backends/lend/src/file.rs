@@ -7,6 +7,7 @@ use crate::config::{
     UserConfig, WindowConfig,
 };
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use std::ops;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -121,6 +122,18 @@ struct TopKeys {
     window: Vec<Spanned<WindowKeys>>,
     #[serde(default)]
     user: Vec<UserConfig>,
+    /// Options of every daemon, which are read as those of the command line are
+    /// ([`farlane_daemon::config`]).
+    #[serde(rename = "metrics")]
+    _metrics: Option<IgnoredAny>,
+    #[serde(rename = "socket-group")]
+    _socket_group: Option<IgnoredAny>,
+    #[serde(rename = "socket-mode")]
+    _socket_mode: Option<IgnoredAny>,
+    #[serde(rename = "seccomp")]
+    _seccomp: Option<IgnoredAny>,
+    #[serde(rename = "log-level")]
+    _log_level: Option<IgnoredAny>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]

@@ -118,6 +118,29 @@ fn what_cannot_work_ends_it_with_a_message() {
 }
 
 #[test]
+fn its_file_has_the_options_of_all_daemons_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lend.toml");
+    let metrics = folder.path().join("metrics");
+    let check = |level: &str| {
+        let text = format!(
+            "metrics = {metrics:?}\nlog-level = {level:?}\nlisten = [\"unix:/nowhere/s\"]\n\
+             [[device]]\nname = \"gpu0\"\nsource = \"gpu\"\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        let output = run(&[&format!("--config={}", path.display()), "--check"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.success(), said)
+    };
+    assert_eq!(check("warn"), (true, String::new()));
+    let (is_well, said) = check("loud");
+    assert!(
+        !is_well && said.contains("lend.toml:2: ") && said.contains("'loud'"),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_key_that_is_not_known_ends_it_with_file_line_and_key() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("lend.toml");

@@ -120,7 +120,7 @@ pub fn pack(
     command
         .current_dir(&stage)
         .args(["--build=binary", "--no-sign", "--no-check-builddeps"])
-        // Programs have their line tables for backtraces of their own.
+        // Packages of symbols would be as large as all others together.
         .env("DEB_BUILD_OPTIONS", "noautodbgsym");
     progress::step("Making Debian packages", || {
         check_output("dpkg-buildpackage", command, TIMEOUT)

@@ -81,11 +81,32 @@ impl Entry {
     }
 }
 
+/// Options of every daemon that a file may have ([`DaemonOptions`](crate::options::DaemonOptions)).
+const COMMON: [&str; 5] = [
+    "metrics",
+    "socket-group",
+    "socket-mode",
+    "seccomp",
+    "log-level",
+];
+
 /// The options of this program: those of its command line, and of the file that it names. Ends the
 /// program where they are wrong, or it is only asked for help.
 #[must_use]
 pub fn parse<O: Parser>() -> O {
-    match parse_from(std::env::args_os().collect()) {
+    or_end(parse_from(std::env::args_os().collect()))
+}
+
+/// The same of a program whose file says other things besides: of the file the options of every
+/// daemon are taken, and the rest is the program's to read.
+#[must_use]
+pub fn parse_common<O: Parser>() -> O {
+    let words = std::env::args_os().collect();
+    or_end(parse_some(words, |option| COMMON.contains(&option)))
+}
+
+fn or_end<O: Parser>(parsed: Result<O, ConfigError>) -> O {
+    match parsed {
         Ok(options) => options,
         Err(ConfigError::Words(error)) => error.exit(),
         Err(error) => {
@@ -101,6 +122,14 @@ pub fn parse<O: Parser>() -> O {
 /// # Errors
 /// See [`ConfigError`].
 pub fn parse_from<O: Parser>(words: Vec<OsString>) -> Result<O, ConfigError> {
+    parse_some(words, |_| true)
+}
+
+/// The same, of which the file's options are those that are `taken`.
+fn parse_some<O: Parser>(
+    words: Vec<OsString>,
+    taken: impl Fn(&str) -> bool,
+) -> Result<O, ConfigError> {
     let Some(path) = named_file(&words) else {
         return Ok(O::try_parse_from(words).map_err(Box::new)?);
     };
@@ -110,7 +139,7 @@ pub fn parse_from<O: Parser>(words: Vec<OsString>) -> Result<O, ConfigError> {
     })?;
     let mut command = O::command();
     command.build();
-    let mut entries = entries(&command, &path, &text)?;
+    let mut entries = entries(&command, &path, &text, taken)?;
     entries.retain(|entry| may_repeat(&command, &entry.option) || !is_given(&words, &entry.option));
     let (program, others) = words.split_at(words.len().min(1));
     let of_file = entries.iter().map(Entry::word);
@@ -173,7 +202,12 @@ fn argument<'a>(command: &'a Command, option: &str) -> Option<&'a clap::Arg> {
 }
 
 /// The options of a file.
-fn entries(command: &Command, path: &Path, text: &str) -> Result<Vec<Entry>, ConfigError> {
+fn entries(
+    command: &Command,
+    path: &Path,
+    text: &str,
+    taken: impl Fn(&str) -> bool,
+) -> Result<Vec<Entry>, ConfigError> {
     let table = DeTable::parse(text).map_err(|error| ConfigError::Toml {
         path: path.to_owned(),
         error: Box::new(error),
@@ -181,6 +215,9 @@ fn entries(command: &Command, path: &Path, text: &str) -> Result<Vec<Entry>, Con
     let mut entries = Vec::new();
     for (key, value) in table.get_ref() {
         let option = key.get_ref().to_string();
+        if !taken(&option) {
+            continue;
+        }
         let at = |offset: usize| text[..offset].matches('\n').count() + 1;
         let refuse = |offset: usize, what: String| ConfigError::Line {
             path: path.to_owned(),
@@ -206,6 +243,7 @@ fn entries(command: &Command, path: &Path, text: &str) -> Result<Vec<Entry>, Con
             continue;
         }
         let first = first_word(arg);
+        let is_mode = arg.get_value_names().is_some_and(|names| names == ["MODE"]);
         let mut one = |value: &toml::Spanned<DeValue<'_>>| -> Result<(), ConfigError> {
             // Of a table, the span begins at its head.
             let offset = match value.get_ref() {
@@ -213,8 +251,8 @@ fn entries(command: &Command, path: &Path, text: &str) -> Result<Vec<Entry>, Con
                 _ => begin.max(value.span().start),
             };
             let said = match value.get_ref() {
-                DeValue::Table(keys) => joined(keys, first.as_deref()),
-                other => scalar(other),
+                DeValue::Table(keys) => joined(keys, first.as_ref()),
+                other => scalar(other, is_mode),
             };
             let said =
                 said.ok_or_else(|| refuse(offset, format!("`{option}` is no such value")))?;
@@ -229,17 +267,26 @@ fn entries(command: &Command, path: &Path, text: &str) -> Result<Vec<Entry>, Con
     Ok(entries)
 }
 
-/// What a file calls the first word of an option's value that is no key: `path` of
-/// `PATH[,user=USER]...`.
-fn first_word(arg: &clap::Arg) -> Option<String> {
-    let name = arg.get_value_names()?.first()?;
-    let name: String = name.chars().take_while(char::is_ascii_uppercase).collect();
-    (!name.is_empty()).then(|| name.to_ascii_lowercase())
+/// The first word of an option's value, where that is no key.
+struct FirstWord {
+    /// What a file calls it: `path` of `PATH[,user=USER]...`.
+    name: String,
+    /// There may be none, as in `PATH|dev=PATH`.
+    is_optional: bool,
+}
+
+fn first_word(arg: &clap::Arg) -> Option<FirstWord> {
+    let form = arg.get_value_names()?.first()?;
+    let name: String = form.chars().take_while(char::is_ascii_uppercase).collect();
+    (!name.is_empty()).then(|| FirstWord {
+        name: name.to_ascii_lowercase(),
+        is_optional: form[name.len()..].starts_with('|'),
+    })
 }
 
 /// A table as the option has it: `key=value,key=value`, in which two commas are one.
-fn joined(keys: &DeTable<'_>, first: Option<&str>) -> Option<String> {
-    let mut words = Vec::new();
+fn joined(keys: &DeTable<'_>, first: Option<&FirstWord>) -> Option<String> {
+    let (mut words, mut has_first) = (Vec::new(), false);
     for (key, value) in keys {
         let key = key.get_ref();
         let values = match value.get_ref() {
@@ -247,22 +294,32 @@ fn joined(keys: &DeTable<'_>, first: Option<&str>) -> Option<String> {
             other => vec![other],
         };
         for value in values {
-            let value = scalar(value)?.replace(',', ",,");
-            if first == Some(&**key) {
+            let value = scalar(value, false)?.replace(',', ",,");
+            if first.is_some_and(|first| first.name == **key) {
+                has_first = true;
                 words.insert(0, value);
             } else {
                 words.push(format!("{key}={value}"));
             }
         }
     }
-    Some(words.join(","))
+    // Else another word would be taken for it.
+    let is_whole = first.is_none_or(|first| has_first || first.is_optional);
+    is_whole.then(|| words.join(","))
 }
 
-/// A value that is one word.
-fn scalar(value: &DeValue<'_>) -> Option<String> {
+/// A value that is one word. Numbers are decimal there, but modes, which are octal.
+fn scalar(value: &DeValue<'_>, is_mode: bool) -> Option<String> {
     match value {
         DeValue::String(text) => Some(text.to_string()),
-        DeValue::Integer(number) => Some(number.to_string()),
+        DeValue::Integer(number) if is_mode => {
+            let text = number.to_string();
+            Some(text.strip_prefix("0o").unwrap_or(&text).to_owned())
+        }
+        DeValue::Integer(number) => {
+            let number = i128::from_str_radix(number.as_str(), number.radix());
+            number.ok().map(|number| number.to_string())
+        }
         DeValue::Float(number) => Some(number.to_string()),
         DeValue::Boolean(true) => Some("on".to_owned()),
         DeValue::Boolean(false) => Some("off".to_owned()),
@@ -312,6 +369,8 @@ mod tests {
         read_only: bool,
         #[arg(long, default_value_t = 1)]
         workers: u8,
+        #[arg(long, value_name = "MODE")]
+        mode: Option<String>,
         #[arg(long)]
         config: Option<PathBuf>,
     }
@@ -356,6 +415,11 @@ mod tests {
         // What comes once is the command line's, what may be repeated is added.
         let options = with(text, &["--workers=4", "--disk", "socket=/u"]).unwrap();
         assert_eq!((options.workers, options.disk.len()), (4, 3));
+        let options = with("workers = 0x10\nmode = 0o660", &[]).unwrap();
+        assert_eq!(
+            (options.workers, options.mode.as_deref()),
+            (16, Some("660"))
+        );
         let options = with("read-only = false", &[]).unwrap();
         assert!(!options.read_only && options.workers == 1);
     }
@@ -377,6 +441,10 @@ mod tests {
                  <socket=PATH,path=PATH>': \"colour=blue\" is not known here",
             ),
             ("disk = [1979-05-27]", "FILE:1: `disk` is no such value"),
+            (
+                "host-socket = { user = 'a' }",
+                "FILE:1: `host-socket` is no such value",
+            ),
         ] {
             assert_eq!(with(text, &[]).map(drop), Err(said.to_owned()), "{text}");
         }

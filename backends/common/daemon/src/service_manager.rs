@@ -6,6 +6,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+/// How long a manager may take to read what others have told it.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Who has started the daemon, and waits to hear of it; nobody, where it was a shell.
 #[derive(Debug, Default)]
@@ -40,17 +44,17 @@ impl ServiceManager {
     }
 
     fn tell(&self, state: &str) {
-        // Nothing is done about a manager that does not listen any more.
-        if let Some(socket) = &self.0 {
-            let _ = socket.send(state.as_bytes());
+        let told = self.0.as_ref().map(|socket| socket.send(state.as_bytes()));
+        if let Some(Err(e)) = told {
+            log::warn!("The service manager is not told of {state:?}: {e}");
         }
     }
 }
 
 fn connect(name: &OsStr) -> std::io::Result<UnixDatagram> {
     let socket = UnixDatagram::unbound()?;
-    // A manager that does not read holds nobody up.
-    socket.set_nonblocking(true)?;
+    // One that has much to read is waited for, and not for ever.
+    socket.set_write_timeout(Some(PATIENCE))?;
     let address = match name.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
         _ => SocketAddr::from_pathname(name)?,

@@ -51,6 +51,11 @@ impl Stream {
         }
     }
 
+    /// It has so long from now on.
+    fn renew(&mut self, patience: Duration) {
+        self.end = Instant::now() + patience;
+    }
+
     /// Has the next call end by then.
     fn limit(&self, way: sockopt::Timeout) -> io::Result<()> {
         let left = self.end.saturating_duration_since(Instant::now());
@@ -98,7 +103,23 @@ enum Asked {
     Nothing(&'static str),
 }
 
-fn parse(request: &[u8]) -> Asked {
+/// Whether a request is for an address, or this host by its own name: a page of the web that has
+/// its name lead here says that name (DNS rebinding).
+fn is_for_this_host(host: &[u8]) -> bool {
+    let host = str::from_utf8(host).unwrap_or_default().trim();
+    let is_port = |port: &str| port.bytes().all(|digit| digit.is_ascii_digit());
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if is_port(port) => name,
+        _ => host,
+    };
+    let address = name
+        .strip_prefix('[')
+        .and_then(|name| name.strip_suffix(']'));
+    let is_address = address.unwrap_or(name).parse::<std::net::IpAddr>().is_ok();
+    is_address || name.eq_ignore_ascii_case("localhost")
+}
+
+fn parse(request: &[u8], is_port: bool) -> Asked {
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut parsed = httparse::Request::new(&mut fields);
     match parsed.parse(request) {
@@ -115,13 +136,23 @@ fn parse(request: &[u8]) -> Asked {
     if !["GET", "HEAD"].contains(&method) {
         return Asked::Nothing("405 Method Not Allowed\r\nAllow: GET, HEAD");
     }
+    let named = |name: &'static str| {
+        let fields = parsed.headers.iter();
+        fields.filter(move |field| field.name.eq_ignore_ascii_case(name))
+    };
+    if is_port && !named("host").all(|field| is_for_this_host(field.value)) {
+        return Asked::Nothing("403 Forbidden");
+    }
     let path = parsed.path.unwrap_or_default();
+    // A whole address is as good as its path (RFC 9112, 3.2.2).
+    let path = match path.strip_prefix("http://") {
+        Some(address) => address.find('/').map_or("/", |at| &address[at..]),
+        None => path,
+    };
     let path = path.split('?').next().unwrap_or_default();
     if !["/metrics", "/"].contains(&path) {
         return Asked::Nothing("404 Not Found");
     }
-    let is_accept = |field: &&httparse::Header<'_>| field.name.eq_ignore_ascii_case("accept");
-    let mut accepted = parsed.headers.iter().filter(is_accept);
     let is_open = |field: &httparse::Header<'_>| {
         let value = field.value;
         value
@@ -129,24 +160,29 @@ fn parse(request: &[u8]) -> Asked {
             .any(|part| part == OPEN_METRICS.as_bytes())
     };
     Asked::Metrics {
-        is_open: accepted.any(is_open),
+        is_open: named("accept").any(is_open),
         is_head: method == "HEAD",
     }
 }
 
 /// The answer to a request.
-fn answer(request: &[u8], collect: &Collect) -> String {
+fn answer(request: &[u8], is_port: bool, collect: &Collect) -> String {
     let head = |status: &str, kind: &str, bytes: usize| {
         format!(
             "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {bytes}\r\n\
              Connection: close\r\n\r\n"
         )
     };
-    let (is_open, is_head) = match parse(request) {
+    let (is_open, is_head) = match parse(request, is_port) {
         Asked::Metrics { is_open, is_head } => (is_open, is_head),
         Asked::Nothing(status) => {
             let text = format!("{}\n", status.lines().next().unwrap_or_default());
-            return head(status, "text/plain", text.len()) + &text;
+            let head = head(status, "text/plain", text.len());
+            return if request.starts_with(b"HEAD ") {
+                head
+            } else {
+                head + &text
+            };
         }
     };
     let mut metrics = collect();
@@ -181,7 +217,8 @@ impl MetricsSocket {
         let (readers, accepted) = mpsc::channel();
         let thread = std::thread::Builder::new().name("metrics".to_owned());
         let done = Arc::clone(&answered);
-        thread.spawn(move || answer_all(&accepted, &collect, &done))?;
+        let is_port = matches!(listener, MetricsListener::Tcp(_));
+        thread.spawn(move || answer_all(&accepted, is_port, &collect, &done))?;
         Ok(Self {
             listener,
             readers,
@@ -222,12 +259,16 @@ impl MetricsSocket {
 }
 
 /// Answers readers until there is no socket any more.
-fn answer_all(readers: &Receiver<OwnedFd>, collect: &Collect, answered: &OwnedFd) {
+fn answer_all(readers: &Receiver<OwnedFd>, is_port: bool, collect: &Collect, answered: &OwnedFd) {
     for socket in readers {
         let mut stream = Stream::new(socket, PATIENCE);
         // A reader that went away is no trouble.
-        let request = stream.request();
-        let _ = request.and_then(|request| stream.write(answer(&request, collect).as_bytes()));
+        let _ = stream.request().and_then(|request| {
+            let answer = answer(&request, is_port, collect);
+            // However long that has taken: others may have been waited for.
+            stream.renew(PATIENCE);
+            stream.write(answer.as_bytes())
+        });
         drop(stream);
         // Fails only where the counter is full, and then it is readable.
         let _ = rustix::io::write(answered, &1_u64.to_ne_bytes());
@@ -292,13 +333,13 @@ mod tests {
 
     #[test]
     fn what_is_no_question_has_a_refusal() {
-        let asked = |text: &str| match parse(text.as_bytes()) {
+        let asked = |text: &str| match parse(text.as_bytes(), true) {
             Asked::Nothing(status) => status.split(' ').next().unwrap().to_owned(),
             Asked::Metrics { is_open, is_head } => format!("{is_open} {is_head}"),
         };
         for (request, said) in [
             ("GET /metrics HTTP/1.1\r\n\r\n", "false false"),
-            ("HEAD / HTTP/1.0\r\nHost: x\r\n\r\n", "false true"),
+            ("HEAD / HTTP/1.0\r\n\r\n", "false true"),
             (
                 "GET /metrics?x=y HTTP/1.1\r\nACCEPT: text/plain;q=0.1,application/openmetrics-text\
                  ;version=1.0.0\r\n\r\n",
@@ -306,6 +347,20 @@ mod tests {
             ),
             ("POST /metrics HTTP/1.1\r\n\r\n", "405"),
             ("GET /other HTTP/1.1\r\n\r\n", "404"),
+            (
+                "GET http://x:1/metrics HTTP/1.1\r\nHost: [::1]:9100\r\n\r\n",
+                "false false",
+            ),
+            (
+                "GET / HTTP/1.1\r\nHost: LOCALHOST:9100\r\n\r\n",
+                "false false",
+            ),
+            ("GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "false false"),
+            (
+                "GET / HTTP/1.1\r\nHost: rebound.example:9100\r\n\r\n",
+                "403",
+            ),
+            ("GET / HTTP/1.1\r\nhost: 127.0.0.1.example\r\n\r\n", "403"),
             ("GET /metrics HTTP/1.1\r\nHost", "400"),
             ("", "400"),
             ("metrics, please\n\n", "400"),
@@ -316,11 +371,16 @@ mod tests {
         assert_eq!(asked(&many), "431");
         let long = format!("GET / HTTP/1.1\r\nA: {}", "b".repeat(MAX_REQUEST));
         assert_eq!(asked(&long), "431");
-        let refusal = answer(b"PUT / HTTP/1.1\r\n\r\n", &collect());
+        let refusal = answer(b"PUT / HTTP/1.1\r\n\r\n", true, &collect());
         let allowed = "HTTP/1.1 405 Method Not Allowed\r\nAllow: GET, HEAD\r\n";
         assert!(refusal.starts_with(allowed), "{refusal}");
         assert!(refusal.ends_with("\r\n\r\n405 Method Not Allowed\n"));
-        let head = answer(b"HEAD / HTTP/1.1\r\n\r\n", &collect());
+        let refused = answer(b"HEAD /x HTTP/1.1\r\n\r\n", true, &collect());
+        assert!(refused.ends_with("\r\n\r\n"), "{refused}");
+        // A UNIX socket has no name that leads to it.
+        let named = b"GET / HTTP/1.1\r\nHost: vm0\r\n\r\n";
+        assert!(answer(named, false, &collect()).starts_with("HTTP/1.1 200"));
+        let head = answer(b"HEAD / HTTP/1.1\r\n\r\n", true, &collect());
         assert!(head.ends_with("Connection: close\r\n\r\n"), "{head}");
     }
 

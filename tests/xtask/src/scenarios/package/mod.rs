@@ -216,7 +216,11 @@ fn install(room: &Room, version: &str, names: &str) -> Result<()> {
 fn install_older(room: &Room) -> Result<()> {
     install(room, OLDER, UPGRADED)?;
     room.run(&format!("echo '# ours' >>{CONFIGURATION}"))?;
-    room.run("mkdir -p /etc/farlane/blk && echo 'path = \"/srv/a\"' >/etc/farlane/blk/vm0.toml")?;
+    // As docs/install.md has a first disk; there is no systemd that would start it.
+    room.run(
+        "printf 'fd = 3\\npath = \"/srv/vm0.img\"\\n' >/etc/farlane/blk/vm0.toml && \
+         systemctl --root=/ enable farlane-blk@vm0.socket",
+    )?;
     Ok(())
 }
 
@@ -235,6 +239,13 @@ fn upgrade(room: &Room) -> Result<()> {
         "grep -qx '# ours' {CONFIGURATION} && test -e /etc/farlane/blk/vm0.toml"
     ))
     .context("The upgrade has lost what was configured")?;
+    let unit = room.run("cat /usr/lib/systemd/system/farlane-blk@.service")?;
+    let start = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("ExecStart="));
+    let start = start.context("The unit starts nothing")?;
+    room.run(&format!("{} --check", start.replace("%i", "vm0")))
+        .context("The unit does not start with the first disk of the documentation")?;
     Ok(())
 }
 
