@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
-// Prints what is told at a UNIX socket: the guests' busybox cannot.
+// Prints what is answered over HTTP at a UNIX socket: the guests' busybox cannot.
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -8,6 +8,7 @@
 
 int main(int argc, char **argv)
 {
+	const char *get = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	char text[4096];
 	ssize_t length;
@@ -20,6 +21,10 @@ int main(int argc, char **argv)
 	strcpy(address.sun_path, argv[1]);
 	fd = socket(AF_UNIX, SOCK_STREAM, 0);
 	if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof(address))) {
+		perror(argv[1]);
+		return 1;
+	}
+	if (write(fd, get, strlen(get)) != (ssize_t)strlen(get)) {
 		perror(argv[1]);
 		return 1;
 	}

@@ -19,9 +19,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use buffers::Buffers;
 use clap::Parser;
 use job::{Job, Limit, Worker};
-use std::io::{ErrorKind, Read as _};
+use std::io::ErrorKind;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use virtio_driver::{
@@ -143,9 +142,7 @@ fn open(path: &Path, features: u64) -> Result<VhostUser<VirtioBlkConfig, VirtioB
 }
 
 fn print_counters(socket: &Path) -> Result<()> {
-    let mut text = String::new();
-    UnixStream::connect(socket)
-        .and_then(|mut stream| stream.read_to_string(&mut text))
+    let text = farlane_daemon::metrics::ask(socket, PATIENCE)
         .with_context(|| format!("Nobody tells counters at {}", socket.display()))?;
     print!("{text}");
     Ok(())
