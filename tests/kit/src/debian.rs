@@ -121,6 +121,7 @@ pub const HEADERS_6_12: TreeSpec = TreeSpec {
         "make",
         "man-db",
         "pkg-config",
+        "prometheus",
         "systemd",
     ],
     backports: &[],

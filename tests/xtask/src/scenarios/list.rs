@@ -6,11 +6,11 @@ use super::{
     Scenario, blk, blk_crash, blk_vs_qsd, cloud_hypervisor, driver_builds, driver_device,
     driver_kernels, gpu_coherence, gpu_hostile, gpu_p2pmem, gpu_raid, gpu_read, gpu_scan, gpu_soft,
     gpu_stacks, gpu_unmodified, gpu_write, kills, lend_crash, lend_hostile, lend_partition,
-    lend_reassign, lend_soft, lend_vfio, lend_vs_local, net_vs_tap, octo_net, octo_net_flood,
-    octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, package, rdma_apps,
-    rdma_buffers, rdma_cm, rdma_crash, rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong,
-    rdma_pyverbs, rdma_stock, rdma_tenants, rdma_ulps, rdma_users, rdma_verbs, rdma_vs_rxe,
-    rdma_workers, topology, vmkit,
+    lend_reassign, lend_soft, lend_vfio, lend_vs_local, metrics, net_vs_tap, octo_net,
+    octo_net_flood, octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, package,
+    rdma_apps, rdma_buffers, rdma_cm, rdma_crash, rdma_host, rdma_isolation, rdma_perftest,
+    rdma_pingpong, rdma_pyverbs, rdma_stock, rdma_tenants, rdma_ulps, rdma_users, rdma_verbs,
+    rdma_vs_rxe, rdma_workers, topology, vmkit,
 };
 use crate::versus::Form;
 
@@ -132,6 +132,9 @@ scenarios! {
          system stays whole";
     test "driver-builds" = driver_builds::run,
         "the guest driver builds for Linux 6.1, 6.12 and 7.x with each one's own compiler";
+    test "metrics" = metrics::run,
+        "Debian's Prometheus reads the metrics of all daemons; each query of the Grafana dashboard \
+         has a series";
     test "package" = package::run,
         "the Debian packages in Debian 12 and 13: installed, upgraded, purged; units, profiles, \
          man pages, DKMS, libraries";

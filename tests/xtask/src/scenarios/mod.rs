@@ -26,6 +26,7 @@ pub mod lend_soft;
 mod lend_vfio;
 mod lend_vs_local;
 mod list;
+mod metrics;
 pub mod net_vs_tap;
 pub mod octo_net;
 mod octo_net_flood;
