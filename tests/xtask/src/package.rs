@@ -61,6 +61,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("guest-driver", "guest-driver"),
     ("guest-lib/farlane/examples/transfer.c", "transfer.c"),
     ("guest-lib/farlane/include/farlane.h", "farlane.h"),
+    ("packaging/grafana", "grafana"),
     ("qemu-configs", "qemu-configs"),
 ];
 
