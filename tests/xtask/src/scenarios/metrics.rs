@@ -114,7 +114,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     report.add(
         "Prometheus",
         "daemons that it reads",
-        &known.len().to_string(),
+        known.len().to_string(),
     );
 
     let text = fs::read_to_string(workspace.root().join(DASHBOARD))?;
@@ -132,11 +132,11 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     report.add(
         "Grafana dashboard",
         "queries that have series",
-        &queries.to_string(),
+        queries.to_string(),
     );
 
     let checked = prometheus.check(&(FIRST..).take(names.len()).collect::<Vec<_>>())?;
-    report.add("promtool check metrics", "documents", &checked.to_string());
+    report.add("promtool check metrics", "documents", checked.to_string());
     drop(prometheus);
     daemons.into_iter().try_for_each(Backend::stop)
 }
