@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use farlane_kit::backend::Backend;
 use farlane_kit::debian::HEADERS_6_12;
 use farlane_kit::network::Network;
+use farlane_kit::packages;
 use farlane_kit::process::{Process, check_output};
 use farlane_kit::progress;
 use farlane_kit::report::Report;
@@ -59,6 +60,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     ];
     progress::step("Building the daemons", || workspace.build(&names))?;
     let tree = Tree::ensure(workspace, &HEADERS_6_12)?;
+    packages::ensure(&["iproute2"])?;
     let network = Network::of_this_machine(run.logs())?;
     network.tap(TAP, true)?;
 
