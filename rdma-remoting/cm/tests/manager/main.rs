@@ -6,5 +6,6 @@ mod hostile;
 mod limits;
 mod model;
 mod scenarios;
+mod sending;
 mod services;
 mod wire;
