@@ -53,13 +53,15 @@ fn find_or_make(devices: &mut Vec<Listed>, info: DeviceInfo) -> Listed {
             return listed;
         }
     }
-    let (number, name) = (info.number, info.name());
+    let name = info.name();
     let mut ibv = ibv_device::zeroed();
     ibv.node_type = IBV_NODE_CA;
     ibv.transport_type = IBV_TRANSPORT_IB;
     copy_text(&mut ibv.name, name.as_bytes());
-    copy_text(&mut ibv.dev_name, format!("uverbs{number}").as_bytes());
-    let folder = format!("/sys/class/infiniband_verbs/uverbs{number}");
+    // Not `uverbsN`: that is the file of another device where the kernel has one, and programs look
+    // for this name in /dev/infiniband.
+    copy_text(&mut ibv.dev_name, name.as_bytes());
+    let folder = format!("/sys/class/infiniband_verbs/{name}");
     copy_text(&mut ibv.dev_path, folder.as_bytes());
     let folder = format!("{FOLDERS}{name}");
     copy_text(&mut ibv.ibdev_path, folder.as_bytes());

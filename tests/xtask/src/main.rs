@@ -8,6 +8,7 @@ mod check;
 mod checked;
 mod clean;
 mod conditions;
+mod container;
 mod demo;
 mod disks;
 #[cfg(test)]
@@ -32,6 +33,7 @@ mod order;
 mod package;
 mod place;
 mod pvh;
+mod room;
 mod run;
 mod scenarios;
 mod seed;

@@ -229,9 +229,12 @@ impl Place for Host {
     }
 }
 
-struct HostProgram {
-    process: Process,
-    output: PathBuf,
+/// A process of this machine.
+pub struct HostProgram {
+    /// The process.
+    pub process: Process,
+    /// What it prints goes here.
+    pub output: PathBuf,
 }
 
 impl Running for HostProgram {

@@ -1,7 +1,5 @@
 //! The Debian packages: installed, used, upgraded and purged in clean trees of two releases.
 
-mod room;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,14 +12,17 @@ use farlane_kit::process::{check_output, tail};
 use farlane_kit::progress;
 use farlane_kit::report::Report;
 use farlane_kit::tree::Tree;
-use room::{PACKAGES, Room};
 
 use crate::package::{self, Purpose};
+use crate::room::Room;
 use crate::run::Run;
 
 /// The packages that are looked at, and a lower version, from which they are upgraded.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const OLDER: &str = "0.0.9";
+
+/// Where the packages are in the room.
+const PACKAGES: &str = "/mnt";
 
 /// Trees of the releases, and the beginning of the versions of their kernels.
 const RELEASES: &[(&TreeSpec, &str)] = &[(&HEADERS_6_1, "6.1."), (&HEADERS_6_12, "6.12.")];
@@ -174,7 +175,9 @@ fn in_tree(
     );
     let over = run.path(spec.suite);
     fs::create_dir(&over).with_context(|| format!("Cannot make {}", over.display()))?;
-    let room = Room::new(tree, &over, packages)?;
+    let room = Room::new(tree, &over, &[(packages, PACKAGES)], None)?;
+    // Of what a tree leaves out, manuals are wanted here.
+    room.run("rm -f /etc/dpkg/dpkg.cfg.d/*")?;
     let before = room.files(is_others)?;
     let step = |what: &str, act: &dyn Fn(&Room) -> Result<()>| {
         progress::step(&format!("{what} (Debian {})", spec.suite), || act(&room))

@@ -1,7 +1,7 @@
 //! Programs of the guests' trees on this machine, over our libraries: in a network of their own, as
 //! libfabric looks for devices by the addresses of interfaces.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
@@ -9,10 +9,14 @@ use farlane_kit::backend::Backend;
 use farlane_kit::network::{Network, PEER};
 use farlane_kit::tree::Tree;
 
+use crate::container::Container;
 use crate::metrics::Metrics;
 use crate::run::Run;
 use crate::tools::Ends;
 use crate::vitals::Vitals;
+
+/// Where the daemon's socket is in containers.
+pub const CONTAINER_SOCKET: &str = "/run/farlane.sock";
 
 /// The network, and a daemon that serves processes of this machine alone.
 pub struct OnHost<'a> {
@@ -43,6 +47,19 @@ impl<'a> OnHost<'a> {
             server: &self.network,
             client: &self.network,
         }
+    }
+
+    /// A container, in which are our programs and libraries, the daemon's socket, and more.
+    pub fn container(
+        &self,
+        tree: &Tree,
+        over: &Path,
+        with: &[(&Path, &str)],
+    ) -> Result<Container<'_>> {
+        let programs = self.run.context.farlane()?.programs();
+        let mut with = with.to_vec();
+        with.extend([(programs, "/opt"), (&*self.socket, CONTAINER_SOCKET)]);
+        Container::new(tree, over, &with, &self.network, self.run.logs())
     }
 
     /// The folder of our libraries.

@@ -1,4 +1,4 @@
-//! Open MPI over UCX: processes in both guests, begun over ssh.
+//! Open MPI over UCX: processes of one machine, and in both guests, begun over ssh.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use farlane_kit::rdma_programs::RdmaPrograms;
 use farlane_kit::report::Report;
 
 use super::over_device;
-use super::ucx::{RC, UD, environment};
+use super::ucx::{Over, RC, UD};
 use crate::conditions::PATIENCE;
 use crate::run::Run;
 use crate::stock::Stock;
@@ -36,7 +36,7 @@ pub fn program(run: &Run<'_>, programs: &RdmaPrograms) -> Result<PathBuf> {
 }
 
 /// A name for each guest, and the first one may begin processes in the second one.
-fn let_in(stock: &Stock<'_>) -> Result<()> {
+pub fn let_in(stock: &Stock<'_>) -> Result<()> {
     let (a, b) = (&stock.a, &stock.b);
     let names = format!(
         "127.0.0.1 localhost\n{} a\n{} b\n",
@@ -61,30 +61,31 @@ fn let_in(stock: &Stock<'_>) -> Result<()> {
     b.wait_listening(SSH_PORT, PATIENCE)
 }
 
-pub fn run(stock: &Stock<'_>, report: &mut Report) -> Result<()> {
-    let_in(stock)?;
+/// Runs jobs, of four processes and of two, on what Open MPI is told as hosts.
+pub fn run(over: &Over<'_>, [four, two]: [&str; 2], report: &mut Report) -> Result<()> {
     // Two processes of a guest that poll, on its one processor, have each other lose datagrams.
-    for (transport, hosts, processes) in [(RC, "a:2,b:2", 4), (UD, "a,b", 2)] {
+    for (transport, hosts, processes) in [(RC, four, 4), (UD, two, 2)] {
         let bytes = u64::from(processes) * RING;
-        let said = mpirun(stock, transport, hosts, "mpi_exchange", bytes)?;
+        let said = mpirun(over, transport, hosts, "mpi_exchange", bytes)?;
         let sum = (1..=processes).sum::<u32>();
         ensure!(
             said.contains(&format!("ring {RING}\nsum {sum}\nall-to-all ")),
             "mpi_exchange says:\n{said}"
         );
-        let what = format!("{transport}: a ring and all-to-all, {processes} processes");
-        report.tell("Open MPI", what, "every byte is right");
+        let what = format!("Open MPI, {transport}: a ring and all-to-all, {processes} processes");
+        report.tell(over.ends.name, what, "every byte is right");
     }
-    let said = mpirun(stock, RC, "a,b", STOCK, LEAST)?;
+    let said = mpirun(over, RC, two, STOCK, LEAST)?;
     let passed = said.matches("Integrity check passed").count();
     ensure!(passed == SIZES, "`{STOCK}` says:\n{said}");
-    report.tell("Open MPI", STOCK, format!("{passed} sizes passed"));
+    let what = format!("Open MPI, {STOCK}");
+    report.tell(over.ends.name, what, format!("{passed} sizes passed"));
     Ok(())
 }
 
-/// Runs a program in both guests, which moves so many bytes at least; returns what it prints.
+/// Runs a program on all hosts, which moves so many bytes at least; returns what it prints.
 fn mpirun(
-    stock: &Stock<'_>,
+    over: &Over<'_>,
     transport: &str,
     hosts: &str,
     program: &str,
@@ -92,12 +93,13 @@ fn mpirun(
 ) -> Result<String> {
     // As many processes as the hosts have room for; each guest has one processor.
     let line = format!(
-        "{} OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi \
+        "{} OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 {} mpirun.openmpi \
          --host {hosts} --bind-to none --mca pml ucx -x UCX_TLS -x UCX_NET_DEVICES {program}",
-        environment(&format!("{transport},self"))
+        over.environment(&format!("{transport},self")),
+        over.launcher
     );
-    over_device(&|| stock.moved(), program, bytes, || {
-        let output = stock.a.spawn(&line)?.wait(TOOL_TIMEOUT)?;
+    over_device(over.moved, program, bytes, || {
+        let output = over.ends.server.spawn(&line)?.wait(TOOL_TIMEOUT)?;
         output.check(format_args!("`{line}`"))?;
         Ok(output.all())
     })

@@ -5,15 +5,25 @@ use anyhow::{Context as _, Result, ensure};
 use farlane_kit::report::Report;
 
 use super::over_device;
-use crate::conditions::PATIENCE;
-use crate::place::Place;
-use crate::scenarios::rdma_stock::DEVICE;
-use crate::stock::Stock;
-use crate::tools::{Program, TOOL_TIMEOUT};
+use crate::conditions::wait_until;
+use crate::tools::{Ends, Program, TOOL_TIMEOUT};
 
-/// What UCX is told: by which transports, and by which device.
-pub fn environment(transports: &str) -> String {
-    format!("UCX_TLS={transports} UCX_NET_DEVICES={DEVICE}:1")
+/// Where programs of UCX run, and over what.
+pub struct Over<'a> {
+    pub ends: Ends<'a>,
+    /// The RDMA device.
+    pub device: &'a str,
+    /// What a program's name has in front of it.
+    pub launcher: &'a str,
+    /// How many bytes the daemon has moved.
+    pub moved: &'a dyn Fn() -> Result<u64>,
+}
+
+impl Over<'_> {
+    /// What UCX is told: by which transports, and by which device.
+    pub fn environment(&self, transports: &str) -> String {
+        format!("UCX_TLS={transports} UCX_NET_DEVICES={}:1", self.device)
+    }
 }
 
 /// Reliable connections, which UCX makes by datagrams, and datagrams alone.
@@ -56,12 +66,8 @@ const TESTS: &[Test] = &[
 const MESSAGES: u64 = 50;
 const MESSAGE: u64 = 65_536;
 
-pub fn run(stock: &Stock<'_>, report: &mut Report) -> Result<()> {
-    perftests(stock, report)?;
-    io_demo(stock, report)
-}
-
-fn perftests(stock: &Stock<'_>, report: &mut Report) -> Result<()> {
+/// Runs `ucx_perftest`.
+pub fn perftests(over: &Over<'_>, report: &mut Report) -> Result<()> {
     for test in TESTS {
         let Test {
             transport,
@@ -70,19 +76,23 @@ fn perftests(stock: &Stock<'_>, report: &mut Report) -> Result<()> {
             iterations,
         } = test;
         let line = format!("{transport}: ucx_perftest -t {name} -s {bytes} -n {iterations}");
-        let environment = environment(transport);
+        let command = format!(
+            "{} {} ucx_perftest",
+            over.environment(transport),
+            over.launcher
+        );
         let program = Program {
             name: &line,
-            serve: &|port| format!("{environment} ucx_perftest -P 0 -p {port}"),
+            serve: &|port| format!("{command} -P 0 -p {port}"),
             ask: &|address, port| {
                 format!(
-                    "{environment} ucx_perftest -P 0 {address} -p {port} -t {name} \
-                     -s {bytes} -n {iterations} -w 10 -f"
+                    "{command} -P 0 {address} -p {port} -t {name} -s {bytes} -n {iterations} \
+                     -w 10 -f"
                 )
             },
         };
-        let ends = stock.ends();
-        let talk = over_device(&|| stock.moved(), &line, bytes * iterations, || {
+        let ends = over.ends;
+        let talk = over_device(over.moved, &line, bytes * iterations, || {
             program.run(ends.server, ends.client)
         })?;
         let figure = figure(&talk.asked, name);
@@ -92,28 +102,32 @@ fn perftests(stock: &Stock<'_>, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// A server of data, which each side checks (`-q`). Its clients connect to it over TCP.
-fn io_demo(stock: &Stock<'_>, report: &mut Report) -> Result<()> {
-    let (server, client) = (&stock.a, &stock.b);
-    let port = Place::free_port(server)?;
-    let environment =
-        format!("UCX_TLS={RC},tcp UCX_NET_DEVICES={DEVICE}:1,eth0 UCX_SOCKADDR_TLS_PRIORITY=tcp");
+/// A server of data, which each side checks (`-q`). Its clients connect to it over TCP, by an interface.
+pub fn io_demo(over: &Over<'_>, interface: &str, report: &mut Report) -> Result<()> {
+    let (server, client) = (over.ends.server, over.ends.client);
+    let environment = format!(
+        "UCX_TLS={RC},tcp UCX_NET_DEVICES={}:1,{interface} UCX_SOCKADDR_TLS_PRIORITY=tcp",
+        over.device
+    );
     let line = format!("io_demo -q -d {MESSAGE}:{MESSAGE}");
-    let serving = server.spawn(&format!("{environment} {line} -p {port}"))?;
-    server.wait_listening(port, PATIENCE)?;
-    let asked = over_device(&|| stock.moved(), &line, MESSAGES * MESSAGE, || {
+    let ask = format!("{line} -o read,write -i {MESSAGES} -w 4");
+    let command = |line: &str| format!("{environment} {} {line}", over.launcher);
+    let port = server.free_port()?;
+    let mut serving = server.spawn(&command(&format!("{line} -p {port}")))?;
+    wait_until("io_demo listens", || server.is_listening(port))?;
+    let asked = over_device(over.moved, &ask, MESSAGES * MESSAGE, || {
         let address = server.address()?;
-        let line = format!("{line} -o read,write -i {MESSAGES} -w 4 {address}:{port}");
-        let asked = client.spawn(&format!("{environment} {line}"))?;
+        let asked = client.spawn(&command(&format!("{ask} {address}:{port}")))?;
         let asked = asked.wait(TOOL_TIMEOUT)?;
-        asked.check(format_args!("`{line}`"))?;
+        asked.check(format_args!("`{ask}`"))?;
         Ok(asked.all())
     })?;
     let said = asked + &serving.so_far();
     ensure!(!said.contains("corrupt"), "io_demo says:\n{said}");
-    serving.signal(9)?;
+    serving.kill()?;
     serving.wait(TOOL_TIMEOUT)?;
-    report.tell("two VMs", line, format!("{MESSAGES} reads and writes"));
+    let figure = format!("{MESSAGES} reads and writes");
+    report.tell(over.ends.name, ask, figure);
     Ok(())
 }
 
