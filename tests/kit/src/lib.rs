@@ -40,6 +40,7 @@ pub mod report;
 mod root_contents;
 pub mod scratch;
 pub mod tree;
+mod tsc;
 mod vm_config;
 pub mod wire;
 pub mod workspace;

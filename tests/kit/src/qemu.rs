@@ -15,6 +15,7 @@ use crate::attachments::option_value;
 use crate::numa::node_port;
 use crate::process::check_output;
 use crate::tree::Tree;
+use crate::tsc;
 pub use crate::vm_config::VmConfig;
 
 /// The oldest QEMU with everything that the devices need.
@@ -201,6 +202,9 @@ impl Qemu {
             command.args(["-device", &image.loader()?]);
         }
         let mut kernel_words = kernel_command_line(config);
+        if boot.accelerator == Accelerator::Tcg {
+            kernel_words.push_str(&format!(" tsc_early_khz={}", tsc::khz()));
+        }
         kernel_words.push_str(&image_words(&images));
         if persistent > 0 {
             kernel_words.push_str(&persistent_word(persistent, images_end));
