@@ -19,7 +19,7 @@ const TRANSFERS: usize = 100;
 const TRANSFER: usize = 1 << 20;
 
 /// Compares a measurement with one reference, each told as one figure of a round.
-fn versus(
+pub fn versus(
     bar: Bar,
     mut ours: impl FnMut() -> Result<f64>,
     mut theirs: impl FnMut() -> Result<f64>,

@@ -75,7 +75,7 @@ pub fn run(backend: &Path, out: &Path) -> Result<Report> {
     run.endurance()?;
     messages::measure(&mut run.report, backend, out)?;
     // Last, so that so many processes disturb no other figure.
-    idle::measure(&mut run.report, &run.hosts, &run.daemon)?;
+    idle::measure(&mut run.report, &run.hosts, backend, out)?;
     Ok(run.report)
 }
 

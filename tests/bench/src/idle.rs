@@ -1,12 +1,14 @@
 //! Two who are busy beside processes that have thousands of connected queue pairs and use none.
 
+use crate::bars::versus;
 use crate::daemon::Daemon;
 use crate::reference::let_sleep;
 use crate::report::Report;
-use crate::rig::{End, make_ready};
+use crate::rig::{End, connect, make_ready};
 use crate::scale;
 use crate::stats::Times;
 use anyhow::{Context as _, Result, ensure};
+use farlane_kit::compare::Bar;
 use farlane_rdma_client::{Address, Context, Cq, DeviceInfo, Pd, Qp, QpCaps, QpInit};
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -25,8 +27,8 @@ const QUEUE_PAIRS: usize = 3000;
 const MESSAGE: usize = 8;
 /// How many of them there are.
 const PROCESSES: usize = 20;
-/// Messages there and back of which the median is taken.
-const TRIPS: usize = 20_000;
+/// Messages there and back of a round, of which the median is taken.
+const TRIPS: usize = 1000;
 
 struct Idle(Child);
 
@@ -55,16 +57,12 @@ impl Drop for Idle {
     }
 }
 
-/// A message there and back, alone, beside idle processes, and alone again; and what the backend
-/// does while all of them are idle.
-pub fn measure(report: &mut Report, ends: &[End; 2], daemon: &Daemon) -> Result<()> {
-    let trip = || {
-        ends[0].write(&ends[1], MESSAGE)?;
-        ends[1].write(&ends[0], MESSAGE)
-    };
-    let name = "8 bytes there and back, two host processes";
-    let alone = Times::take(TRIPS, trip)?;
-    report.times(name, &alone)?;
+/// A message there and back over a backend that idle processes are connected to, beside the same
+/// over one of its own; and what the crowded one does while all are idle.
+pub fn measure(report: &mut Report, alone: &[End; 2], program: &Path, out: &Path) -> Result<()> {
+    let daemon = Daemon::start(program, &scale::log(out, "farlane-rdma-crowded"))?;
+    let crowded = [End::on_host(&daemon.host())?, End::on_host(&daemon.host())?];
+    connect(&crowded[0], &crowded[1])?;
     let queue_pairs = scale::count(QUEUE_PAIRS).next_multiple_of(2);
     let mut idle = Vec::new();
     for _ in 0..PROCESSES {
@@ -72,30 +70,23 @@ pub fn measure(report: &mut Report, ends: &[End; 2], daemon: &Daemon) -> Result<
         ensure!(got == queue_pairs, "only {got} queue pairs: {}", idle.len());
         idle.push(one);
     }
-    let all = format!("beside {} idle queue pairs", PROCESSES * queue_pairs);
-    let_sleep();
-    let beside = Times::take(TRIPS, trip)?;
-    report.times(&format!("{name}, {all}"), &beside)?;
+    let all = format!("{} idle queue pairs", PROCESSES * queue_pairs);
+    let trips = |ends: &[End; 2]| {
+        let times = Times::take(TRIPS, || {
+            ends[0].write(&ends[1], MESSAGE)?;
+            ends[1].write(&ends[0], MESSAGE)
+        })?;
+        Ok(times.p50_us)
+    };
+    let beside = versus(Bar::AtMost(1.1), || trips(&crowded), || trips(alone))?;
+    let what = format!("8 bytes there and back beside {all} / alone");
+    report.compared(&what, "us", "the same over a backend of its own", &beside);
     let (used, rest) = (daemon.cpu_time()?, scale::time(Duration::from_secs(3)));
     let_sleep();
     std::thread::sleep(rest);
     let share = (daemon.cpu_time()? - used).as_secs_f64() / rest.as_secs_f64() * 100.0;
-    let what = format!(
-        "CPU of a backend with {} idle queue pairs",
-        PROCESSES * queue_pairs
-    );
+    let what = format!("CPU of a backend with {all}");
     report.at_most(&what, share, "%", 0.5, "3 s");
-    drop(idle);
-    let_sleep();
-    let again = Times::take(TRIPS, trip)?;
-    let alone = alone.p50_us.max(again.p50_us);
-    report.at_most(
-        &format!("{name}: {all} / alone"),
-        beside.p50_us / alone,
-        "",
-        1.1,
-        &format!("{alone:.2} us"),
-    );
     Ok(())
 }
 
