@@ -1,4 +1,7 @@
-//! Counters of a disk.
+//! Counters of a disk, and how long its requests take.
+
+use crate::request::Request;
+use farlane_worker::histogram::Histogram;
 
 pub use farlane_worker::counters::count;
 
@@ -26,4 +29,41 @@ farlane_worker::counters! {
     awaited: "Waits for the last reads of a crashed backend.",
     kicks: "Driver notifications received.",
     interrupts: "Interrupts sent to the driver.",
+}
+
+/// How long requests take, from when a worker takes one until its driver can see that it has ended.
+#[derive(Debug, Default)]
+pub struct RequestTimes {
+    read: Histogram,
+    write: Histogram,
+    flush: Histogram,
+    discard: Histogram,
+    write_zeroes: Histogram,
+}
+
+impl RequestTimes {
+    /// Those of requests of a kind; none of what is answered without the disk.
+    #[must_use]
+    pub fn of(&self, request: &Request) -> Option<&Histogram> {
+        match request {
+            Request::Read(_) => Some(&self.read),
+            Request::Write(_) => Some(&self.write),
+            Request::Flush => Some(&self.flush),
+            Request::Discard => Some(&self.discard),
+            Request::WriteZeroes => Some(&self.write_zeroes),
+            Request::GetId => None,
+        }
+    }
+
+    /// All, with the operations' names.
+    #[must_use]
+    pub fn all(&self) -> [(&'static str, &Histogram); 5] {
+        [
+            ("read", &self.read),
+            ("write", &self.write),
+            ("flush", &self.flush),
+            ("discard", &self.discard),
+            ("write_zeroes", &self.write_zeroes),
+        ]
+    }
 }

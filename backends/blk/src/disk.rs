@@ -1,7 +1,7 @@
 //! A disk: the file that holds it, what it says of itself, and who is told when its size changes.
 
 use crate::bits::{Config, ID_BYTES, SECTOR, feature};
-use crate::counters::Counters;
+use crate::counters::{Counters, RequestTimes};
 use crate::paths::open::{Manner, PathError};
 use crate::paths::{PathConfig, Paths, prober};
 use crate::per_node::executor::Executor;
@@ -107,6 +107,7 @@ pub struct Disk {
     /// How many have failed.
     failed_syncs: AtomicU64,
     counters: Counters,
+    times: RequestTimes,
     limit: LogLimit,
 }
 
@@ -172,6 +173,7 @@ impl Disk {
             sync_failed: AtomicI32::new(0),
             failed_syncs: AtomicU64::new(0),
             counters: Counters::default(),
+            times: RequestTimes::default(),
             limit: LogLimit::new(),
             config,
         }))
@@ -276,6 +278,12 @@ impl Disk {
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// How long its requests take.
+    #[must_use]
+    pub fn times(&self) -> &RequestTimes {
+        &self.times
     }
 
     /// How often its VM can have something logged.

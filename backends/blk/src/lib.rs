@@ -37,6 +37,9 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
         features: &["blk-file", "read-only"],
     };
 
+const REQUEST_SECONDS: &str =
+    "Time from when a request is taken from its queue until its driver can see that it has ended.";
+
 /// The counters of all disks and of the tunnel's requests.
 #[must_use]
 pub fn metrics(disks: &[Arc<Disk>], requests: &RequestCounters) -> Metrics {
@@ -44,6 +47,15 @@ pub fn metrics(disks: &[Arc<Disk>], requests: &RequestCounters) -> Metrics {
     for disk in disks {
         let labels = [("disk", disk.serial())];
         metrics.add("farlane_blk", &labels, disk.counters().samples());
+        for (operation, times) in disk.times().all() {
+            let labels = [labels[0], ("operation", operation)];
+            metrics.add_times(
+                "farlane_blk_request_seconds",
+                REQUEST_SECONDS,
+                &labels,
+                times,
+            );
+        }
         disk.locality().add_to(&mut metrics, "farlane_blk", &labels);
         for path in disk.paths().all() {
             let node = path.node().to_string();

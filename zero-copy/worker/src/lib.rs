@@ -1,6 +1,7 @@
 //! Threads that serve queues, whatever is in the queues.
 //!
 //! * [`mod@counters`]: numbers that it adds to.
+//! * [`histogram`]: how long what it does takes.
 //! * [`idle`]: how a worker waits for the next request.
 //! * [`mailbox`]: how one worker passes work to another.
 //! * [`policy`]: how long it polls, naps and sleeps.
@@ -8,6 +9,7 @@
 //! * [`wake`]: sleeping without missing what others post.
 
 pub mod counters;
+pub mod histogram;
 pub mod idle;
 pub mod mailbox;
 pub mod policy;

@@ -17,6 +17,7 @@ use farlane_zero_copy::{AddressSpace, View};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Turns with work after which memory is looked at anew: whoever changes it waits for as long.
 const TURNS_WITH_VIEW: u32 = 64;
@@ -29,6 +30,7 @@ pub struct Completion {
     status: GuestByte<Rc<View>>,
     /// The request.
     pub kind: Kind,
+    taken: Instant,
     is_answered: bool,
 }
 
@@ -54,6 +56,17 @@ impl Drop for Completion {
 pub struct Head {
     pub descriptor: u16,
     pub is_begun: bool,
+    taken: Instant,
+}
+
+/// A request that has ended and is not in the used ring.
+#[derive(Debug)]
+struct Ended {
+    head: u16,
+    /// Bytes.
+    written: u32,
+    kind: Kind,
+    taken: Instant,
 }
 
 /// A queue of the driver.
@@ -73,8 +86,9 @@ pub struct Virtqueue {
     resubmit: VecDeque<u16>,
     /// Requests that are to be answered.
     taken: usize,
-    /// Requests that have ended and are not in the used ring: first descriptor, bytes written.
-    ended: Vec<(u16, u32)>,
+    ended: Vec<Ended>,
+    /// When requests were taken since what has ended was shown last: one look at the clock.
+    taking: Option<Instant>,
     batch: Vec<u16>,
     is_broken: bool,
 }
@@ -95,6 +109,7 @@ impl Virtqueue {
             resubmit: VecDeque::new(),
             taken: 0,
             ended: Vec::new(),
+            taking: None,
             batch: Vec::new(),
             is_broken: false,
         }
@@ -192,11 +207,7 @@ impl Virtqueue {
             return Ok(None);
         }
         if let Some(descriptor) = self.resubmit.pop_front() {
-            let is_begun = true;
-            return Ok(Some(Head {
-                descriptor,
-                is_begun,
-            }));
+            return Ok(Some(self.head(descriptor, true)));
         }
         if stopping {
             return Ok(None);
@@ -207,10 +218,15 @@ impl Virtqueue {
         if let Some(inflight) = &mut self.inflight {
             inflight.begin(descriptor);
         }
-        Ok(Some(Head {
+        Ok(Some(self.head(descriptor, false)))
+    }
+
+    fn head(&mut self, descriptor: u16, is_begun: bool) -> Head {
+        Head {
             descriptor,
-            is_begun: false,
-        }))
+            is_begun,
+            taken: *self.taking.get_or_insert_with(Instant::now),
+        }
     }
 
     /// A request is to be answered from now on.
@@ -220,6 +236,7 @@ impl Virtqueue {
             head: head.descriptor,
             status,
             kind,
+            taken: head.taken,
             is_answered: false,
         }
     }
@@ -229,18 +246,29 @@ impl Virtqueue {
         completion.is_answered = true;
         self.taken -= 1;
         completion.status.store(status as u8);
-        self.ended.push((completion.head, written + 1));
+        self.ended.push(Ended {
+            head: completion.head,
+            written: written + 1,
+            kind: completion.kind,
+            taken: completion.taken,
+        });
     }
 
     /// Shows the driver what has ended.
     pub fn show(&mut self) -> Result<bool, Broken> {
+        self.taking = None;
         if self.ended.is_empty() {
             return Ok(false);
         }
         let rings = self.rings()?;
         self.batch.clear();
-        for (head, written) in self.ended.drain(..) {
-            self.progress.put(&rings, head, written);
+        let (now, times) = (Instant::now(), self.disk.times());
+        for ended in self.ended.drain(..) {
+            let head = ended.head;
+            if let Some(times) = times.of(&ended.kind) {
+                times.add(now.saturating_duration_since(ended.taken));
+            }
+            self.progress.put(&rings, head, ended.written);
             if let Some(inflight) = &mut self.inflight {
                 inflight.prepare(head);
                 self.batch.push(head);

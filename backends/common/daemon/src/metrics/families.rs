@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 pub use farlane_worker::counters::{Kind, Sample};
+pub use farlane_worker::histogram::{Distribution, Histogram};
 
 /// Labels of a sample, in order.
 type Labels = Vec<(String, String)>;
@@ -17,13 +18,20 @@ type Labels = Vec<(String, String)>;
 struct Family {
     help: String,
     kind: FamilyKind,
-    samples: Vec<(Labels, u64)>,
+    samples: Vec<(Labels, Value)>,
+}
+
+#[derive(Clone, Debug)]
+enum Value {
+    Number(u64),
+    Times(Distribution),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FamilyKind {
     Counter,
     Gauge,
+    Histogram,
     Info,
 }
 
@@ -47,13 +55,26 @@ impl Metrics {
                 Kind::Gauge => FamilyKind::Gauge,
             };
             let name = format!("{prefix}_{}", sample.name);
-            self.push(name, (sample.help, kind), labels, sample.value);
+            self.push(
+                name,
+                (sample.help, kind),
+                labels,
+                Value::Number(sample.value),
+            );
         }
     }
 
     /// Adds something that is so, which its labels say: `name_info{labels} 1`.
     pub fn inform(&mut self, name: &str, help: &str, labels: &[(&str, &str)]) {
-        self.push(name.to_owned(), (help, FamilyKind::Info), labels, 1);
+        let kind = (help, FamilyKind::Info);
+        self.push(name.to_owned(), kind, labels, Value::Number(1));
+    }
+
+    /// Adds how long something took, in seconds; the name says so.
+    pub fn add_times(&mut self, name: &str, help: &str, labels: &[(&str, &str)], of: &Histogram) {
+        let kind = (help, FamilyKind::Histogram);
+        let times = Value::Times(of.distribution());
+        self.push(name.to_owned(), kind, labels, times);
     }
 
     fn push(
@@ -61,7 +82,7 @@ impl Metrics {
         name: String,
         (help, kind): (&str, FamilyKind),
         labels: &[(&str, &str)],
-        value: u64,
+        value: Value,
     ) {
         let none = || Family {
             help: help.to_owned(),
@@ -119,8 +140,11 @@ impl Metrics {
 
 /// The unit that a name ends in, and what is before it.
 fn unit(name: &str) -> (&str, Option<Unit>) {
-    match name.strip_suffix("_bytes") {
-        Some(name) => (name, Some(Unit::Bytes)),
+    if let Some(name) = name.strip_suffix("_bytes") {
+        return (name, Some(Unit::Bytes));
+    }
+    match name.strip_suffix("_seconds") {
+        Some(name) => (name, Some(Unit::Seconds)),
         None => (name, None),
     }
 }
@@ -135,6 +159,7 @@ impl Collector for Families {
             let kind = match family.kind {
                 FamilyKind::Counter => MetricType::Counter,
                 FamilyKind::Gauge => MetricType::Gauge,
+                FamilyKind::Histogram => MetricType::Histogram,
                 FamilyKind::Info => MetricType::Info,
             };
             let encoder = encoder.encode_descriptor(name, &family.help, unit.as_ref(), kind)?;
@@ -147,13 +172,19 @@ impl Collector for Families {
 impl EncodeMetric for Family {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
         for (labels, value) in &self.samples {
-            let one = |encoder: &mut MetricEncoder<'_>| match self.kind {
-                FamilyKind::Counter => encoder.encode_counter::<Labels, _, u64>(value, None),
+            let one = |encoder: &mut MetricEncoder<'_>| match (self.kind, value) {
+                (FamilyKind::Info, _) => encoder.encode_info(labels),
+                (FamilyKind::Counter, Value::Number(value)) => {
+                    encoder.encode_counter::<Labels, _, u64>(value, None)
+                }
                 // As great as the crate has them.
-                FamilyKind::Gauge => {
+                (_, Value::Number(value)) => {
                     encoder.encode_gauge(&i64::try_from(*value).unwrap_or(i64::MAX))
                 }
-                FamilyKind::Info => encoder.encode_info(labels),
+                (_, Value::Times(times)) => {
+                    let count = times.count();
+                    encoder.encode_histogram::<Labels>(times.sum, count, &times.buckets, None)
+                }
             };
             match (self.kind, labels.is_empty()) {
                 (FamilyKind::Info, _) | (_, true) => one(&mut encoder)?,
@@ -171,6 +202,7 @@ impl EncodeMetric for Family {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn some() -> Metrics {
         let mut metrics = Metrics::default();
@@ -186,6 +218,30 @@ mod tests {
         metrics.add("farlane", &[("disk", odd), ("node", "1")], [reads(2)]);
         metrics.inform("farlane_build", "What runs.", &[("version", "1")]);
         metrics
+    }
+
+    #[test]
+    fn times_are_a_histogram_in_seconds() {
+        let times = Histogram::default();
+        for micros in [1, 3, 60_000_000] {
+            times.add(Duration::from_micros(micros));
+        }
+        let mut metrics = Metrics::default();
+        metrics.add_times("wait_seconds", "Waiting.", &[("disk", "a")], &times);
+        for text in [metrics.open_metrics(), metrics.prometheus()] {
+            let has = |line: &str| assert!(text.lines().any(|said| said == line), "{text}");
+            has("# TYPE wait_seconds histogram");
+            has("wait_seconds_sum{disk=\"a\"} 60.000004");
+            has("wait_seconds_count{disk=\"a\"} 3");
+            has("wait_seconds_bucket{le=\"0.000001\",disk=\"a\"} 1");
+            has("wait_seconds_bucket{le=\"8.388608\",disk=\"a\"} 2");
+            has("wait_seconds_bucket{le=\"+Inf\",disk=\"a\"} 3");
+        }
+        assert!(
+            metrics
+                .open_metrics()
+                .contains("# UNIT wait_seconds seconds\n")
+        );
     }
 
     #[test]
