@@ -19,6 +19,7 @@ use farlane_sys::log_limit::LogLimit;
 use farlane_sys::log_limited;
 use farlane_sys::sync::lock;
 use farlane_worker::counters::Sample;
+use farlane_worker::histogram::Histogram;
 use farlane_zero_copy::Pool;
 use log::Level;
 use std::collections::HashMap;
@@ -235,6 +236,13 @@ impl Port {
         ));
         samples.extend(self.connections.samples());
         samples
+    }
+
+    /// How long calls of its processes take, from when a worker begins with one until it is
+    /// answered.
+    #[must_use]
+    pub fn call_times(&self) -> &Histogram {
+        &self.traffic.calls
     }
 
     fn contexts(&self) -> MutexGuard<'_, HashMap<ContextId, Arc<Context>>> {

@@ -7,6 +7,7 @@
 use farlane_abi::rdma::PortCounters;
 use farlane_sys::sync::lock;
 use farlane_worker::counters::{Sample, count, count_alone};
+use farlane_worker::histogram::Histogram;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -104,6 +105,8 @@ struct Stripe(Counts);
 pub struct Traffic {
     /// Of all threads that are no workers, then of each worker.
     stripes: Box<[Stripe]>,
+    /// How long its calls take, from when a worker begins with them until they are answered.
+    pub(crate) calls: Histogram,
 }
 
 /// Of a port of a server without workers.
@@ -118,6 +121,7 @@ impl Traffic {
     pub(crate) fn new(workers: usize) -> Self {
         Self {
             stripes: (0..=workers).map(|_| Stripe::default()).collect(),
+            calls: Histogram::default(),
         }
     }
 

@@ -71,7 +71,12 @@ impl Context {
                 &is_over
             };
             let mut host = CallHost::in_turn(self, CallTurn::new(look, budget, &is_over));
-            let dispatch = |number, args: &[u8], out: &mut [u8]| host.dispatch(number, args, out);
+            let dispatch = |number, args: &[u8], out: &mut [u8]| {
+                let begin = Instant::now();
+                let outcome = host.dispatch(number, args, out);
+                self.traffic.calls.add(begin.elapsed());
+                outcome
+            };
             let served = calls.serve(begin, dispatch);
             progress = progress.and(host.carried_out());
             drop(calls);

@@ -46,6 +46,14 @@ fn what_is_written_is_in_the_file_and_is_read_again() {
         assert_eq!(daemon.metric("bytes_written"), 65536);
         assert_eq!(daemon.metric("flushes"), 1);
         assert_eq!(daemon.metric("errors"), 2);
+        let took = |operation| {
+            let labels = [("operation", operation)];
+            daemon.labelled("request_seconds_count", &labels)
+        };
+        assert_eq!(
+            ["read", "write", "flush", "discard"].map(took),
+            [2, 1, 1, 0]
+        );
     });
 }
 

@@ -26,10 +26,13 @@ pub struct DeviceMetrics {
 pub fn metrics(devices: &[DeviceMetrics]) -> Metrics {
     let mut metrics = Metrics::default();
     for device in devices {
-        metrics.add(
-            "farlane_borrow",
-            &[("device", &device.name)],
-            device.samples(),
+        let labels = [("device", &*device.name)];
+        metrics.add("farlane_borrow", &labels, device.samples());
+        metrics.add_times(
+            "farlane_borrow_register_read_seconds",
+            "Time of a register read that goes to the lender and back.",
+            &labels,
+            &device.borrowed.register_reads,
         );
     }
     metrics

@@ -47,6 +47,9 @@ fn add_gids(metrics: &mut Metrics, ports: &[NamedPort]) {
     }
 }
 
+const CALL_SECONDS: &str =
+    "Time from when a worker begins with a call of a process until it is answered.";
+
 /// The counters.
 #[must_use]
 pub fn metrics(
@@ -60,7 +63,10 @@ pub fn metrics(
     metrics.add("farlane_rdma", &[], requests.samples());
     for named in ports {
         if let Some(port) = named.port.upgrade() {
-            metrics.add("farlane_rdma_vm", &[("vm", &named.name)], port.samples());
+            let labels = [("vm", &*named.name)];
+            metrics.add("farlane_rdma_vm", &labels, port.samples());
+            let (name, help) = ("farlane_rdma_vm_call_seconds", CALL_SECONDS);
+            metrics.add_times(name, help, &labels, port.call_times());
         }
     }
     add_gids(&mut metrics, ports);

@@ -101,6 +101,9 @@ fn a_vm_has_what_its_operator_lets_it_have_and_others_do_not_notice() {
     assert_eq!(shown("memory_region_bytes_limit", "10.0.0.3"), 8192);
     assert_eq!(shown("queue_pairs", "10.0.0.1"), 0);
     assert_eq!(shown("queue_pairs", "host"), 0);
+    // Of the calls that have made these.
+    assert!(shown("call_seconds_count", "10.0.0.3") >= 4);
+    assert_eq!(shown("call_seconds_count", "10.0.0.1"), 0);
     drop(mr);
     assert_eq!(shown("memory_region_bytes", "10.0.0.3"), 0);
     register(8192).unwrap();

@@ -17,6 +17,7 @@ use farlane_sys::chain;
 use farlane_vfio_user::{
     Client, Device, DeviceInfo, DmaMap, Errno, IrqAction, IrqInfo, IrqRequest, MapArea, RegionInfo,
 };
+use farlane_worker::histogram::Histogram;
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -66,6 +67,8 @@ pub struct BorrowCounters {
     pub forwarded: AtomicU64,
     /// Whether a device is held now: 0 or 1.
     pub held: AtomicU64,
+    /// How long a read of a register takes that goes to the lender, and back.
+    pub register_reads: Histogram,
 }
 
 /// Where the device is.
@@ -312,6 +315,7 @@ impl Borrowed {
 
     /// Reads from the device in use; without one, or when it fails, what a missing device reads as.
     pub(super) fn device_read(&mut self, region: Region, offset: u64, data: &mut [u8]) {
+        let begin = Instant::now();
         let result = match self.held() {
             Some((session, fence)) => {
                 let at = RegisterAddress::new(fence, region, offset);
@@ -319,6 +323,9 @@ impl Borrowed {
             }
             None => Err(SessionError::Lost),
         };
+        if result.is_ok() {
+            self.counters.register_reads.add(begin.elapsed());
+        }
         self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
         if let Err(e) = result {
             log::debug!("{}: cannot read: {}", self.config.device, chain(&e));

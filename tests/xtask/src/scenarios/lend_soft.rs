@@ -256,6 +256,12 @@ fn messages_only(guest: &Guest, borrower: &Borrower, story: &mut Story<'_>) -> R
             "Memory was not reached by messages: no {direction}"
         );
     }
+    let timed = metrics.sum("register_read_seconds_count")?;
+    let forwarded = metrics.sum("forwarded")?;
+    ensure!(
+        timed > 0 && timed <= forwarded,
+        "{timed} register reads are timed, of {forwarded} accesses"
+    );
     Ok(())
 }
 
