@@ -10,6 +10,7 @@ mod clean;
 mod conditions;
 mod container;
 mod demo;
+mod dependencies;
 mod disks;
 #[cfg(test)]
 mod documents;

@@ -10,6 +10,8 @@ use farlane_kit::process::check_output;
 use farlane_kit::workspace::Workspace;
 use farlane_kit::{packages, progress};
 
+use crate::dependencies::Dependencies;
+
 /// How long packing may take.
 const TIMEOUT: Duration = Duration::from_secs(900);
 
@@ -168,7 +170,8 @@ fn lay_out(workspace: &Workspace, built: &Path, stage: &Path) -> Result<()> {
     let mut command = Command::new(built.join("farlane-pages"));
     command.arg(stage.join("pages"));
     check_output("farlane-pages", command, TIMEOUT)?;
-    Ok(())
+    let list = Dependencies::of(workspace)?.list(CRATES)?;
+    fs::write(stage.join("farlane.cdx.json"), list).context("Cannot write what it is made of")
 }
 
 /// A changelog (deb-changelog(5)) whose newest entry is of another version.
