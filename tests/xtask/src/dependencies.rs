@@ -1,5 +1,5 @@
-//! What the programs are built of: the packages of other projects, of which packages of ours carry a
-//! list (CycloneDX 1.5).
+//! What the programs are built of: the packages of other projects, of which packages of ours carry
+//! a list (CycloneDX 1.5).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A copy of a Debian tree as the root folder of programs of this machine, as a container's is: they
-//! run unmodified, and packages can be installed in it.
+//! A copy of a Debian tree as the root folder of programs of this machine, as a container's is:
+//! they run unmodified, and packages can be installed in it.
 //!
 //! The tree is the lower layer of an overlayfs (Documentation/filesystems/overlayfs.rst) whose
 //! upper layer is memory, mounted in a mount namespace that is there as long as one process: the

@@ -1,6 +1,6 @@
 //! What people use RDMA for without calling verbs themselves, from Debian's packages, over the RDMA
-//! device of the guests' kernel: UCX, Open MPI over UCX, libfabric, and fio; all of them, and QEMU's
-//! migration, over our own libraries, between processes of this machine.
+//! device of the guests' kernel: UCX, Open MPI over UCX, libfabric, and fio; all of them, and
+//! QEMU's migration, over our own libraries, between processes of this machine.
 
 mod cmtime;
 mod fio;
@@ -89,8 +89,8 @@ fn on_host(
     host.stop()
 }
 
-/// Programs that load parts of themselves, and start each other, by their paths: with the root folder
-/// of a container. UCX asks for a device file, which it does not open.
+/// Programs that load parts of themselves, and start each other, by their paths: with the root
+/// folder of a container. UCX asks for a device file, which it does not open.
 fn in_container(
     host: &OnHost<'_>,
     programs: &RdmaPrograms,

@@ -102,7 +102,8 @@ pub fn perftests(over: &Over<'_>, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// A server of data, which each side checks (`-q`). Its clients connect to it over TCP, by an interface.
+/// A server of data, which each side checks (`-q`). Its clients connect to it over TCP, by an
+/// interface.
 pub fn io_demo(over: &Over<'_>, interface: &str, report: &mut Report) -> Result<()> {
     let (server, client) = (over.ends.server, over.ends.client);
     let environment = format!(
