@@ -272,7 +272,7 @@ impl Cq {
     }
 
     /// Takes completions, oldest first, and returns how many. Gives way to other programs now and
-    /// then when called in vain many times in a row.
+    /// then when called in vain many times in a row, and looks once more after that.
     ///
     /// # Errors
     /// `ENODEV` when the device is gone and everything it had completed has been taken, `EPROTO`
@@ -336,11 +336,19 @@ impl Cq {
             return Err(Errno::ENODEV);
         }
         let mut ring = lock(&self.ring);
-        let produced = self.part.word(CQ_OFF_PRODUCED).load(Ordering::Acquire);
-        let ready = produced.wrapping_sub(ring.consumed);
+        let mut ready = self.ready(&ring);
         if ready == 0 {
             drop(ring);
-            return self.found_nothing();
+            if !self.found_nothing()? {
+                return Ok(0);
+            }
+            // Much may have come meanwhile, up to the end of the connection. A program that is told
+            // of the end after a poll in vain destroys the queue pair, and loses what it completed.
+            ring = lock(&self.ring);
+            ready = self.ready(&ring);
+            if ready == 0 {
+                return Ok(0);
+            }
         }
         if ready > ring.entries.count {
             return Err(Errno::EPROTO);
@@ -367,6 +375,13 @@ impl Cq {
         drop(ring);
         self.courtesy.found();
         Ok(count as usize)
+    }
+
+    /// Entries that have come and were not taken.
+    #[inline]
+    fn ready(&self, ring: &Ring) -> u32 {
+        let produced = self.part.word(CQ_OFF_PRODUCED).load(Ordering::Acquire);
+        produced.wrapping_sub(ring.consumed)
     }
 
     /// Takes out what a queue pair has completed that is gone, or was reset, at the backend: nobody
@@ -417,22 +432,21 @@ impl Cq {
             .store(kept, Ordering::Release);
     }
 
-    #[cold]
-    fn dead_or_empty(&self) -> Result<usize, Errno> {
-        // What was published before the end comes first.
-        let consumed = lock(&self.ring).consumed;
-        if self.part.word(CQ_OFF_PRODUCED).load(Ordering::Acquire) == consumed {
-            return Err(Errno::ENODEV);
-        }
-        Ok(0)
-    }
-
-    fn found_nothing(&self) -> Result<usize, Errno> {
+    /// A poll found nothing. Returns whether it has to look once more.
+    fn found_nothing(&self) -> Result<bool, Errno> {
         if self.header.is_dead() {
             return self.dead_or_empty();
         }
-        self.courtesy.found_nothing();
-        Ok(0)
+        Ok(self.courtesy.found_nothing())
+    }
+
+    #[cold]
+    fn dead_or_empty(&self) -> Result<bool, Errno> {
+        // What was published before the end comes first.
+        if self.ready(&lock(&self.ring)) == 0 {
+            return Err(Errno::ENODEV);
+        }
+        Ok(true)
     }
 
     /// Asks for one event at the next completion, or at the next solicited or failed one. A

@@ -6,7 +6,7 @@ use crate::arena::Part;
 use crate::loopback::{Rig, read};
 use crate::{
     Channel, Completion, Cq, Errno, Mr, Payload, Pd, Qp, QpAttr, QpCaps, QpInit, RecvRequest,
-    SendList, SendRequest, Sge,
+    SendList, SendRequest, Sge, spin,
 };
 use farlane_abi::arena::{
     AsyncEvent, BACKEND_AWAKE, BACKEND_SLEEPING, OFF_ASYNC_PRODUCED, OFF_ASYNC_RING,
@@ -342,6 +342,25 @@ fn completions_come_in_order_across_the_end_of_the_queue() {
         }
     }
     assert_eq!(map.word(abi::CQ_OFF_CONSUMED).load(Ordering::Acquire), 350);
+}
+
+#[test]
+fn a_poll_in_vain_has_looked_after_it_gave_way() {
+    let (queues, _) = queues(false);
+    let part = queues.cq.entries_part();
+    let produced = || {
+        let word = queues.cq.part().word(abi::CQ_OFF_PRODUCED);
+        word.load(Ordering::Acquire)
+    };
+    spin::meanwhile(move || complete(&part, 8, 7));
+    let mut found = [Completion::default(); 2];
+    let mut polls = 0;
+    while queues.cq.poll(&mut found).unwrap() == 0 {
+        assert_eq!(produced(), 0);
+        polls += 1;
+        assert!(polls < 10_000, "It gives way to nobody");
+    }
+    assert_eq!(found[0].wr_id.get(), 7);
 }
 
 /// The backend answers that the queue pair has number 0.

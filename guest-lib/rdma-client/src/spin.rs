@@ -4,6 +4,8 @@
 //! is the fast way when the other side answers at once on a CPU of its own, and starves it when
 //! it has none.
 
+#[cfg(test)]
+use std::cell::Cell;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +14,28 @@ use std::time::{Duration, Instant};
 fn give_way() -> bool {
     let before = Instant::now();
     rustix::thread::sched_yield();
+    #[cfg(test)]
+    others_run();
     before.elapsed() > *YIELD_ALONE
+}
+
+#[cfg(test)]
+thread_local! {
+    /// What others do when this thread gives way next.
+    static MEANWHILE: Cell<Option<Box<dyn FnOnce()>>> = const { Cell::new(None) };
+}
+
+/// Has others do something when this thread gives way next.
+#[cfg(test)]
+pub(crate) fn meanwhile(act: impl FnOnce() + 'static) {
+    MEANWHILE.set(Some(Box::new(act)));
+}
+
+#[cfg(test)]
+fn others_run() {
+    if let Some(act) = MEANWHILE.take() {
+        act();
+    }
 }
 
 /// A `sched_yield` that takes longer than this has let somebody else run. A yield that finds
@@ -167,9 +190,9 @@ impl Courtesy {
         self.empty.store(0, Ordering::Relaxed);
     }
 
-    /// The poll found nothing: perhaps yields.
+    /// The poll found nothing: perhaps yields, and says whether it has.
     #[inline]
-    pub(crate) fn found_nothing(&self) {
+    pub(crate) fn found_nothing(&self) -> bool {
         let mut empty = self.empty.load(Ordering::Relaxed);
         if empty == Self::JUST_YIELDED {
             self.learn(false);
@@ -181,12 +204,15 @@ impl Courtesy {
             if empty > Self::LEAST {
                 std::hint::spin_loop();
             }
-        } else if give_way() {
+            return false;
+        }
+        if give_way() {
             self.learn(true);
             self.empty.store(0, Ordering::Relaxed);
         } else {
             self.empty.store(Self::JUST_YIELDED, Ordering::Relaxed);
         }
+        true
     }
 
     /// Adapts to whether a yield was worth it.
