@@ -1,6 +1,8 @@
-//! The commands `list` and `revoke`, which ask a running lender.
+//! The commands `list`, `revoke` and `reload`, which ask a running lender.
 
+use crate::config::Config;
 use crate::options::{Command, LenderOptions};
+use crate::policy::{fixed, policy};
 use anyhow::Context as _;
 use farlane_daemon::options::host_name;
 use farlane_vfio_remote::borrower;
@@ -8,6 +10,7 @@ use farlane_vfio_remote::protocol::message::{DeviceStatus, PeerName, PeerStatus}
 use farlane_vfio_remote::protocol::{Connector, TlsIdentity};
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::path::Path;
 
 fn connector(options: &LenderOptions) -> anyhow::Result<(Connector, String)> {
     let identity = match options.tls.files() {
@@ -29,6 +32,7 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
     match command {
         Command::List { lender, json } => list(lender, *json),
         Command::Revoke { device, lender } => revoke(lender, device),
+        Command::Reload { config, lender } => reload(lender, config),
     }
 }
 
@@ -50,6 +54,14 @@ fn list(options: &LenderOptions, json: bool) -> anyhow::Result<()> {
 fn revoke(options: &LenderOptions, device: &str) -> anyhow::Result<()> {
     let (connector, name) = connector(options)?;
     borrower::revoke(&connector, &name, device)?;
+    Ok(())
+}
+
+/// Has a lender go by its configuration file as it is now.
+fn reload(options: &LenderOptions, file: &Path) -> anyhow::Result<()> {
+    let config = Config::load(file)?;
+    let (connector, name) = connector(options)?;
+    borrower::reload(&connector, &name, policy(&config), fixed(&config))?;
     Ok(())
 }
 

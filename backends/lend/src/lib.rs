@@ -6,13 +6,15 @@
 //! * [`machine`]: which host this is;
 //! * [`setup`]: the daemon: from both, the lender of the library (`farlane-vfio-remote`) with its
 //!   devices and bridges;
-//! * [`ask`]: `list` and `revoke`.
+//! * [`mod@policy`]: what of it a running lender may be told anew;
+//! * [`ask`]: `list`, `revoke` and `reload`.
 
 pub mod ask;
 pub mod config;
 pub mod file;
 pub mod machine;
 pub mod options;
+pub mod policy;
 pub mod setup;
 
 use farlane_abi::width::to_u64;

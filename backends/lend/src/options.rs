@@ -4,9 +4,10 @@ use crate::config::{Backing, DeviceConfig, GpuOptions, NvmeOptions, SourceConfig
 use farlane_daemon::keys::{Keys, KeysError, switch, value};
 use farlane_daemon::options::{DaemonOptions, TlsOptions};
 use farlane_vfio_remote::protocol::Address;
+use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where `list` and `revoke` look for a lender.
+/// Where `list`, `revoke` and `reload` look for a lender.
 const DEFAULT_LENDER: &str = "unix:/run/farlane/lend.sock";
 
 /// Lends PCIe devices of this host to virtual machines of others
@@ -53,6 +54,15 @@ pub enum Command {
     Revoke {
         /// Name of the device
         device: String,
+        #[command(flatten)]
+        #[allow(missing_docs)]
+        lender: LenderOptions,
+    },
+    /// Have a lender go by its configuration file as it is now: who may borrow what
+    Reload {
+        /// The file
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
         #[command(flatten)]
         #[allow(missing_docs)]
         lender: LenderOptions,

@@ -6,7 +6,7 @@ use crate::config::{
     ShowsConfig, SourceConfig, TlsFiles, WindowConfig,
 };
 use crate::options::Options;
-use crate::{CAPABILITIES, machine, metrics};
+use crate::{CAPABILITIES, machine, metrics, policy};
 use anyhow::{Context as _, bail};
 use farlane_daemon::access::Access;
 use farlane_daemon::control::Stopper;
@@ -32,7 +32,7 @@ use std::time::Duration;
 /// How long a lease lasts that is not renewed, where nobody says otherwise.
 const TERM: Duration = Duration::from_secs(3);
 /// How long a holder has to give a revoked device back, where nobody says otherwise.
-const GRACE: Duration = Duration::from_secs(5);
+pub const GRACE: Duration = Duration::from_secs(5);
 /// Longest serial number of an NVMe controller (NVMe 1.4, figure 247).
 const SERIAL_BYTES: usize = 20;
 
@@ -77,6 +77,9 @@ impl Daemon for LendDaemon {
             None => None,
         };
         let lender = Lender::new(lender_config(&config, options, identity.as_ref())?)?;
+        if options.daemon.config.is_some() {
+            lender.accept_policies(policy::fixed(&config));
+        }
         let (mut acceptors, mut sockets) = (Vec::new(), Vec::new());
         for address in addresses {
             let access = &options.daemon.access;

@@ -61,6 +61,49 @@ impl Daemon {
 }
 
 #[test]
+fn a_confined_lender_goes_by_its_file_as_it_is_now() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (file, address) = (path("lend.toml"), format!("unix:{}", path("lend")));
+    let write = |borrower: &str, size: &str| {
+        let text = format!(
+            "listen = ['{address}']\n[[device]]\nname = 'nvme0'\nsource = 'nvme'\n\
+             namespace = [{{ null = '{size}' }}]\nborrowers = ['{borrower}']\n"
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    write("a", "1G");
+    let mut command = Command::new(PROGRAM);
+    let _lender = Process::start(command.args(["--config", &file, "--log-level=warn"]));
+    let connector = Connector::new(address.parse().unwrap(), None).unwrap();
+    wait_until(|| borrower::list(&connector, "test").is_ok());
+    let borrowers = || {
+        borrower::list(&connector, "test")
+            .unwrap()
+            .remove(0)
+            .borrowers
+    };
+    let reload = || run(&["reload", "--config", &file, "--lender", &address]);
+    assert_eq!(borrowers(), ["a"]);
+    write("b", "1G");
+    assert!(reload().status.success());
+    assert_eq!(borrowers(), ["b"]);
+    for (size, borrower, said) in [
+        ("2G", "c", "Device nvme0 is not as it was"),
+        ("1G", "c d", "c d"),
+    ] {
+        write(borrower, size);
+        let refused = reload();
+        let stderr = String::from_utf8_lossy(&refused.stderr);
+        assert!(
+            !refused.status.success() && stderr.contains(said),
+            "{stderr}"
+        );
+        assert_eq!(borrowers(), ["b"]);
+    }
+}
+
+#[test]
 fn it_keeps_the_conventions() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("lend");

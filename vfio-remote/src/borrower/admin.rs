@@ -1,8 +1,9 @@
 //! What people ask a lender.
 
 use super::session::{SessionError, greet};
-use crate::protocol::message::{DeviceStatus, Reply, Request, ToBorrower, ToLender};
+use crate::protocol::message::{DeviceStatus, Policy, Reply, Request, ToBorrower, ToLender};
 use crate::protocol::{Connector, HANDSHAKE, Received};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// A revocation takes as long as the lender gives its borrowers, and a reset.
@@ -47,6 +48,23 @@ pub fn list(connector: &Connector, name: &str) -> Result<Vec<DeviceStatus>, Sess
             }
             _ => return Err(SessionError::Nonsense),
         }
+    }
+}
+
+/// Has a lender go by another policy, where all else is as it was when it was started: see
+/// [`Request::Reload`].
+///
+/// # Errors
+/// See [`SessionError`].
+pub fn reload(
+    connector: &Connector,
+    name: &str,
+    policy: Policy,
+    fixed: BTreeMap<String, String>,
+) -> Result<(), SessionError> {
+    match ask(connector, name, Request::Reload { policy, fixed })? {
+        Reply::Done => Ok(()),
+        _ => Err(SessionError::Nonsense),
     }
 }
 

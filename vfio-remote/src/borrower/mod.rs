@@ -16,7 +16,7 @@ mod session;
 mod signals;
 mod unmapping;
 
-pub use admin::{list, revoke};
+pub use admin::{list, reload, revoke};
 pub use device::{BorrowCounters, Borrowed, BorrowerConfig, InterruptView};
 pub use peers::Peers;
 pub use resolve::{PeerPath, PeerWindow};

@@ -1,7 +1,6 @@
 //! A device on offer.
 
 use super::lease::{Fences, Lease, TakeError};
-use super::names::Borrower;
 use super::peers::{PeerAccess, PeerRange};
 use super::session::Control;
 use super::sublease::Sublease;
@@ -85,10 +84,6 @@ impl Device {
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
-    }
-
-    pub fn is_for(&self, borrower: &Borrower) -> bool {
-        self.offer.borrowers.is_empty() || borrower.is_among(&self.offer.borrowers)
     }
 
     pub fn attach(&self) {
@@ -249,7 +244,7 @@ impl Device {
         }
     }
 
-    pub fn status(&self) -> DeviceStatus {
+    pub fn status(&self, borrowers: &[String]) -> DeviceStatus {
         let state = self.state();
         let holder = state
             .lease
@@ -269,7 +264,7 @@ impl Device {
             about: self.offer.source.description().name.clone(),
             holder,
             attached: self.attached.load(Ordering::Relaxed),
-            borrowers: self.offer.borrowers.clone(),
+            borrowers: borrowers.to_vec(),
             quarantine: state.lease.quarantined().map(str::to_owned),
         }
     }

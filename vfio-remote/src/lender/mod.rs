@@ -6,6 +6,7 @@ mod lease;
 mod memory;
 mod names;
 mod peers;
+mod policy;
 mod posted;
 mod proof;
 mod queue;
@@ -18,7 +19,7 @@ mod worker;
 
 pub use device::Offer;
 
-use crate::protocol::message::{DeviceStatus, PeerName};
+use crate::protocol::message::{DeviceStatus, PeerName, Policy};
 use crate::protocol::{Acceptor, ConnectionError, Connector, HANDSHAKE, Peer, Receiver, Sender};
 use device::Device;
 use farlane_ntb::Ntb;
@@ -26,6 +27,7 @@ use farlane_pci::{Counter, Region};
 use farlane_sys::chain;
 use lease::Fences;
 use names::{Borrower, Standing};
+use policy::{Rules, check};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -138,10 +140,8 @@ pub struct Lender {
     name: String,
     devices: BTreeMap<String, Arc<Device>>,
     bridges: BTreeMap<String, BridgeOffer>,
-    users: BTreeMap<u32, Vec<String>>,
-    lenders: Vec<String>,
+    rules: Rules,
     term: Duration,
-    grace: Duration,
     sessions: Arc<AtomicUsize>,
     watched: Once,
 }
@@ -152,32 +152,24 @@ impl Lender {
     /// # Errors
     /// See [`LenderError`].
     pub fn new(config: LenderConfig) -> Result<Arc<Self>, LenderError> {
+        let rules = Rules::new(&config);
+        check(&rules.policy())?;
         let LenderConfig {
             name,
             offers,
             bridges,
-            users,
-            lenders,
             term,
-            grace,
+            ..
         } = config;
-        // A name that nobody can have would be in a list by mistake.
-        let said = users.values().flatten();
-        let borrowers = offers.iter().flat_map(|offer| &offer.borrowers);
-        let shown = bridges.values().flat_map(|bridge| &bridge.borrowers);
         let foreign = bridges.values().filter_map(|bridge| bridge.shows.as_ref());
         let foreign = foreign.flat_map(|bar| [&bar.lender, &bar.device]);
-        let names = said.chain(borrowers).chain(shown).chain(bridges.keys());
-        let names = names.chain(foreign).chain(&lenders);
+        let names = foreign.chain(bridges.keys());
         let wrong = names.chain([&name]).find(|name| !is_name(name)).cloned();
         if let Some(name) = wrong {
             return Err(LenderError::Name(name));
         }
         if !TERMS.contains(&term) {
             return Err(LenderError::Term(term));
-        }
-        if grace > LONGEST_GRACE {
-            return Err(LenderError::Grace(grace));
         }
         let mut devices = BTreeMap::new();
         for offer in offers {
@@ -195,10 +187,8 @@ impl Lender {
             name,
             devices,
             bridges,
-            users,
-            lenders,
+            rules,
             term,
-            grace,
             sessions: Arc::default(),
             watched: Once::new(),
         }))
@@ -234,9 +224,10 @@ impl Lender {
                     continue;
                 }
             };
+            let policy = self.policy();
             let user = incoming
                 .user()
-                .filter(|&user| Peer::User(user).is_own() || self.users.contains_key(&user));
+                .filter(|user| Peer::User(*user).is_own() || policy.users.contains_key(user));
             let others = handshakes.entry(user).or_default();
             let handshake = Permit::enter(others, MAX_HANDSHAKES);
             if handshake.is_none() {
@@ -302,7 +293,14 @@ impl Lender {
     /// All devices.
     #[must_use]
     pub fn status(&self) -> Vec<DeviceStatus> {
-        self.devices.values().map(|d| d.status()).collect()
+        let policy = self.policy();
+        let status = |device: &Arc<Device>| status(device, &policy);
+        self.devices.values().map(status).collect()
+    }
+
+    /// Who has proved `peer` and says that it is `name`; none where it may not say so.
+    fn borrower(&self, peer: &Peer, name: &str) -> Option<Borrower> {
+        Borrower::new(peer, name, &self.policy().users)
     }
 
     /// Whether somebody who has proved `peer` is a lender whose devices may reach those of this
@@ -310,16 +308,18 @@ impl Lender {
     fn is_lender(&self, who: &Borrower, peer: &Peer) -> bool {
         match peer {
             Peer::User(_) => who.standing == Standing::Administrator,
-            Peer::Certificate(_) | Peer::Unproved => who.is_among(&self.lenders),
+            Peer::Certificate(_) | Peer::Unproved => who.is_among(&self.policy().lenders),
         }
     }
 
     /// The devices that `borrower` may see.
     fn status_for(&self, borrower: &Borrower) -> Vec<DeviceStatus> {
-        let is_seen =
-            |d: &&Arc<Device>| borrower.standing == Standing::Administrator || d.is_for(borrower);
+        let is_seen = |d: &&Arc<Device>| {
+            borrower.standing == Standing::Administrator || self.is_for(d, borrower)
+        };
+        let policy = self.policy();
         let seen = self.devices.values().filter(is_seen);
-        seen.map(|d| d.status()).collect()
+        seen.map(|device| status(device, &policy)).collect()
     }
 
     /// What all devices count: (name of the device, counters).
@@ -336,6 +336,12 @@ impl Lender {
     pub fn sessions(&self) -> usize {
         self.sessions.load(Ordering::Relaxed)
     }
+}
+
+/// A device, and who may borrow it.
+fn status(device: &Device, policy: &Policy) -> DeviceStatus {
+    let borrowers = policy.devices.get(&device.offer.name);
+    device.status(borrowers.map_or(&[], Vec::as_slice))
 }
 
 /// One of a limited number, until it is dropped.

@@ -206,7 +206,8 @@ impl Worker {
         let (attached, held) = self.held(fence)?;
         let other = self.lender.devices.get(name);
         let other = other
-            .filter(|d| d.is_for(&self.borrower) && !Arc::ptr_eq(d, &attached.device))
+            .filter(|d| self.lender.is_for(d, &self.borrower))
+            .filter(|d| !Arc::ptr_eq(d, &attached.device))
             .ok_or_else(|| Refusal::NoDevice(self.borrower.name.clone()))?;
         let used = other.reach(key, (region, offset), &held.function, range)?;
         Ok(ReachedRange {

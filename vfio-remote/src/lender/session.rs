@@ -456,7 +456,7 @@ pub(super) fn greet(
         return Ok(None);
     }
     let peer = sender.peer();
-    let borrower = Borrower::new(&peer, &name, &lender.users);
+    let borrower = lender.borrower(&peer, &name);
     if borrower.is_none() {
         let shown = match peer {
             Peer::User(user) => format!("user {user} may not call itself so"),

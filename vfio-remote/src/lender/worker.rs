@@ -19,7 +19,7 @@ use crate::bridge;
 use crate::protocol::Received;
 use crate::protocol::message::{
     Attached, Bridge, Fence, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES, MappableArea,
-    PeerKey, PeerName, Refusal, Reply, Request, ToBorrower, ToLender, millis,
+    PeerKey, PeerName, Policy, Refusal, Reply, Request, ToBorrower, ToLender, millis,
 };
 use farlane_abi::width::to_usize;
 use farlane_ntb::Ntb;
@@ -173,6 +173,7 @@ impl Worker {
         match request {
             Request::List { first } => Ok(self.list(first)),
             Request::Revoke { device } => self.revoke(&device),
+            Request::Reload { policy, fixed } => self.reload(policy, &fixed),
             Request::Attach { device } => self.attach(&device, out),
             Request::Take => self.take(),
             Request::Sublet { device, key } => self.sublet(&device, key),
@@ -262,7 +263,7 @@ impl Worker {
         self.lender
             .devices
             .get(name)
-            .filter(|d| d.is_for(&self.borrower))
+            .filter(|d| self.lender.is_for(d, &self.borrower))
             .cloned()
             .ok_or_else(|| Refusal::NoDevice(self.borrower.name.clone()))
     }
@@ -295,7 +296,7 @@ impl Worker {
         let Some(device) = self.lender.devices.get(name) else {
             return Err(Refusal::NoDevice(self.borrower.name.clone()));
         };
-        let grace = self.lender.grace;
+        let grace = self.lender.policy().grace();
         match device.holder() {
             Some((holder, _)) if Arc::ptr_eq(&holder, &self.control) => {
                 return Err(Refusal::Order(
@@ -309,6 +310,16 @@ impl Worker {
             None => {}
         }
         device.wait_offered(grace + RESET_PATIENCE)?;
+        Ok(Reply::Done)
+    }
+
+    /// Has the lender go by another policy.
+    fn reload(&mut self, policy: Policy, fixed: &BTreeMap<String, String>) -> Answer {
+        if self.borrower.standing != Standing::Administrator {
+            return Err(Refusal::NotHere);
+        }
+        self.lender.reload(policy, fixed)?;
+        log::info!("The configuration was read again");
         Ok(Reply::Done)
     }
 
@@ -380,8 +391,13 @@ impl Worker {
         }
         let liveness = self.control.sender.keep_open();
         attachment.liveness = Some(Arc::new(liveness.map_err(failed)?));
+        let policy = self.lender.policy();
+        let shows = |name| {
+            let borrowers = policy.windows.get(name);
+            borrowers.is_some_and(|names| self.borrower.is_among(names))
+        };
         let named = self.lender.bridges.iter();
-        for (name, bridge) in named.filter(|(_, b)| self.borrower.is_among(&b.borrowers)) {
+        for (name, bridge) in named.filter(|(name, _)| shows(*name)) {
             ways.push(Way {
                 name: name.clone(),
                 ntb: Arc::clone(&bridge.ntb),
@@ -433,6 +449,13 @@ impl Worker {
         }
         let key = PeerKey(key);
         let device = Arc::clone(&attached.device);
+        // Since it was attached the lender may have been told another policy.
+        let who = self
+            .lender
+            .borrower(&self.control.sender.peer(), &self.borrower.name);
+        if !who.is_some_and(|who| self.lender.is_for(&device, &who)) {
+            return Err(Refusal::NoDevice(self.borrower.name.clone()));
+        }
         let fence = device.take(&self.borrower.name, &self.control)?;
         let function: Arc<dyn Function> = match device.offer.source.take(&attached.attachment) {
             Ok(function) => function.into(),

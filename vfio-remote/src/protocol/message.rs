@@ -7,6 +7,7 @@
 use farlane_abi::width::at_most;
 use farlane_pci::{Area, Description, InterruptKind, Region};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 use thiserror::Error;
@@ -170,6 +171,21 @@ pub enum ToBorrower {
     },
 }
 
+/// Who may borrow what.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// Of each device, who may borrow it; empty for everybody who can connect.
+    pub devices: BTreeMap<String, Vec<String>>,
+    /// Of each window, whose devices may reach memory through it.
+    pub windows: BTreeMap<String, Vec<String>>,
+    /// Of each user of the host, the names under which it may borrow.
+    pub users: BTreeMap<u32, Vec<String>>,
+    /// Other lenders whose devices may reach those of this one.
+    pub lenders: Vec<String>,
+    /// How long a holder has to give a device back that is revoked, in milliseconds.
+    pub grace_ms: u32,
+}
+
 /// What a borrower, or an administrator, asks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
@@ -297,6 +313,13 @@ pub enum Request {
         region: Region,
         /// Offsets in bytes, at most [`MAX_WORDS`]: multiples of 8.
         offsets: Vec<u64>,
+    },
+    /// Has the lender go by another policy, if all else is as it was.
+    Reload {
+        /// Who may borrow what.
+        policy: Policy,
+        /// What else is configured, as texts, by what each is called.
+        fixed: BTreeMap<String, String>,
     },
 }
 
@@ -459,6 +482,9 @@ pub enum Refusal {
     /// It has been begun and takes a while, for what the device is at: to be asked again.
     #[error("The device is still at it")]
     InProgress,
+    /// Something else than the policy is not what the lender was started with.
+    #[error("{0} is not as it was: that changes only when the lender is started again")]
+    Fixed(String),
 }
 
 /// A device on offer, for people and programs.

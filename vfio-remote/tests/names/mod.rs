@@ -1,5 +1,7 @@
 //! Who a borrower is, and a lender.
 
+mod reload;
+
 use super::common::{Copier, lender, serve_borrowed, unix_acceptor, until};
 use super::{Monitor, Raw, is_signalled};
 use farlane_vfio_remote::borrower;
