@@ -57,6 +57,31 @@ pub enum Request {
     WriteZeroes,
 }
 
+impl Request {
+    /// Its type (virtio 1.2, 5.2.6).
+    #[must_use]
+    pub fn kind(&self) -> u32 {
+        match self {
+            Self::Read(_) => kind::IN,
+            Self::Write(_) => kind::OUT,
+            Self::Flush => kind::FLUSH,
+            Self::GetId => kind::GET_ID,
+            Self::Discard => kind::DISCARD,
+            Self::WriteZeroes => kind::WRITE_ZEROES,
+        }
+    }
+
+    /// Bytes that it reads or writes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Read(extent) => extent.bytes.into(),
+            Self::Write(extent) => extent.bytes,
+            Self::Flush | Self::GetId | Self::Discard | Self::WriteZeroes => 0,
+        }
+    }
+}
+
 /// Why a request is answered with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {

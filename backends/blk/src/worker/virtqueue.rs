@@ -14,6 +14,7 @@ use farlane_vhost_user::session::Setup;
 use farlane_vhost_user::vring::{Layout, Progress, RingError, Rings};
 use farlane_zero_copy::slices::GuestByte;
 use farlane_zero_copy::{AddressSpace, View};
+use probe::probe;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -232,6 +233,15 @@ impl Virtqueue {
     /// A request is to be answered from now on.
     pub fn begin(&mut self, head: Head, status: GuestByte<Rc<View>>, kind: Kind) -> Completion {
         self.taken += 1;
+        probe!(
+            farlane,
+            blk_begin,
+            Arc::as_ptr(&self.disk),
+            self.index,
+            head.descriptor,
+            kind.kind(),
+            kind.bytes()
+        );
         Completion {
             head: head.descriptor,
             status,
@@ -245,6 +255,14 @@ impl Virtqueue {
     pub fn answer(&mut self, mut completion: Completion, status: Status, written: u32) {
         completion.is_answered = true;
         self.taken -= 1;
+        probe!(
+            farlane,
+            blk_end,
+            Arc::as_ptr(&self.disk),
+            self.index,
+            completion.head,
+            status as u8
+        );
         completion.status.store(status as u8);
         self.ended.push(Ended {
             head: completion.head,

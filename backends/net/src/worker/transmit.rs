@@ -16,7 +16,9 @@ use farlane_vhost_user::segment;
 use farlane_zero_copy::View;
 use farlane_zero_copy::slices::{GuestRuns, GuestSlices, SliceList};
 use farlane_zero_copy::topology::Node;
+use probe::probe;
 use std::mem::take;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
@@ -108,10 +110,13 @@ impl Transmit {
                 break;
             };
             self.chain.follow(&rings, head)?;
+            let interface = Arc::as_ptr(&context.interface);
+            probe!(farlane, net_tx_begin, interface, head);
             match self.send(context, port, rings.view())? {
                 SendOutcome::Yes(bytes) => {
                     frames += 1;
                     total += bytes;
+                    probe!(farlane, net_tx_end, interface, head, bytes);
                 }
                 SendOutcome::Later => {
                     self.blocked = true;

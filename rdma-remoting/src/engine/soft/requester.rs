@@ -28,6 +28,7 @@ use farlane_abi::queue::{
 use farlane_abi::rdma::{EVENT_QP_FATAL, EVENT_SQ_DRAINED, QpAttr};
 use farlane_sys::warn_limited;
 use farlane_zero_copy::topology::Node;
+use probe::probe;
 use std::sync::Arc;
 use std::time::Instant;
 use waiting::Wait;
@@ -329,6 +330,14 @@ impl<C: Carrier> Requester<C> {
                 return Taken::GivenUp;
             }
         }
+        let opcode = wc_opcode(self.request.opcode);
+        probe!(
+            farlane,
+            rdma_begin,
+            qp.number.get(),
+            opcode,
+            self.request.length()
+        );
         match self.begin(qp) {
             Ok(()) => Taken::Begun,
             Err(status) => Taken::Failed(status),
@@ -419,6 +428,14 @@ impl<C: Carrier> Requester<C> {
         self.parts.clear();
         self.source.retire();
         let opcode = self.request.opcode;
+        probe!(
+            farlane,
+            rdma_end,
+            qp.number.get(),
+            wc_opcode(opcode),
+            WC_STATUS_SUCCESS,
+            moved
+        );
         count_success(&qp.traffic, opcode, moved);
         if self.request.signalled || qp.signal_all {
             self.push(
@@ -451,6 +468,8 @@ impl<C: Carrier> Requester<C> {
     }
 
     fn end(&mut self, qp: &QpCommon, status: u8) {
+        let opcode = wc_opcode(self.request.opcode);
+        probe!(farlane, rdma_end, qp.number.get(), opcode, status, 0);
         self.active = None;
         self.parts.clear();
         self.source.retire();

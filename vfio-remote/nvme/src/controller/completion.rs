@@ -10,6 +10,8 @@ use crate::ids::{CqId, NamespaceId, SqId};
 use crate::queue::{CompletionQueue, Due};
 use crate::remote::Job;
 use farlane_pci::DmaView;
+use probe::probe;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -101,6 +103,8 @@ impl Controller {
             self.note_failure(command, status)
         };
         let CommandId { queue, cid, .. } = command;
+        let controller = Arc::as_ptr(&self.shared);
+        probe!(farlane, nvme_end, controller, queue.get(), cid, status.0);
         let Some(sq) = self.queues.sq(queue) else {
             return;
         };

@@ -11,6 +11,8 @@ use crate::remote::{Done, Job};
 use crate::ring::Event;
 use farlane_abi::width::{at_most, to_usize};
 use farlane_pci::DmaView;
+use probe::probe;
+use std::sync::Arc;
 use zerocopy::IntoBytes as _;
 
 /// Entries of an I/O queue that are read at once: the driver's processor has most of them in its
@@ -135,7 +137,17 @@ impl Controller {
         };
         sq.advance();
         sq.began();
-        let permit = Permit::new(CommandId::new(queue, sqe));
+        let command = CommandId::new(queue, sqe);
+        let controller = Arc::as_ptr(&self.shared);
+        probe!(
+            farlane,
+            nvme_begin,
+            controller,
+            queue.get(),
+            command.cid,
+            sqe.opcode
+        );
+        let permit = Permit::new(command);
         if queue.is_admin() {
             self.admin(permit, sqe);
         } else {
