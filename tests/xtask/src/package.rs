@@ -57,6 +57,7 @@ const LIBRARIES: &[(&str, &str)] = &[
 /// Sources that are packaged as they are: where they are in the checkout, and beside
 /// `debian/rules`.
 const SOURCES: &[(&str, &str)] = &[
+    ("packaging/bpftrace", "bpftrace"),
     ("packaging/debian", "debian"),
     ("README.md", "README.md"),
     ("docs", "docs"),

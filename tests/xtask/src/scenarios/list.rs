@@ -10,7 +10,7 @@ use super::{
     octo_net_flood, octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, package,
     rdma_apps, rdma_buffers, rdma_cm, rdma_crash, rdma_host, rdma_isolation, rdma_perftest,
     rdma_pingpong, rdma_pyverbs, rdma_stock, rdma_tenants, rdma_ulps, rdma_users, rdma_verbs,
-    rdma_vs_rxe, rdma_workers, topology, vmkit,
+    rdma_vs_rxe, rdma_workers, topology, tracing, vmkit,
 };
 use crate::versus::Form;
 
@@ -135,6 +135,8 @@ scenarios! {
     test "metrics" = metrics::run,
         "Debian's Prometheus reads the metrics of all daemons; each query of the Grafana dashboard \
          has a series";
+    test "tracing" = tracing::run,
+        "the examples of bpftrace see requests of a disk and of RDMA by the backends' static probes";
     test "package" = package::run,
         "the Debian packages in Debian 12 and 13: installed, upgraded, purged; units, profiles, \
          man pages, DKMS, libraries";

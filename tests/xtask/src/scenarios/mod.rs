@@ -53,6 +53,7 @@ mod rdma_verbs;
 mod rdma_vs_rxe;
 mod rdma_workers;
 mod topology;
+mod tracing;
 mod vmkit;
 
 use std::env;

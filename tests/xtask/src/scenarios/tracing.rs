@@ -1,0 +1,154 @@
+//! The static probes of backends, seen by the examples of `packaging/bpftrace` with Debian's
+//! bpftrace.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use farlane_kit::backend::Backend;
+use farlane_kit::process::{Process, check_output};
+use farlane_kit::report::Report;
+use farlane_kit::scratch::sparse_file;
+use farlane_kit::{packages, progress};
+
+use super::NotRun;
+use crate::conditions::wait_until;
+use crate::place::{Host, Over};
+use crate::run::Run;
+use crate::tools::between;
+
+/// The examples, and the program whose probes each is about.
+const EXAMPLES: [(&str, &str); 3] = [
+    ("blk-latency.bt", "farlane-blk"),
+    ("rdma-requests.bt", "farlane-rdma"),
+    ("nvme-latency.bt", "farlane-lend"),
+];
+/// Where the examples are in the checkout.
+const FOLDER: &str = "packaging/bpftrace";
+
+/// System calls in which a program waits for events: poll, epoll_wait, ppoll, epoll_pwait.
+const WAITS: [&str; 4] = ["7", "232", "271", "281"];
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What kernels say that have no uprobes, or let nobody use them.
+const MISSING: &str = "/sys/bus/event_source/devices/uprobe";
+
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    if !Path::new(MISSING).exists() {
+        let what = format!("this kernel has no uprobes ({MISSING} is missing)");
+        return Err(NotRun(what).into());
+    }
+    packages::ensure(&["bpftrace"])?;
+    let workspace = run.context.workspace();
+    let names = ["farlane-blk", "farlane-lend", "farlane-vm-front-end"];
+    progress::step("Building the daemons", || workspace.build(&names))?;
+    probes_are_there(run)?;
+
+    let (disk, socket) = (run.path("disk"), run.path("blk"));
+    sparse_file(&disk, 64 << 20)?;
+    let mut command = Command::new(workspace.built("farlane-blk")?);
+    command.arg("--socket-path").arg(&socket);
+    command.arg("--path").arg(&disk);
+    let log = run.logs().join("farlane-blk.log");
+    let blk = Backend::start("farlane-blk", command, &[&socket], &log)?;
+    let said = traced(run, EXAMPLES[0], || {
+        let mut command = Command::new(workspace.built("farlane-blk-driver")?);
+        command.arg("--socket").arg(&socket);
+        command.args(["--requests", "200", "--job", "cpu=0,memory=0"]);
+        check_output("farlane-blk-driver", command, TIMEOUT)?;
+        Ok(())
+    })?;
+    blk.stop()?;
+    for kind in ["0", "1"] {
+        ensure!(
+            said.contains(&format!("@microseconds[{kind}]:")),
+            "No times of requests of type {kind}:\n{said}"
+        );
+    }
+    report.tell("bpftrace", "blk-latency.bt", "reads and writes");
+
+    let farlane = run.context.farlane()?;
+    let socket = run.path("rdma");
+    let rdma = farlane.daemon(run, &[], Some(&socket))?;
+    let host = Host::new(farlane.programs(), &socket, run.logs());
+    let line = "ibv_rc_pingpong -n 100 -s 4096";
+    let said = traced(run, EXAMPLES[1], || {
+        between(Over::Farlane, line, &host, &host)?;
+        Ok(())
+    })?;
+    rdma.stop()?;
+    // Each end sends as often as it says.
+    let sends = said.lines().filter_map(|line| {
+        let (what, count) = line.strip_prefix("@requests[")?.split_once("]: ")?;
+        what.ends_with(", 0, 0")
+            .then(|| count.trim().parse().ok())?
+    });
+    let sends: Vec<u64> = sends.collect();
+    ensure!(sends == [100, 100], "`{line}` has sent {sends:?}:\n{said}");
+    report.tell("bpftrace", "rdma-requests.bt", "sends of both ends");
+    Ok(())
+}
+
+/// bpftrace finds the probes of each example in its program.
+fn probes_are_there(run: &Run<'_>) -> Result<()> {
+    for (name, program) in EXAMPLES {
+        let path = built(run, program)?;
+        let mut command = Command::new("bpftrace");
+        command.args(["-l", &format!("usdt:{}:farlane:*", path.display())]);
+        let listed = check_output("bpftrace", command, TIMEOUT)?;
+        let text = example(run, name)?;
+        let mut used = text
+            .lines()
+            .filter_map(|line| line.rsplit_once(":farlane:"));
+        ensure!(
+            used.all(|(_, probe)| listed.lines().any(|line| line.ends_with(probe))),
+            "{program} has not all probes of {name}:\n{listed}"
+        );
+    }
+    Ok(())
+}
+
+fn example(run: &Run<'_>, name: &str) -> Result<String> {
+    let path = run.context.workspace().root().join(FOLDER).join(name);
+    fs::read_to_string(&path).with_context(|| format!("Cannot read {}", path.display()))
+}
+
+fn built(run: &Run<'_>, program: &str) -> Result<PathBuf> {
+    match program {
+        "farlane-rdma" => Ok(run.context.farlane()?.programs().join(program)),
+        _ => run.context.workspace().built(program),
+    }
+}
+
+/// Runs an example, of the program that was built here, while something happens; returns what it
+/// prints at its end.
+fn traced(
+    run: &Run<'_>,
+    (name, program): (&str, &str),
+    act: impl FnOnce() -> Result<()>,
+) -> Result<String> {
+    let script = run.path(name);
+    let installed = format!("/usr/bin/{program}");
+    let here = built(run, program)?.display().to_string();
+    let text = example(run, name)?.replace(&installed, &here);
+    fs::write(&script, text).with_context(|| format!("Cannot write {}", script.display()))?;
+    let mut command = Command::new("bpftrace");
+    command.arg(&script);
+    let log = run.logs().join(name).with_extension("log");
+    let mut tracer = Process::spawn_logged("bpftrace", command, &log)?;
+    // It waits for events once all probes are set.
+    let call = format!("/proc/{}/syscall", tracer.pid());
+    wait_until("bpftrace waits for events", || {
+        let said = || fs::read_to_string(&log).unwrap_or_default();
+        ensure!(tracer.is_running()?, "bpftrace has ended:\n{}", said());
+        let call = fs::read_to_string(&call).unwrap_or_default();
+        let number = call.split(' ').next().unwrap_or_default();
+        Ok(WAITS.contains(&number) && said().contains("Attaching"))
+    })?;
+    act()?;
+    tracer.terminate(TIMEOUT)?;
+    fs::read_to_string(&log).context("Cannot read what bpftrace has printed")
+}
