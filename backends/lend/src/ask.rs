@@ -3,10 +3,10 @@
 use crate::options::{Command, LenderOptions};
 use anyhow::Context as _;
 use farlane_daemon::options::host_name;
+use farlane_daemon::terminal;
 use farlane_vfio_remote::borrower;
 use farlane_vfio_remote::protocol::message::{DeviceStatus, PeerName, PeerStatus};
 use farlane_vfio_remote::protocol::{Connector, TlsIdentity};
-use std::fmt::Write as _;
 use std::io::Write as _;
 
 fn connector(options: &LenderOptions) -> anyhow::Result<(Connector, String)> {
@@ -107,21 +107,7 @@ fn table(devices: &[DeviceStatus]) -> String {
             device.about.clone(),
         ]);
     }
-    let mut widths = [0; 8];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.len().max(*width);
-        }
-    }
-    let mut text = String::new();
-    for row in &rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
-            let _ = write!(line, "{cell:width$}  ");
-        }
-        let _ = writeln!(text, "{}", line.trim_end());
-    }
-    text
+    terminal::table(&rows, &[])
 }
 
 #[cfg(test)]
