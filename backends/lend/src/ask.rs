@@ -7,7 +7,6 @@ use farlane_daemon::terminal;
 use farlane_vfio_remote::borrower;
 use farlane_vfio_remote::protocol::message::{DeviceStatus, PeerName, PeerStatus};
 use farlane_vfio_remote::protocol::{Connector, TlsIdentity};
-use std::io::Write as _;
 
 fn connector(options: &LenderOptions) -> anyhow::Result<(Connector, String)> {
     let identity = match options.tls.files() {
@@ -21,7 +20,7 @@ fn connector(options: &LenderOptions) -> anyhow::Result<(Connector, String)> {
     Ok((connector, name))
 }
 
-/// Has a lender do it.
+/// Has a lender do it: for `farlane-lend` and `farlane lend`.
 ///
 /// # Errors
 /// The lender cannot be asked, or refuses, or nothing can be printed.
@@ -41,9 +40,7 @@ fn list(options: &LenderOptions, json: bool) -> anyhow::Result<()> {
     } else {
         table(&devices)
     };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .context("Cannot print")
+    terminal::print(&text).context("Cannot print")
 }
 
 /// Takes a device from its holder.

@@ -41,7 +41,9 @@ fn bar(part: f64) -> String {
     bar
 }
 
-fn local(share: Option<f64>) -> String {
+/// A share in per cent; `-` of nothing.
+#[must_use]
+pub fn local(share: Option<f64>) -> String {
     // Downwards, so that only all of it is 100.
     share.map_or_else(
         || "-".to_owned(),
@@ -142,7 +144,9 @@ pub fn table(counters: &Counters) -> String {
     out
 }
 
-fn exact(bytes: u64) -> String {
+/// A number of bytes, as [`human`] has it.
+#[must_use]
+pub fn exact(bytes: u64) -> String {
     // Precise to 15 digits, of which three are shown.
     #[allow(clippy::cast_precision_loss)]
     human(bytes as f64)

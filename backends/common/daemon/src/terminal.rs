@@ -1,7 +1,9 @@
-//! Text of others on a terminal, and tables.
+//! Programs that print and end: their tables, text of others on a terminal, how they end.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::io::{self, ErrorKind, Write as _};
+use std::process::ExitCode;
 
 /// Most characters of a name that comes from elsewhere.
 const MOST: usize = 200;
@@ -41,21 +43,25 @@ fn is_followed(character: char) -> bool {
 /// Rows as a table, whose columns are as wide as they must be. Numbers are in the columns
 /// `to_the_right`. What a terminal would follow is shown by its [number](printable).
 #[must_use]
-pub fn table<const N: usize>(rows: &[[String; N]], to_the_right: &[usize]) -> String {
-    let rows: Vec<_> = rows
-        .iter()
-        .map(|row| row.each_ref().map(|cell| printable(cell)))
+pub fn table<R: AsRef<[String]>>(rows: &[R], to_the_right: &[usize]) -> String {
+    let cells = |row: &R| {
+        row.as_ref()
+            .iter()
+            .map(|cell| printable(cell).into_owned())
+            .collect()
+    };
+    let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<_> = (0..columns)
+        .map(|column| {
+            let cells = rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        })
         .collect();
-    let mut widths = [0; N];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.chars().count().max(*width);
-        }
-    }
     let mut text = String::new();
     for row in &rows {
         let mut line = String::new();
-        for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
             // A String takes whatever is written.
             let _ = match to_the_right.contains(&column) {
                 true => write!(line, "{cell:>width$}  "),
@@ -65,6 +71,34 @@ pub fn table<const N: usize>(rows: &[[String; N]], to_the_right: &[usize]) -> St
         let _ = writeln!(text, "{}", line.trim_end());
     }
     text
+}
+
+/// Prints text.
+///
+/// # Errors
+/// Standard output cannot be written, also because whoever reads has gone.
+pub fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// The code with which a program ends that prints. A failure is printed, after the program's name,
+/// but not that whoever reads has seen enough, and gone: that is none.
+#[must_use]
+pub fn exit_code(program: &str, result: anyhow::Result<ExitCode>) -> ExitCode {
+    let is_closed = |error: &anyhow::Error| {
+        let error = error.downcast_ref::<io::Error>();
+        error.is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) if is_closed(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{program}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 #[cfg(test)]
