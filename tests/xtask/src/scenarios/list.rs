@@ -134,7 +134,7 @@ scenarios! {
         "the guest driver builds for Linux 6.1, 6.12 and 7.x with each one's own compiler";
     test "metrics" = metrics::run,
         "Debian's Prometheus reads the metrics of all daemons; each query of the Grafana dashboard \
-         has a series";
+         has a series; farlane shows them in a table, and in a terminal (tmux)";
     test "package" = package::run,
         "the Debian packages in Debian 12 and 13: installed, upgraded, purged; units, profiles, \
          man pages, DKMS, libraries";
