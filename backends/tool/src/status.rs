@@ -13,7 +13,7 @@ use serde::Serialize;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-/// Counts up when a reader of an older document could misunderstand it.
+/// See [`Document::format`].
 const FORMAT: u32 = 1;
 
 /// Prints it. The exit code is a failure where a backend does not answer.
@@ -42,7 +42,7 @@ pub fn run(options: &StatusOptions) -> anyhow::Result<ExitCode> {
 /// What is printed.
 #[derive(Debug, Serialize)]
 pub struct Document {
-    /// [`FORMAT`].
+    /// Another number where a reader of older documents could misunderstand this one.
     pub format: u32,
     /// Those that answer.
     pub backends: Vec<BackendStatus>,

@@ -117,7 +117,7 @@ impl<'a> Tool<'a> {
 
     fn output(&self, words: &[&str]) -> Result<Output> {
         let name = format!("farlane {}", words.join(" "));
-        Ok(output(&name, self.command(words), TIMEOUT)?)
+        output(&name, self.command(words), TIMEOUT)
     }
 
     fn status(&self) -> Result<Status> {
