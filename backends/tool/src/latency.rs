@@ -120,6 +120,25 @@ mod tests {
     }
 
     #[test]
+    fn histograms_of_backends_are_read() {
+        use farlane_daemon::metrics::{Histogram, Metrics};
+        let times = Histogram::default();
+        let told = || {
+            let mut metrics = Metrics::default();
+            let labels = [("disk", "a"), ("operation", "read")];
+            metrics.add_times("farlane_blk_request_seconds", "Times.", &labels, &times);
+            read(&metrics.open_metrics())
+        };
+        let before = told();
+        for micros in [1, 3, 3, 60_000_000] {
+            times.add(std::time::Duration::from_micros(micros));
+        }
+        let now = told().since(&before);
+        let bounds = [0.25, 0.5, 1.0].map(|part| now.bound(part));
+        assert_eq!(bounds, [Some(1e-6), Some(4e-6), Some(f64::INFINITY)]);
+    }
+
+    #[test]
     fn what_is_no_histogram_of_times_is_left_out() {
         let text = [
             bucket("x_bytes", "1", 1),

@@ -258,8 +258,11 @@ impl<'a> Tool<'a> {
             tmux.enter(&line)?;
             let mut rate = String::new();
             wait_until("a rate above zero in a terminal", || {
-                rate = rate_of_disk(&tmux.screen()?).unwrap_or_default();
-                Ok(tmux.has_other_screen()? && rate.starts_with(|c| ('1'..='9').contains(&c)))
+                let screen = tmux.screen()?;
+                rate = rate_of_disk(&screen).unwrap_or_default();
+                let is_working = rate.starts_with(|c| ('1'..='9').contains(&c));
+                let has_times = screen.contains(" P99 ");
+                Ok(tmux.has_other_screen()? && is_working && has_times)
             })?;
             if is_signalled {
                 let mut kill = Command::new("kill");
