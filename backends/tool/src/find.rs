@@ -5,17 +5,18 @@
 
 use crate::options::Backends;
 use farlane_daemon::metrics::MetricsAddress;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// What the names of these sockets end in.
 const ENDING: &str = "metrics";
-/// How many folders deep they may be, and how many entries of folders are looked at: the folder may
-/// be any.
+/// How many folders deep they may be, how many entries of folders are looked at, and how many
+/// sockets are asked: the folder may be any.
 const MOST_DEEP: usize = 4;
 const MOST_ENTRIES: usize = 20_000;
+const MOST_SOCKETS: usize = 1024;
 
 /// Why backends cannot be found.
 #[derive(Debug, Error)]
@@ -30,51 +31,78 @@ pub enum FindError {
         source: io::Error,
     },
     /// It is no folder of sockets.
-    #[error("{} has more than {MOST_ENTRIES} entries", path.display())]
+    #[error("{} has more than {MOST_ENTRIES} entries, or {MOST_SOCKETS} sockets", path.display())]
     Many {
         /// The folder.
         path: PathBuf,
     },
 }
 
+/// What there is.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Where backends can be asked.
+    pub addresses: Vec<MetricsAddress>,
+    /// Folders that cannot be read.
+    pub unread: Vec<(PathBuf, io::Error)>,
+}
+
 /// The addresses that were named, or else those in the folder.
 ///
 /// # Errors
-/// See [`FindError`].
-pub fn addresses(of: &Backends) -> Result<Vec<MetricsAddress>, FindError> {
-    if !of.sockets.is_empty() {
-        return Ok(of.sockets.clone());
+/// See [`FindError`]. A folder below it that cannot be read is none.
+pub fn find(of: &Backends) -> Result<Found, FindError> {
+    if of.sockets.is_empty() {
+        return in_folder(&of.folder);
     }
-    let mut paths = in_folder(&of.folder)?;
-    paths.sort();
-    Ok(paths.into_iter().map(MetricsAddress::Path).collect())
+    Ok(Found {
+        addresses: of.sockets.clone(),
+        unread: Vec::new(),
+    })
 }
 
-/// The sockets in a folder and those below it. Links are not followed.
-fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, FindError> {
-    let mut found = Vec::new();
+/// The sockets in a folder and those below it, in their order. Links are not followed.
+fn in_folder(top: &Path) -> Result<Found, FindError> {
+    let (mut paths, mut unread) = (Vec::new(), Vec::new());
     let mut entries = 0;
-    let mut folders = vec![(folder.to_owned(), 0)];
+    let mut folders = vec![(top.to_owned(), 0)];
     while let Some((folder, depth)) = folders.pop() {
-        let refuse = |source| FindError::Read {
-            path: folder.clone(),
-            source,
-        };
-        for entry in std::fs::read_dir(&folder).map_err(refuse)? {
-            entries += 1;
-            if entries > MOST_ENTRIES {
-                return Err(FindError::Many { path: folder });
+        let read = match std::fs::read_dir(&folder) {
+            Ok(read) => read,
+            Err(source) if depth == 0 => {
+                let path = folder;
+                return Err(FindError::Read { path, source });
             }
-            let entry = entry.map_err(refuse)?;
-            let (path, kind) = (entry.path(), entry.file_type().map_err(refuse)?);
+            // It has just gone.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => {
+                unread.push((folder, error));
+                continue;
+            }
+        };
+        // An entry that cannot be read has gone, too.
+        for entry in read.flatten() {
+            entries += 1;
+            let Ok(kind) = entry.file_type() else {
+                continue;
+            };
+            let path = entry.path();
             if kind.is_dir() && depth < MOST_DEEP {
                 folders.push((path, depth + 1));
             } else if kind.is_socket() && path.extension().is_some_and(|end| end == ENDING) {
-                found.push(path);
+                paths.push(path);
+            }
+            if entries > MOST_ENTRIES || paths.len() > MOST_SOCKETS {
+                let path = top.to_owned();
+                return Err(FindError::Many { path });
             }
         }
     }
-    Ok(found)
+    paths.sort();
+    Ok(Found {
+        addresses: paths.into_iter().map(MetricsAddress::Path).collect(),
+        unread,
+    })
 }
 
 #[cfg(test)]
@@ -105,12 +133,25 @@ mod tests {
             sockets,
             folder: folder.to_owned(),
         };
-        let found: Vec<_> = addresses(&of(Vec::new())).unwrap();
+        let found = find(&of(Vec::new())).unwrap();
+        assert!(found.unread.is_empty(), "{found:?}");
         let path = |name: &str| MetricsAddress::Path(folder.join(name));
-        assert_eq!(found, [path("blk/vm0.metrics"), path("lend.metrics")]);
+        let known = [path("blk/vm0.metrics"), path("lend.metrics")];
+        assert_eq!(found.addresses, known);
         let named = vec![path("any")];
-        assert_eq!(addresses(&of(named.clone())).unwrap(), named);
+        assert_eq!(find(&of(named.clone())).unwrap().addresses, named);
         let error = in_folder(&folder.join("none")).unwrap_err();
         assert!(error.to_string().starts_with("Cannot read"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_of_endlessly_many_entries_is_refused() {
+        let made = tempfile::tempdir().unwrap();
+        let folder = made.path();
+        for n in 0..=MOST_ENTRIES {
+            fs::write(folder.join(n.to_string()), "").unwrap();
+        }
+        let error = in_folder(folder).unwrap_err();
+        assert!(error.to_string().contains("more than 20000"), "{error}");
     }
 }

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 /// Histograms whose unit is the second: the names of their samples end so.
 const ENDING: &str = "_seconds_bucket";
-/// Most buckets of a device.
+/// Most buckets of a device, and bytes of a name and its labels.
 const MOST: usize = 4096;
+const MOST_BYTES: usize = 1024;
 
 /// Cumulative counts by histogram and upper bound. A bound is the bits of a number that is not
 /// negative, which are in the order of these.
@@ -26,7 +27,9 @@ impl Histograms {
             for (label, value) in sample.labels.iter().filter(|(label, _)| *label != "le") {
                 name.extend([",", label, "=", value]);
             }
-            self.0.insert((name, bound.to_bits()), count);
+            if name.len() <= MOST_BYTES {
+                self.0.insert((name, bound.to_bits()), count);
+            }
         }
     }
 
@@ -121,7 +124,8 @@ mod tests {
 
     #[test]
     fn histograms_of_backends_are_read() {
-        use farlane_daemon::metrics::{Histogram, Metrics};
+        use farlane_daemon::metrics::Metrics;
+        use farlane_daemon::metrics::families::Histogram;
         let times = Histogram::default();
         let told = || {
             let mut metrics = Metrics::default();

@@ -1,15 +1,17 @@
 //! `farlane status`: which backends there are, and how they are.
 
 use crate::backend::Backend;
-use crate::find;
+use crate::find::find;
 use crate::measures::Measure;
 use crate::options::StatusOptions;
-use crate::survey::{Answer, PATIENCE, ask_all};
+use crate::survey::{Answer, PATIENCE, Silence, ask_all};
 use farlane_daemon::metrics::MetricsAddress;
 use farlane_daemon::terminal::{print, printable, table};
 use farlane_topology::live::{exact, local};
 use farlane_topology::series::percent;
 use serde::Serialize;
+use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
@@ -21,15 +23,18 @@ const FORMAT: u32 = 1;
 /// # Errors
 /// Backends cannot be looked for, or nothing can be printed.
 pub fn run(options: &StatusOptions) -> anyhow::Result<ExitCode> {
-    let addresses = find::addresses(&options.backends)?;
-    let document = Document::new(&ask_all(&addresses, PATIENCE));
+    let found = find(&options.backends)?;
+    let mut document = Document::new(&ask_all(&found.addresses, PATIENCE));
+    document
+        .silent
+        .extend(found.unread.iter().map(SilentBackend::unread));
     if options.json {
         print(&(serde_json::to_string_pretty(&document)? + "\n"))?;
     } else {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         print(&document.text(now.unwrap_or_default().as_secs()))?;
     }
-    if addresses.is_empty() {
+    if document.backends.is_empty() && document.silent.is_empty() {
         let folder = options.backends.folder.display();
         eprintln!("No backend tells metrics in {folder}");
     }
@@ -124,6 +129,33 @@ pub struct SilentBackend {
     pub error: String,
 }
 
+impl SilentBackend {
+    /// One that was asked.
+    #[must_use]
+    pub fn new(address: &MetricsAddress, error: &Silence) -> Self {
+        Self {
+            address: address.to_string(),
+            error: error.to_string(),
+        }
+    }
+
+    /// Those in a folder that cannot be read.
+    #[must_use]
+    pub fn unread((folder, error): &(PathBuf, io::Error)) -> Self {
+        Self {
+            address: folder.display().to_string(),
+            error: format!("the folder cannot be read: {error}"),
+        }
+    }
+
+    /// As a line for a terminal.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let (address, error) = (printable(&self.address), printable(&self.error));
+        format!("{address} does not answer: {error}")
+    }
+}
+
 impl Document {
     /// What these answers say.
     #[must_use]
@@ -132,10 +164,7 @@ impl Document {
         for Answer { address, told } in answers {
             match told {
                 Ok(backend) => backends.push(BackendStatus::new(address, backend)),
-                Err(error) => silent.push(SilentBackend {
-                    address: address.to_string(),
-                    error: error.to_string(),
-                }),
+                Err(error) => silent.push(SilentBackend::new(address, error)),
             }
         }
         Self {
@@ -187,8 +216,8 @@ impl Document {
             false => table(&rows, &[4, 5, 6, 7, 8, 9, 10]),
         };
         for silent in &self.silent {
-            let (address, error) = (printable(&silent.address), printable(&silent.error));
-            text.push_str(&format!("{address} does not answer: {error}\n"));
+            text.push_str(&silent.line());
+            text.push('\n');
         }
         text
     }
@@ -238,8 +267,6 @@ fn age(seconds: u64) -> String {
 mod tests {
     use super::*;
     use crate::backend::tests::disks;
-    use crate::survey::Silence;
-    use std::io;
 
     fn answers() -> Vec<Answer> {
         let text = disks(1000, &[("a\u{1b}[2J", 2_000_000, 7), ("b", 1, 1)])
@@ -273,6 +300,11 @@ mod tests {
             ]
         );
         assert_eq!(Document::new(&[]).text(0), "");
+        let unread = ("/run/\u{1b}".into(), io::ErrorKind::PermissionDenied.into());
+        assert_eq!(
+            SilentBackend::unread(&unread).line(),
+            "/run/\\u{1b} does not answer: the folder cannot be read: permission denied"
+        );
     }
 
     #[test]

@@ -11,7 +11,7 @@ use thiserror::Error;
 /// A backend that takes longer to answer is taken to be gone.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 /// How many are asked at once: some of them may let the time go by.
-const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 32;
 
 /// Why a backend has told nothing.
 #[derive(Debug, Error)]
@@ -41,10 +41,11 @@ pub fn ask_all(addresses: &[MetricsAddress], patience: Duration) -> Vec<Answer> 
     // one.
     let answers = Mutex::new(Vec::new());
     let ask = || {
-        while let Some((at, address)) = {
+        loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
-            addresses.get(at).map(|address| (at, address))
-        } {
+            let Some(address) = addresses.get(at) else {
+                return;
+            };
             let answer = Answer {
                 address: address.clone(),
                 told: ask(address, patience),
@@ -55,7 +56,8 @@ pub fn ask_all(addresses: &[MetricsAddress], patience: Duration) -> Vec<Answer> 
     };
     std::thread::scope(|scope| {
         for _ in 1..addresses.len().min(AT_ONCE) {
-            scope.spawn(ask);
+            // Where there cannot be as many, those that there are ask longer.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, ask);
         }
         ask();
     });

@@ -2,10 +2,10 @@
 //! up no key.
 
 use super::rates::{Rates, Row};
-use crate::find::{self, FindError};
+use crate::find::{FindError, find};
 use crate::options::Backends;
+use crate::status::SilentBackend;
 use crate::survey::{Answer, PATIENCE, ask_all};
-use farlane_daemon::terminal::printable;
 use std::io;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
@@ -43,20 +43,17 @@ impl Watch {
     /// # Errors
     /// See [`FindError`].
     pub fn look(&mut self) -> Result<Look, FindError> {
-        let addresses = find::addresses(&self.backends)?;
-        let answers = ask_all(&addresses, PATIENCE);
+        let found = find(&self.backends)?;
+        let answers = ask_all(&found.addresses, PATIENCE);
         let rows = self
             .rates
             .take(self.begun.elapsed().as_secs_f64(), &answers);
-        let silent = answers.iter().filter_map(|Answer { address, told }| {
-            let error = told.as_ref().err()?.to_string();
-            let address = address.to_string();
-            Some(format!(
-                "{} does not answer: {}",
-                printable(&address),
-                printable(&error)
-            ))
+        let asked = answers.iter().filter_map(|Answer { address, told }| {
+            let error = told.as_ref().err()?;
+            Some(SilentBackend::new(address, error))
         });
+        let unread = found.unread.iter().map(SilentBackend::unread);
+        let silent = asked.chain(unread).map(|silent| silent.line());
         let silent = silent.collect();
         Ok(Look { rows, silent })
     }
