@@ -8,6 +8,7 @@ pub use farlane_worker::counters::count;
 farlane_worker::counters! {
     /// Counters of one disk.
     connections: "Connections of VMMs.",
+    connected: gauge "VMMs that are connected now.",
     reads: "Successful reads.",
     writes: "Successful writes.",
     bytes_read: "Bytes read.",

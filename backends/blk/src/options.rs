@@ -154,7 +154,8 @@ impl Options {
             return Err(OptionsError::Missing("path"));
         }
         let mut sockets: Vec<_> = disks.iter().map(|d| d.socket.to_string()).collect();
-        sockets.extend(self.daemon.metrics.iter().map(ToString::to_string));
+        let metrics = self.daemon.metrics_paths().into_iter();
+        sockets.extend(metrics.map(|path| path.display().to_string()));
         sockets.extend(self.tunnel.iter().map(|path| path.display().to_string()));
         let serials: Vec<_> = disks.iter().filter_map(|d| d.disk.serial.clone()).collect();
         all_different(sockets)?;
@@ -451,7 +452,7 @@ mod tests {
         );
         assert!(!root.disk.read_only && data.disk.read_only);
         assert_eq!(data.disk.paths[0].device.to_str(), Some("/dev/nvme1n1"));
-        let metrics = options.daemon.metrics.map(|address| address.to_string());
-        assert_eq!(metrics.as_deref(), Some("/run/farlane/vm0.metrics"));
+        let metrics: Vec<_> = options.daemon.metrics_paths().into_iter().collect();
+        assert_eq!(metrics, [&PathBuf::from("/run/farlane/vm0.metrics")]);
     }
 }

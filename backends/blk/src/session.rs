@@ -58,6 +58,7 @@ impl DiskDevice {
         let watcher: Arc<dyn Watcher> = Arc::new(Resized(Arc::clone(channel)));
         disk.watch(Arc::downgrade(&watcher));
         count(&disk.counters().connections, 1);
+        count(&disk.counters().connected, 1);
         Self {
             features: 0,
             writeback: Arc::new(AtomicBool::new(false)),
@@ -97,6 +98,8 @@ impl Drop for DiskDevice {
     fn drop(&mut self) {
         // Its queues have been stopped.
         self.disk.paths().leave();
+        let connected = &self.disk.counters().connected;
+        connected.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -78,6 +78,11 @@ impl DeviceMetrics {
                 values.connections,
                 "VMMs that have connected.",
             ),
+            gauge(
+                "connected",
+                values.connected,
+                "VMMs that are connected now.",
+            ),
         ]
     }
 

@@ -1,7 +1,6 @@
 //! The command line of the borrower.
 
 use farlane_daemon::keys::{KeysError, SocketOption, all_different, value};
-use farlane_daemon::metrics::MetricsAddress;
 use farlane_daemon::options::{DaemonOptions, TlsOptions};
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower::{InterruptView, PeerWindow};
@@ -128,7 +127,7 @@ impl Options {
         }
         let paths = self.socket_path.iter();
         let paths = paths
-            .chain(self.daemon.metrics.as_ref().and_then(MetricsAddress::path))
+            .chain(self.daemon.metrics_paths())
             .chain(&self.publish);
         let paths = paths.cloned().map(SocketOption::Path);
         let fds = self.fd.iter().map(|&fd| SocketOption::Descriptor(fd));

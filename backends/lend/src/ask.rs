@@ -5,11 +5,10 @@ use crate::options::{Command, LenderOptions};
 use crate::policy::{fixed, policy};
 use anyhow::Context as _;
 use farlane_daemon::options::host_name;
+use farlane_daemon::terminal;
 use farlane_vfio_remote::borrower;
 use farlane_vfio_remote::protocol::message::{DeviceStatus, PeerName, PeerStatus};
 use farlane_vfio_remote::protocol::{Connector, TlsIdentity};
-use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::Path;
 
 fn connector(options: &LenderOptions) -> anyhow::Result<(Connector, String)> {
@@ -24,7 +23,7 @@ fn connector(options: &LenderOptions) -> anyhow::Result<(Connector, String)> {
     Ok((connector, name))
 }
 
-/// Has a lender do it.
+/// Has a lender do it: for `farlane-lend` and `farlane lend`.
 ///
 /// # Errors
 /// The lender cannot be asked, or refuses, or nothing can be printed.
@@ -45,9 +44,7 @@ fn list(options: &LenderOptions, json: bool) -> anyhow::Result<()> {
     } else {
         table(&devices)
     };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .context("Cannot print")
+    terminal::print(&text).context("Cannot print")
 }
 
 /// Takes a device from its holder.
@@ -119,21 +116,7 @@ fn table(devices: &[DeviceStatus]) -> String {
             device.about.clone(),
         ]);
     }
-    let mut widths = [0; 8];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.len().max(*width);
-        }
-    }
-    let mut text = String::new();
-    for row in &rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
-            let _ = write!(line, "{cell:width$}  ");
-        }
-        let _ = writeln!(text, "{}", line.trim_end());
-    }
-    text
+    terminal::table(&rows, &[])
 }
 
 #[cfg(test)]

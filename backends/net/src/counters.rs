@@ -5,6 +5,7 @@ pub use farlane_worker::counters::count;
 farlane_worker::counters! {
     /// Counters of one interface. The guest's view: what it receives comes from the port.
     connections: "Connections of VMMs.",
+    connected: gauge "VMMs that are connected now.",
     rx_frames: "Frames that the guest received.",
     rx_bytes: "Bytes of these frames.",
     tx_frames: "Frames that the guest sent.",

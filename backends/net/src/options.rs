@@ -106,7 +106,8 @@ impl Options {
             });
         }
         let mut sockets: Vec<_> = nets.iter().map(|net| net.socket.to_string()).collect();
-        sockets.extend(self.daemon.metrics.iter().map(ToString::to_string));
+        let metrics = self.daemon.metrics_paths().into_iter();
+        sockets.extend(metrics.map(|path| path.display().to_string()));
         let hosts: Vec<_> = nets.iter().map(|net| net.host.name().to_owned()).collect();
         let ids: Vec<_> = nets.iter().map(|net| net.id.clone()).collect();
         for values in [sockets, hosts, ids] {

@@ -125,8 +125,11 @@ impl NetDevice {
         });
         interface.watch(Arc::downgrade(&watcher));
         *interface.table() = table.as_ref().map(Arc::downgrade);
+        let pairs = pairs.collect::<io::Result<_>>()?;
+        // Until it is dropped.
+        crate::counters::count(&interface.counters.connected, 1);
         Ok(Self {
-            pairs: pairs.collect::<io::Result<_>>()?,
+            pairs,
             used: count.ids().map(|_| PairUse::default()).collect(),
             table,
             guest,
@@ -194,6 +197,8 @@ impl Drop for NetDevice {
             worker.leave();
         }
         self.forget_flows();
+        let connected = &self.interface.counters.connected;
+        connected.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -3,7 +3,6 @@
 use crate::host::Admission;
 pub use farlane_daemon::keys::SocketOption;
 use farlane_daemon::keys::{Keys, KeysError, all_different, bytes, value};
-use farlane_daemon::metrics::MetricsAddress;
 use farlane_daemon::names;
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
 use farlane_rdma_remoting::{GidPolicy, GidPrefix, Limits, Peers, PortConfig, Rates, Resource};
@@ -87,7 +86,7 @@ impl Options {
             gids.push(self.host_gid.to_string());
         }
         let host = self.host_socket.iter().map(|host| &host.path);
-        let metrics = self.daemon.metrics.as_ref().and_then(MetricsAddress::path);
+        let metrics = self.daemon.metrics_paths();
         let others = host.chain(metrics);
         sockets.extend(others.map(|path| path.display().to_string()));
         all_different(gids)?;

@@ -3,6 +3,7 @@
 use crate::metrics::Counters;
 use crate::series::{Step, Tick, percent, rate, totals};
 use farlane_abi::width::to_usize;
+use farlane_daemon::terminal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
@@ -40,7 +41,9 @@ fn bar(part: f64) -> String {
     bar
 }
 
-fn local(share: Option<f64>) -> String {
+/// A share in per cent; `-` of nothing.
+#[must_use]
+pub fn local(share: Option<f64>) -> String {
     // Downwards, so that only all of it is 100.
     share.map_or_else(
         || "-".to_owned(),
@@ -126,24 +129,7 @@ pub fn table(counters: &Counters) -> String {
             ]);
         }
     }
-    let widths: Vec<_> = (0..6)
-        .map(|column| {
-            let cells = rows.iter().filter_map(|row| row.get(column));
-            cells.map(|c| c.chars().count()).max().unwrap_or(0)
-        })
-        .collect();
-    let mut out = String::new();
-    for row in &rows {
-        let mut line = String::new();
-        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            // Numbers to the right.
-            let _ = match column {
-                4 | 5 => write!(line, "{cell:>width$}  "),
-                _ => write!(line, "{cell:<width$}  "),
-            };
-        }
-        let _ = writeln!(out, "{}", line.trim_end());
-    }
+    let mut out = terminal::table(&rows, &[4, 5]);
     for (device, Step { local, all, .. }) in totals(counters) {
         let _ = match percent(local, all) {
             None => writeln!(out, "{device}: nothing was moved"),
@@ -158,7 +144,9 @@ pub fn table(counters: &Counters) -> String {
     out
 }
 
-fn exact(bytes: u64) -> String {
+/// A number of bytes, as [`human`] has it.
+#[must_use]
+pub fn exact(bytes: u64) -> String {
     // Precise to 15 digits, of which three are shown.
     #[allow(clippy::cast_precision_loss)]
     human(bytes as f64)

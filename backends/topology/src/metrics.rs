@@ -1,5 +1,7 @@
 //! The locality counters that a backend tells at its metrics socket.
 
+use farlane_daemon::metrics::exposition::{self, SampleLine};
+use farlane_daemon::terminal::printable;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
@@ -64,7 +66,7 @@ pub fn read(socket: &Path) -> Result<Counters, MetricsError> {
 #[must_use]
 pub fn parse(text: &str) -> Counters {
     let mut counters = Counters::new();
-    for (key, kind, value) in text.lines().filter_map(parse_line) {
+    for (key, kind, value) in exposition::samples(text).filter_map(counter) {
         let moved: &mut Moved = counters.entry(key).or_default();
         match kind {
             Kind::Bytes => moved.bytes = moved.bytes.saturating_add(value),
@@ -80,61 +82,31 @@ enum Kind {
 }
 
 /// `farlane_blk_locality_bytes_total{disk="a",data="0",worker="1",path="p"} 7`.
-fn parse_line(line: &str) -> Option<(Key, Kind, u64)> {
-    let (name, rest) = line.split_once('{')?;
-    let (labels, value) = rest.rsplit_once('}')?;
-    let name = name.strip_suffix("_total")?;
+fn counter(sample: SampleLine<'_>) -> Option<(Key, Kind, u64)> {
+    let name = sample.name.strip_suffix("_total")?;
     let (backend, kind) = match name.strip_suffix("_locality_bytes") {
         Some(backend) => (backend, Kind::Bytes),
         None => (name.strip_suffix("_locality_requests")?, Kind::Requests),
     };
-    let mut device = vec![
-        backend
-            .strip_prefix("farlane_")
-            .unwrap_or(backend)
-            .to_owned(),
-    ];
+    let backend = backend.strip_prefix("farlane_").unwrap_or(backend);
+    let count = sample.integer()?;
+    let mut device = vec![backend.to_owned()];
     let (mut data, mut worker, mut path) = (None, None, None);
-    for (label, value) in parse_labels(labels)? {
-        match label.as_str() {
+    for (label, value) in sample.labels {
+        match label {
             "data" => data = value.parse().ok(),
             "worker" => worker = value.parse().ok(),
             "path" => path = Some(value),
-            _ => device.push(value),
+            _ => device.push(printable(&value).into_owned()),
         }
     }
     let key = Key {
         device: device.join(" "),
         data: data?,
         worker: worker?,
-        path: path?,
+        path: printable(&path?).into_owned(),
     };
-    Some((key, kind, value.trim().parse().ok()?))
-}
-
-/// `a="b",c="d"`; in values a backslash stands before quotes and backslashes, and `\n` for a line's
-/// end.
-fn parse_labels(text: &str) -> Option<Vec<(String, String)>> {
-    let mut labels = Vec::new();
-    let mut rest = text;
-    while !rest.is_empty() {
-        let (name, after) = rest.split_once("=\"")?;
-        let mut value = String::new();
-        let mut characters = after.char_indices();
-        let end = loop {
-            match characters.next()? {
-                (at, '"') => break at,
-                (_, '\\') => value.push(match characters.next()?.1 {
-                    'n' => '\n',
-                    character => character,
-                }),
-                (_, character) => value.push(character),
-            }
-        };
-        labels.push((name.trim().to_owned(), value));
-        rest = after.get(end + 1..)?.trim_start_matches(',');
-    }
-    Some(labels)
+    Some((key, kind, count))
 }
 
 #[cfg(test)]
@@ -173,19 +145,12 @@ mod tests {
     }
 
     #[test]
-    fn labels_have_any_characters() {
-        let labels = parse_labels(r#"a="x,y",b="\"}\\""#).unwrap();
-        let found: Vec<_> = labels.iter().map(|(a, b)| (&**a, &**b)).collect();
-        assert_eq!(found, [("a", "x,y"), ("b", "\"}\\")]);
-        let any = "\" \\n \\ \n";
-        let mut metrics = farlane_daemon::metrics::Metrics::default();
-        metrics.inform("disk", "", &[("disk", any)]);
-        let told = metrics.open_metrics();
-        let told = told.split_once('{').unwrap().1.rsplit_once('}').unwrap().0;
-        let told = parse_labels(told).unwrap();
-        assert_eq!(told, [("disk".to_owned(), any.to_owned())]);
-        assert_eq!(parse_labels("a=\"x"), None);
-        assert_eq!(parse_labels("a"), None);
+    fn names_are_shown_as_what_they_are() {
+        let text = "farlane_blk_locality_bytes_total{disk=\"\u{1b}[2J\",data=\"0\",worker=\"0\",\
+                    path=\"p\"} 1\n";
+        let counters = parse(text);
+        let names: Vec<_> = counters.keys().map(|key| &*key.device).collect();
+        assert_eq!(names, ["blk \\u{1b}[2J"]);
     }
 
     proptest::proptest! {

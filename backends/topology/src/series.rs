@@ -117,7 +117,10 @@ impl Series {
     }
 }
 
-fn grown(old: u64, new: u64) -> u64 {
+/// How much a counter has grown: one that is lower than before has begun anew, because its backend
+/// has.
+#[must_use]
+pub fn grown(old: u64, new: u64) -> u64 {
     new.checked_sub(old).unwrap_or(new)
 }
 

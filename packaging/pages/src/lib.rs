@@ -75,6 +75,11 @@ mod tests {
                 assert!(out.path().join(&completion).exists(), "{completion}");
             }
         }
-        assert!(out.path().join("man/farlane-lend-revoke.1").exists());
+        let page = |name: &str| fs::read_to_string(out.path().join(format!("man/{name}.1")));
+        assert!(page("farlane-lend-revoke").is_ok());
+        assert!(page("farlane-status").unwrap().contains("json"));
+        // Of `farlane lend` there is the program's.
+        assert!(page("farlane-lend").unwrap().contains("listen"));
+        assert!(page("farlane").unwrap().contains("lend(1)"));
     }
 }

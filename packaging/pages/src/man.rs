@@ -1,6 +1,6 @@
 //! A man page (man-pages(7)): what clap knows of a command, then files and other pages.
 
-use crate::programs::Program;
+use crate::programs::{self, Program};
 use clap::Command;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
@@ -9,7 +9,8 @@ use std::io;
 /// Words of this length fit into a line of any terminal.
 const LONG_WORD: usize = 40;
 
-/// The pages of a program, its own and those of its subcommands: names and texts.
+/// The pages of a program, its own and those of its subcommands: names and texts. Subcommands that
+/// are programs of their own, by the same name with a dash, are on the pages of these.
 ///
 /// # Errors
 /// None: they are written to memory.
@@ -18,7 +19,14 @@ pub fn pages(program: &Program) -> io::Result<Vec<(String, Vec<u8>)>> {
     command.build();
     let mut pages = vec![page(program, &command, program.see_also)?];
     let name = format!("{}(1)", command.get_name());
-    for subcommand in command.get_subcommands().filter(|s| !s.is_hide_set()) {
+    let all = programs::all();
+    let is_program = |subcommand: &Command| {
+        let name = subcommand.get_display_name();
+        all.iter()
+            .any(|program| Some(program.command.get_name()) == name)
+    };
+    let subcommands = command.get_subcommands().filter(|s| !s.is_hide_set());
+    for subcommand in subcommands.filter(|subcommand| !is_program(subcommand)) {
         pages.push(page(program, subcommand, &[&name])?);
     }
     Ok(pages)

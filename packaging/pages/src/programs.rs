@@ -95,6 +95,14 @@ pub fn all() -> Vec<Program> {
             see_also: &["farlane-lend(1)"],
         },
         Program {
+            command: farlane_tool::options::Options::command(),
+            files: &[(
+                "/run/farlane",
+                "Where backends tell their metrics: sockets whose names end in .metrics.",
+            )],
+            see_also: &["farlane-lend(1)", "farlane-topology(1)"],
+        },
+        Program {
             command: farlane_topology::options::Options::command(),
             files: &[(
                 "/sys/devices/system/node",

@@ -1,12 +1,13 @@
 //! What a daemon counts, as it tells it at its metrics socket.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use farlane_daemon::metrics::exposition;
 
 use crate::conditions::PATIENCE;
 
@@ -26,9 +27,12 @@ fn patiently<T>(patience: Duration, mut connect: impl FnMut() -> io::Result<T>) 
     }
 }
 
-/// Counters of one daemon at one time.
+/// Labels of a sample.
+type Labels = BTreeMap<String, String>;
+
+/// Counters of one daemon at one time: by name and labels.
 #[derive(Debug, Clone)]
-pub struct Metrics(BTreeMap<String, u64>);
+pub struct Metrics(BTreeMap<(String, Labels), u64>);
 
 impl Metrics {
     /// Asks the daemon behind a socket. Names lose `prefix`; those that do not begin with it are
@@ -41,55 +45,54 @@ impl Metrics {
 
     /// Those in a document.
     pub fn parse(text: &str, prefix: &str) -> Self {
-        let samples = text.lines().filter_map(|line| {
-            let (name, value) = line.strip_prefix(prefix)?.rsplit_once(' ')?;
+        let samples = exposition::samples(text).filter_map(|sample| {
             // Counters are called by the names of their families.
-            let (name, labels) = name.split_at(name.find('{').unwrap_or(name.len()));
-            let name = name.strip_suffix("_total").unwrap_or(name);
-            Some((format!("{name}{labels}"), value.parse().ok()?))
+            let name = sample.family().strip_prefix(prefix)?.to_owned();
+            let value = sample.integer()?;
+            let labels = sample.labels.into_iter();
+            let labels = labels.map(|(label, value)| (label.to_owned(), value));
+            Some(((name, labels.collect()), value))
         });
         Self(samples.collect())
     }
 
-    /// One of them.
+    /// One that has no labels.
     pub fn get(&self, name: &str) -> Result<u64> {
-        let value = self.0.get(name).copied();
-        value.with_context(|| format!("No counter {name} among {:?}", self.0.keys()))
+        self.of(name, &[])
+    }
+
+    /// One that has these labels and no other.
+    pub fn of(&self, name: &str, labels: &[(&str, &str)]) -> Result<u64> {
+        let labels = labels.iter();
+        let labels = labels.map(|(label, value)| ((*label).to_owned(), (*value).to_owned()));
+        let value = self.0.get(&(name.to_owned(), labels.collect())).copied();
+        value.with_context(|| self.lacks(name))
     }
 
     /// One under all its labels: these, and the number.
     pub fn labelled(&self, name: &str) -> Vec<(BTreeMap<String, String>, u64)> {
-        let found = self.0.iter().filter_map(|(key, value)| {
-            let labels = key.strip_prefix(name)?.strip_prefix('{')?;
-            Some((labels_of(labels.strip_suffix('}')?), *value))
-        });
-        found.collect()
+        let found = self.0.iter().filter(|((found, _), _)| found == name);
+        let found = found.map(|((_, labels), value)| (labels.clone(), *value));
+        found.filter(|(labels, _)| !labels.is_empty()).collect()
     }
 
     /// The sum of one under all its labels.
     pub fn sum(&self, name: &str) -> Result<u64> {
-        let is_it = |key: &str| key.split('{').next() == Some(name);
-        let values = self.0.iter().filter(|(key, _)| is_it(key));
-        let mut values = values.map(|(_, value)| value).peekable();
-        values
-            .peek()
-            .with_context(|| format!("No counter {name} among {:?}", self.0.keys()))?;
+        let found = self.0.iter().filter(|((found, _), _)| found == name);
+        let mut values = found.map(|(_, value)| value).peekable();
+        values.peek().with_context(|| self.lacks(name))?;
         Ok(values.sum())
+    }
+
+    fn lacks(&self, name: &str) -> String {
+        let names: BTreeSet<_> = self.0.keys().map(|(name, _)| name).collect();
+        format!("No counter {name} among {names:?}")
     }
 
     /// How many bytes a daemon of RDMA has moved.
     pub fn moved(&self) -> Result<u64> {
         Ok(self.sum("bytes_out")? + self.sum("bytes_in")?)
     }
-}
-
-/// Labels between braces. Their values have neither commas nor quotes here.
-fn labels_of(text: &str) -> BTreeMap<String, String> {
-    let pairs = text.split(',').filter_map(|label| {
-        let (name, value) = label.split_once('=')?;
-        Some((name.to_owned(), value.trim_matches('"').to_owned()))
-    });
-    pairs.collect()
 }
 
 #[cfg(test)]
@@ -121,6 +124,7 @@ mod tests {
         let metrics = Metrics::parse(text, "x_");
         assert_eq!(metrics.get("leases").unwrap(), 1);
         assert_eq!(metrics.sum("reads").unwrap(), 7);
+        assert_eq!(metrics.of("reads", &[("device", "b")]).unwrap(), 4);
         assert!(metrics.get("other").is_err() && metrics.sum("writes").is_err());
     }
 }

@@ -31,11 +31,13 @@ pub const CRATES: &[&str] = &[
     "farlane-rdma",
     "farlane-rdmacm",
     "farlane-run",
+    "farlane-tool",
     "farlane-topology",
     "farlane-verbs",
 ];
 
 const PROGRAMS: &[&str] = &[
+    "farlane",
     "farlane-blk",
     "farlane-borrow",
     "farlane-io",

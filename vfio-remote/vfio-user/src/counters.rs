@@ -12,6 +12,7 @@ struct Live {
     dma_reads: AtomicU64,
     dma_writes: AtomicU64,
     connections: AtomicU64,
+    connected: AtomicU64,
 }
 
 /// Counters of a server; all copies count together.
@@ -35,6 +36,8 @@ pub struct CounterValues {
     pub dma_writes: u64,
     /// Clients that have connected and negotiated the version.
     pub connections: u64,
+    /// Those of them that are connected now.
+    pub connected: u64,
 }
 
 /// What is counted.
@@ -46,7 +49,16 @@ pub(crate) enum Count {
     Refused,
     DmaReads,
     DmaWrites,
-    Connections,
+}
+
+/// A client that is connected.
+#[derive(Debug)]
+pub(crate) struct Connected(Arc<Live>);
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.connected.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Counters {
@@ -59,9 +71,16 @@ impl Counters {
             Count::Refused => &live.refused,
             Count::DmaReads => &live.dma_reads,
             Count::DmaWrites => &live.dma_writes,
-            Count::Connections => &live.connections,
         };
         counter.fetch_add(number, Ordering::Relaxed);
+    }
+
+    /// A client has connected and negotiated the version: it counts as connected until the result
+    /// is dropped.
+    pub(crate) fn connect(&self) -> Connected {
+        self.0.connections.fetch_add(1, Ordering::Relaxed);
+        self.0.connected.fetch_add(1, Ordering::Relaxed);
+        Connected(Arc::clone(&self.0))
     }
 
     /// The values now.
@@ -77,6 +96,7 @@ impl Counters {
             dma_reads: value(&live.dma_reads),
             dma_writes: value(&live.dma_writes),
             connections: value(&live.connections),
+            connected: value(&live.connected),
         }
     }
 }

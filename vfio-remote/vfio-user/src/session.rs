@@ -2,7 +2,7 @@
 
 use crate::capabilities::Capabilities;
 use crate::client::Client;
-use crate::counters::Count;
+use crate::counters::{Connected, Count};
 use crate::mappings::Mappings;
 use crate::reply::{self, Reply};
 use crate::request::{IrqData, IrqsRequest, MapRequest, Request, Writes, parse};
@@ -40,6 +40,8 @@ struct Negotiated {
     /// Interrupt types that have been set up.
     irqs_used: Vec<bool>,
     mappings: Mappings,
+    /// For as long as it is there.
+    _connected: Connected,
 }
 
 /// One client of a device. When it is dropped, all that the client has set up goes, and the device
@@ -195,7 +197,7 @@ impl<'a, D: Device> Session<'a, D> {
         let answer = capabilities.answer().map_err(refuse)?;
         reply::version(reply, minor.min(wire::MINOR), &answer);
         self.client.set_max_transfer(capabilities.max_transfer);
-        self.client.counters().add(Count::Connections, 1);
+        let connected = self.client.counters().connect();
         self.device.connected(self.client.clone());
         let info = self.device.info();
         let regions = (0..info.regions.min(MAX_REGIONS)).map(|index| {
@@ -217,6 +219,7 @@ impl<'a, D: Device> Session<'a, D> {
             irqs_used: vec![false; irqs.len()],
             irqs,
             mappings: Mappings::default(),
+            _connected: connected,
         });
         Ok(())
     }

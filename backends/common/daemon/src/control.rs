@@ -64,7 +64,7 @@ pub struct Control {
     manager: EventManager<Box<dyn MutEventSubscriber>>,
     ending: Rc<Cell<Option<Ending>>>,
     stopper: Stopper,
-    metrics: Option<SubscriberId>,
+    metrics: Vec<SubscriberId>,
 }
 
 impl Control {
@@ -80,6 +80,7 @@ impl Control {
     /// The signals cannot be blocked or handled, or there are too many open files.
     pub fn begin() -> io::Result<Self> {
         crate::panics::abort_on_panic();
+        let _ = crate::metrics::started();
         farlane_zero_copy::fault::install()?;
         eventfd::install();
         rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
@@ -88,7 +89,7 @@ impl Control {
             manager: EventManager::new().map_err(io::Error::other)?,
             ending: Rc::clone(&ending),
             stopper: stopper.clone(),
-            metrics: None,
+            metrics: Vec::new(),
         };
         let requests = EndRequests {
             signals: block_signals()?,
@@ -131,13 +132,14 @@ impl Control {
     pub fn serve_metrics(&mut self, listener: MetricsListener, collect: Collect) -> io::Result<()> {
         let socket = MetricsSocket::new(listener, collect)?;
         let events = socket.events();
-        self.metrics = Some(self.subscribe(Box::new(socket), &events)?);
+        let id = self.subscribe(Box::new(socket), &events)?;
+        self.metrics.push(id);
         Ok(())
     }
 
-    /// Removes the socket of the metrics.
+    /// Removes the sockets of the metrics.
     pub fn close_metrics(&mut self) {
-        if let Some(id) = self.metrics.take() {
+        for id in std::mem::take(&mut self.metrics) {
             // It is there: its number was kept.
             let _ = self.manager.remove_subscriber(id);
         }

@@ -10,7 +10,8 @@
 //! * [`per_node`]: threads that belong to a NUMA node; [`locality`]: what was moved where;
 //!   [`placement`]: where a VM's memory lies; [`periodic`]: work that is done again and again;
 //! * [`privileges`] and [`seccomp`]: what a running backend can no longer do;
-//! * [`metrics`], [`logging`] and [`log_limit`]: what it tells, and how often.
+//! * [`metrics`], [`logging`] and [`log_limit`]: what it tells, and how often; [`terminal`]: tables
+//!   of those who ask it.
 //!
 //! A daemon stays in the foreground.
 
@@ -33,5 +34,6 @@ pub mod privileges;
 pub mod run;
 pub mod seccomp;
 pub mod service_manager;
+pub mod terminal;
 
 pub use farlane_sys::{eventfd, log_limit, log_limited, warn_limited};

@@ -1,7 +1,8 @@
 //! What a daemon counts, for whoever asks: OpenMetrics text over HTTP.
 //!
-//! [`families`] are what it says, [`http`] is how it is asked.
+//! [`families`] are what it says, [`http`] is how it is asked, [`exposition`] is how that is read.
 
+pub mod exposition;
 pub mod families;
 pub mod http;
 
@@ -11,9 +12,10 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
 
 pub use families::{Metrics, Sample};
 pub(crate) use http::MetricsSocket;
@@ -65,6 +67,15 @@ impl MetricsAddress {
         }
     }
 
+    /// Asks the daemon there for its metrics, as OpenMetrics text.
+    ///
+    /// # Errors
+    /// Nobody is there, or it has not answered when `patience` is over, or with something else, or
+    /// with more than 16 MiB.
+    pub fn ask(&self, patience: Duration) -> io::Result<String> {
+        http::ask(self, patience)
+    }
+
     /// Listens there.
     ///
     /// # Errors
@@ -111,7 +122,12 @@ fn add_own(metrics: &mut Metrics) {
         "Pages of mapped files that their owner had taken away when they were touched.",
         farlane_zero_copy::fault::lost_pages(),
     );
-    metrics.add("farlane_daemon", &[], [lost_pages]);
+    let started = Sample::gauge(
+        "start_time_seconds",
+        "When it was started, in seconds since 1970.",
+        started(),
+    );
+    metrics.add("farlane_daemon", &[], [lost_pages, started]);
     let program = std::env::args_os().next().unwrap_or_default();
     let program = std::path::Path::new(&program).file_name();
     let program = program.unwrap_or_default().to_string_lossy();
@@ -122,10 +138,20 @@ fn add_own(metrics: &mut Metrics) {
     metrics.inform("farlane_build", "What is running.", &labels);
 }
 
-/// Asks the daemon behind a UNIX socket for its metrics, as OpenMetrics text.
+/// When this program began, in seconds since 1970: when it was first asked for, which a daemon does
+/// at its begin.
+pub(crate) fn started() -> u64 {
+    static STARTED: OnceLock<u64> = OnceLock::new();
+    *STARTED.get_or_init(|| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        now.map_or(0, |now| now.as_secs())
+    })
+}
+
+/// Asks the daemon behind a UNIX socket for its metrics, as [`MetricsAddress::ask`] does.
 ///
 /// # Errors
-/// Nobody is there, or it does not answer in time, or with something else.
-pub fn ask(socket: &std::path::Path, patience: std::time::Duration) -> io::Result<String> {
-    http::ask(socket, patience)
+/// As there.
+pub fn ask(socket: &Path, patience: Duration) -> io::Result<String> {
+    MetricsAddress::Path(socket.to_owned()).ask(patience)
 }

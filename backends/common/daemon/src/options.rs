@@ -2,10 +2,12 @@
 
 use crate::access::Access;
 use crate::keys::{Keys, KeysError, bytes};
-use crate::metrics::MetricsAddress;
+use crate::listener::ListenError;
+use crate::metrics::{MetricsAddress, MetricsListener};
 use crate::seccomp::SeccompMode;
 use farlane_zero_copy::placement::Given;
 use farlane_zero_copy::topology::{Node, Sysfs, Topology};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Arguments of every backend; flattened into its own.
@@ -24,9 +26,9 @@ pub struct DaemonOptions {
     pub check: bool,
 
     /// Where the metrics are told over HTTP, as OpenMetrics text: a UNIX socket to create, or a
-    /// port of an address of this host's own, such as 127.0.0.1:9100
+    /// port of an address of this host's own, such as 127.0.0.1:9100; can be repeated
     #[arg(long, value_name = "PATH|ADDRESS:PORT")]
-    pub metrics: Option<MetricsAddress>,
+    pub metrics: Vec<MetricsAddress>,
 
     #[command(flatten)]
     #[allow(missing_docs)]
@@ -42,6 +44,25 @@ pub struct DaemonOptions {
 }
 
 impl DaemonOptions {
+    /// Listens wherever the metrics are told.
+    ///
+    /// # Errors
+    /// See [`ListenError`].
+    pub fn listen_for_metrics(&self) -> Result<Vec<MetricsListener>, ListenError> {
+        let addresses = self.metrics.iter().enumerate();
+        // A unit and a file may say the same.
+        let addresses = addresses.filter(|(at, address)| !self.metrics[..*at].contains(address));
+        let listeners = addresses.map(|(_, address)| address.listen(&self.access));
+        listeners.collect()
+    }
+
+    /// The paths of the sockets where metrics are told, each once.
+    #[must_use]
+    pub fn metrics_paths(&self) -> BTreeSet<&PathBuf> {
+        let paths = self.metrics.iter().filter_map(MetricsAddress::path);
+        paths.collect()
+    }
+
     /// Starts logging to standard error.
     pub fn start_logging(&self) {
         let environment = env_logger::Env::default().default_filter_or(self.log_level.as_str());

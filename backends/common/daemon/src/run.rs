@@ -12,6 +12,7 @@ use crate::seccomp::{self, SystemCalls};
 use crate::service_manager::ServiceManager;
 use anyhow::Context as _;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// What finishes the requests that were accepted, see [`Daemon::end`].
 pub type Drain = Box<dyn FnOnce() + Send>;
@@ -100,14 +101,11 @@ fn live<D: Daemon>(options: &D::Options) -> anyhow::Result<()> {
     common.start_logging();
     let manager = ServiceManager::find();
     let mut daemon = D::open(options)?;
-    let metrics = match &common.metrics {
-        Some(address) => Some(address.listen(&common.access)?),
-        None => None,
-    };
+    let metrics = common.listen_for_metrics()?;
     privileges::give_up(daemon.needs())?;
     let collect = daemon.start(options, &control.stopper())?;
-    if let Some(listener) = metrics {
-        control.serve_metrics(listener, collect)?;
+    for listener in metrics {
+        control.serve_metrics(listener, Arc::clone(&collect))?;
     }
     seccomp::confine(common.seccomp, &daemon.system_calls())?;
     log::info!("Ready");

@@ -12,7 +12,8 @@ pub fn ledger(backend: &Backend) -> Vec<(String, u64)> {
     const OBJECTS: &[&str] = &["contexts", "queue_pairs", "memory_regions"];
     let metrics = backend.metrics();
     // What was carried out is counted; what there is, is not.
-    let of_host = |line: &&str| line.contains("vm=\"host\"") && !line.contains("_total{");
+    let is_count = |line: &str| line.contains("_total{") || line.contains("_seconds_");
+    let of_host = |line: &&str| line.contains("vm=\"host\"") && !is_count(line);
     let shares = metrics.lines().filter(of_host);
     let shares = shares.map(|line| line.split_once(' ').unwrap().0.to_owned());
     let objects = OBJECTS.iter().map(|name| format!("farlane_rdma_{name} "));

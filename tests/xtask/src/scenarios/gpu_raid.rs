@@ -114,7 +114,7 @@ impl Machine<'_> {
     /// A counter of each disk.
     fn counters(&self, name: &str) -> Result<[u64; 2]> {
         let metrics = self.backends.disks.metrics()?;
-        let of = |disk: u32| metrics.get(&format!("{name}{{disk=\"a-d{disk}\"}}"));
+        let of = |disk: u32| metrics.of(name, &[("disk", &format!("a-d{disk}"))]);
         Ok([of(0)?, of(1)?])
     }
 }

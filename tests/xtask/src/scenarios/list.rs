@@ -134,7 +134,7 @@ scenarios! {
         "the guest driver builds for Linux 6.1, 6.12 and 7.x with each one's own compiler";
     test "metrics" = metrics::run,
         "Debian's Prometheus reads the metrics of all daemons; each query of the Grafana dashboard \
-         has a series";
+         has a series; farlane shows them in a table, and in a terminal (tmux)";
     test "tracing" = tracing::run,
         "the examples of bpftrace see requests of a disk and of RDMA by the backends' static probes";
     test "package" = package::run,

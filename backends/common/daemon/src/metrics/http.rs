@@ -3,20 +3,19 @@
 //! The control loop accepts; a thread answers readers one after the other, each of whom has so
 //! long: who is slow holds up nothing but other readers, for as long.
 
-use super::{Collect, MetricsListener, add_own};
+use super::{Collect, MetricsAddress, MetricsListener, add_own};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::OFlags;
-use rustix::net::{SocketFlags, sockopt};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
@@ -30,7 +29,7 @@ const AT_ONCE: usize = 4096;
 const MAX_REQUEST: usize = 8192;
 const MAX_FIELDS: usize = 64;
 /// Most bytes of an answer that is asked for: far more than a daemon tells.
-const MAX_ANSWER: u64 = 16 << 20;
+const MAX_ANSWER: usize = 16 << 20;
 
 /// What OpenMetrics text is called (OpenMetrics 1.0.0, "Content-Type").
 const OPEN_METRICS: &str = "application/openmetrics-text";
@@ -79,6 +78,25 @@ impl Stream {
             }
         }
         Ok(request)
+    }
+
+    /// Reads to the end of an answer.
+    fn answer(&mut self) -> io::Result<Vec<u8>> {
+        let mut answer = Vec::new();
+        let mut room = vec![0; 1 << 16];
+        loop {
+            self.limit(sockopt::Timeout::Recv)?;
+            let bytes = match self.file.read(&mut room) {
+                Ok(0) => return Ok(answer),
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                read => read?,
+            };
+            answer.extend(&room[..bytes]);
+            if answer.len() > MAX_ANSWER {
+                let what = format!("it answers with more than {} MiB", MAX_ANSWER >> 20);
+                return Err(io::Error::new(ErrorKind::InvalidData, what));
+            }
+        }
     }
 
     fn write(&mut self, text: &[u8]) -> io::Result<()> {
@@ -298,17 +316,45 @@ impl MutEventSubscriber for MetricsSocket {
     }
 }
 
-/// Asks the daemon behind a UNIX socket, as [`ask`](super::ask) does.
-pub(super) fn ask(socket: &Path, patience: Duration) -> io::Result<String> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(patience))?;
-    let request =
-        format!("GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: {OPEN_METRICS}\r\n\r\n");
-    stream.write_all(request.as_bytes())?;
-    let mut answer = String::new();
-    stream.take(MAX_ANSWER).read_to_string(&mut answer)?;
+/// Connects to where a daemon is asked, in so long.
+fn connect(address: &MetricsAddress, patience: Duration) -> io::Result<OwnedFd> {
+    match address {
+        MetricsAddress::Loopback(address) => {
+            TcpStream::connect_timeout(address, patience).map(OwnedFd::from)
+        }
+        MetricsAddress::Path(path) => {
+            let flags = SocketFlags::CLOEXEC;
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            // A socket whose queue is full has whoever connects wait (unix(7)), for as long as
+            // this.
+            sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;
+            rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+            Ok(socket)
+        }
+    }
+}
+
+/// What is said of a peer that let a time go by.
+fn late(error: io::Error) -> io::Error {
+    let is_late = [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind());
+    match is_late {
+        true => io::Error::new(ErrorKind::TimedOut, "it does not answer in time"),
+        false => error,
+    }
+}
+
+/// Asks a daemon, as [`MetricsAddress::ask`] does.
+pub(super) fn ask(address: &MetricsAddress, patience: Duration) -> io::Result<String> {
+    let ask = || {
+        let mut stream = Stream::new(connect(address, patience)?, patience);
+        let request =
+            format!("GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: {OPEN_METRICS}\r\n\r\n");
+        stream.write(request.as_bytes())?;
+        stream.answer()
+    };
+    let answer = ask().map_err(late)?;
     let other = || io::Error::new(ErrorKind::InvalidData, "it answers with no metrics");
+    let answer = String::from_utf8(answer).map_err(|_| other())?;
     let (head, text) = answer.split_once("\r\n\r\n").ok_or_else(other)?;
     let is_well = head.starts_with("HTTP/1.1 200 ") && text.ends_with("# EOF\n");
     is_well.then(|| text.to_owned()).ok_or_else(other)
@@ -320,7 +366,8 @@ mod tests {
     use super::*;
     use crate::access::Access;
     use event_manager::{EventManager, SubscriberOps as _};
-    use std::net::TcpStream;
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     fn collect() -> Collect {
         Arc::new(|| {
@@ -436,7 +483,7 @@ mod tests {
         }
         let patience = Duration::from_secs(10);
         for _ in 0..2 {
-            let text = ask(&path, patience).unwrap();
+            let text = ask(&MetricsAddress::Path(path.clone()), patience).unwrap();
             assert!(
                 text.contains("\nfarlane_calls_total 18446744073709551615\n"),
                 "{text}"
@@ -447,6 +494,7 @@ mod tests {
             );
             assert!(text.contains("farlane_build_info{program="), "{text}");
         }
+        assert!(ask(&MetricsAddress::Loopback(address), patience).is_ok());
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
         let mut said = String::new();
@@ -456,6 +504,39 @@ mod tests {
             said.contains("\n# TYPE farlane_calls_total counter\n"),
             "{said}"
         );
+    }
+
+    #[test]
+    fn who_answers_slowly_or_without_end_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics");
+        let address = MetricsAddress::Path(path.clone());
+        let patience = Duration::from_millis(200);
+        let said = |patience| ask(&address, patience).unwrap_err().to_string();
+        assert!(said(patience).contains("No such file"));
+        let listener = UnixListener::bind(&path).unwrap();
+        // One is let in, though never accepted, and no other.
+        rustix::net::listen(&listener, 0).unwrap();
+        for _ in 0..2 {
+            assert_eq!(said(patience), "it does not answer in time");
+        }
+        let is_fast = Arc::new(AtomicBool::new(false));
+        let pace = Arc::clone(&is_fast);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                while stream.write_all(b"HTTP/1.1 200 OK\r\n").is_ok() {
+                    if !pace.load(Ordering::Relaxed) {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                }
+            }
+        });
+        // A line now and then is no answer.
+        assert_eq!(said(patience), "it does not answer in time");
+        is_fast.store(true, Ordering::Relaxed);
+        let patience = Duration::from_secs(600);
+        assert_eq!(said(patience), "it answers with more than 16 MiB");
     }
 
     #[test]

@@ -122,10 +122,9 @@ impl Seen {
     fn new(backend: &DiskBackend) -> Result<Self> {
         let metrics = backend.metrics()?;
         let of = |counter: &str, node: u32| {
-            let name = path_name(node);
-            metrics.get(&format!(
-                "{counter}{{disk=\"{DISK}\",path=\"{name}\",node=\"{node}\"}}"
-            ))
+            let (name, node) = (path_name(node), node.to_string());
+            let labels = [("disk", DISK), ("path", &*name), ("node", &*node)];
+            metrics.of(counter, &labels)
         };
         Ok(Self {
             failures: [of("path_failures", 0)?, of("path_failures", 1)?],

@@ -62,18 +62,20 @@ const RENDER: &str = "for page in $(dpkg -L farlane farlane-guest | grep '/man1/
 done";
 
 /// Starts the installed daemon for processes of its user, waits until it is ready, and lists the
-/// device through the installed library.
+/// device through the installed library, and the daemon by the installed program.
 const DEVICES: &str = "set -e
 as_farlane='setpriv --reuid farlane --regid farlane --init-groups'
 mkfifo /tmp/log && chmod 666 /tmp/log
-$as_farlane farlane-rdma --host-socket /run/farlane/rdma/host.sock 2>/tmp/log &
+$as_farlane farlane-rdma --host-socket /run/farlane/rdma/host.sock \
+    --metrics /run/farlane/rdma/host.metrics 2>/tmp/log &
 exec 3</tmp/log
 while read -r line <&3; do
     echo \"$line\"
     case $line in *Ready*) break ;; esac
 done
 rm /tmp/log
-$as_farlane farlane-run --socket /run/farlane/rdma/host.sock ibv_devinfo";
+$as_farlane farlane-run --socket /run/farlane/rdma/host.sock ibv_devinfo
+farlane status";
 
 /// Compiles and links the example as a stranger would, with the compiler that comes with the
 /// kernel's headers: in Debian 13 it has its version in its name only.
@@ -322,6 +324,12 @@ fn devices(room: &Room) -> Result<()> {
     ensure!(
         said.contains("hca_id:") && said.contains("PORT_ACTIVE"),
         "ibv_devinfo finds no device:\n{said}"
+    );
+    let row = said.lines().last().unwrap_or_default();
+    let words: Vec<_> = row.split_whitespace().take(3).collect();
+    ensure!(
+        words == ["rdma", "host", VERSION],
+        "farlane status shows:\n{said}"
     );
     Ok(())
 }

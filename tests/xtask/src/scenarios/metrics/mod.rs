@@ -1,5 +1,8 @@
 //! Metrics as an operator has them: Debian's Prometheus reads all daemons, and the Grafana
-//! dashboard of the packages finds what it shows.
+//! dashboard of the packages finds what it shows; `farlane` shows them in a terminal.
+
+mod tmux;
+mod tool;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,6 +24,7 @@ use serde::Deserialize;
 
 use crate::conditions::wait_until;
 use crate::run::Run;
+use tool::Tool;
 
 /// The dashboard, in the checkout.
 const DASHBOARD: &str = "packaging/grafana/farlane.json";
@@ -58,9 +62,12 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         "farlane-lend",
         "farlane-borrow",
     ];
-    progress::step("Building the daemons", || workspace.build(&names))?;
+    progress::step("Building the daemons", || {
+        workspace.build(&[&names[..], &["farlane-tool", "farlane-vm-front-end"]].concat())
+    })?;
     let tree = Tree::ensure(workspace, &HEADERS_6_12)?;
-    packages::ensure(&["iproute2"])?;
+    packages::ensure(&["iproute2", "tmux"])?;
+    let tool = Tool::new(run)?;
     let network = Network::of_this_machine(run.logs())?;
     network.tap(TAP, true)?;
 
@@ -82,22 +89,24 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         &[
             ("--socket-path", path("borrow")),
             ("--device", "nvme0".to_owned()),
-            ("--lender", lender),
+            ("--lender", lender.clone()),
         ],
     ];
     let mut daemons = Vec::new();
-    for ((name, words), port) in names.iter().zip(words).zip(FIRST..) {
+    let sockets = tool.sockets();
+    for (((name, words), port), told) in names.iter().zip(words).zip(FIRST..).zip(&sockets) {
         let mut command = Command::new(workspace.built(name)?);
         for (option, value) in words {
             command.arg(option).arg(value);
         }
         command.args(["--metrics", &format!("127.0.0.1:{port}")]);
+        command.arg("--metrics").arg(told);
         let socket = run.path(name.trim_start_matches("farlane-"));
         let log = run.logs().join(name).with_extension("log");
         daemons.push(Backend::start(
             name,
             network.within(&command),
-            &[&socket],
+            &[&socket, told],
             &log,
         )?);
     }
@@ -140,6 +149,8 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let checked = prometheus.check(&(FIRST..).take(names.len()).collect::<Vec<_>>())?;
     report.add("promtool check metrics", "documents", checked.to_string());
     drop(prometheus);
+    let mut disks = daemons.remove(0);
+    tool.check(&mut disks, &lender, report)?;
     daemons.into_iter().try_for_each(Backend::stop)
 }
 
