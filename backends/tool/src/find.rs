@@ -61,8 +61,31 @@ pub fn find(of: &Backends) -> Result<Found, FindError> {
     })
 }
 
-/// The sockets in a folder and those below it, in their order. Links are not followed.
+/// Those in a folder and below it, in their order.
 fn in_folder(top: &Path) -> Result<Found, FindError> {
+    let is_wanted = |path: &Path| path.extension().is_some_and(|end| end == ENDING);
+    let Sockets { paths, unread } = sockets(top, is_wanted)?;
+    Ok(Found {
+        addresses: paths.into_iter().map(MetricsAddress::Path).collect(),
+        unread,
+    })
+}
+
+/// Sockets of a folder.
+#[derive(Debug, Default)]
+pub struct Sockets {
+    /// Where they are.
+    pub paths: Vec<PathBuf>,
+    /// Folders that cannot be read.
+    pub unread: Vec<(PathBuf, io::Error)>,
+}
+
+/// The sockets in a folder and those below it that are wanted, in their order. Links are not
+/// followed.
+///
+/// # Errors
+/// See [`FindError`]. A folder below it that cannot be read is none.
+pub fn sockets(top: &Path, is_wanted: impl Fn(&Path) -> bool) -> Result<Sockets, FindError> {
     let (mut paths, mut unread) = (Vec::new(), Vec::new());
     let mut entries = 0;
     let mut folders = vec![(top.to_owned(), 0)];
@@ -89,7 +112,7 @@ fn in_folder(top: &Path) -> Result<Found, FindError> {
             let path = entry.path();
             if kind.is_dir() && depth < MOST_DEEP {
                 folders.push((path, depth + 1));
-            } else if kind.is_socket() && path.extension().is_some_and(|end| end == ENDING) {
+            } else if kind.is_socket() && is_wanted(&path) {
                 paths.push(path);
             }
             if entries > MOST_ENTRIES || paths.len() > MOST_SOCKETS {
@@ -99,10 +122,7 @@ fn in_folder(top: &Path) -> Result<Found, FindError> {
         }
     }
     paths.sort();
-    Ok(Found {
-        addresses: paths.into_iter().map(MetricsAddress::Path).collect(),
-        unread,
-    })
+    Ok(Sockets { paths, unread })
 }
 
 #[cfg(test)]

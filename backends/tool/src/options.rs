@@ -19,6 +19,8 @@ pub enum Command {
     Status(StatusOptions),
     /// Follow what disks, interfaces and devices do, in a terminal
     Top(TopOptions),
+    /// Look for what keeps backends, VMs and programs from working on this machine
+    Doctor(DoctorOptions),
     /// Show what is on which NUMA node, and follow what backends move where
     Topology(farlane_topology::options::Options),
     /// Ask a lender of devices
@@ -80,6 +82,18 @@ pub struct TopOptions {
     pub once: bool,
 }
 
+/// Arguments of looking at the machine.
+#[derive(Debug, clap::Args)]
+pub struct DoctorOptions {
+    /// The folder in which the backends' sockets are
+    #[arg(long, value_name = "FOLDER", default_value = "/run/farlane")]
+    pub folder: PathBuf,
+
+    /// Print JSON instead of lines
+    #[arg(long)]
+    pub json: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,6 +120,10 @@ mod tests {
             panic!("no top");
         };
         assert_eq!(top.backends.folder, PathBuf::from("/a"));
+        let Ok(Command::Doctor(doctor)) = parse(&["doctor", "--json"]) else {
+            panic!("no doctor");
+        };
+        assert!(doctor.json && doctor.folder == *"/run/farlane");
         let words = ["topology", "watch", "--once", "/a"];
         assert!(
             matches!(parse(&words), Ok(Command::Topology(topology)) if topology.command.is_some())
@@ -128,6 +146,7 @@ mod tests {
             &["status", "192.0.2.1:80"],
             &["top", "--interval-ms", "0"],
             &["topology", "watch"],
+            &["doctor", "/a"],
         ] {
             assert!(parse(words).is_err(), "{words:?}");
         }
