@@ -3,7 +3,7 @@
 use farlane_kit::debian::{HEADERS_6_1, HEADERS_6_12};
 
 use super::{
-    Scenario, blk, blk_crash, blk_vs_qsd, cloud_hypervisor, driver_builds, driver_device,
+    Scenario, blk, blk_crash, blk_vs_qsd, cloud_hypervisor, doctor, driver_builds, driver_device,
     driver_kernels, gpu_coherence, gpu_hostile, gpu_p2pmem, gpu_raid, gpu_read, gpu_scan, gpu_soft,
     gpu_stacks, gpu_unmodified, gpu_write, kills, lend_crash, lend_hostile, lend_partition,
     lend_reassign, lend_soft, lend_vfio, lend_vs_local, metrics, net_vs_tap, octo_net,
@@ -132,11 +132,14 @@ scenarios! {
          system stays whole";
     test "driver-builds" = driver_builds::run,
         "the guest driver builds for Linux 6.1, 6.12 and 7.x with each one's own compiler";
+    test "doctor" = doctor::run,
+        "farlane doctor finds each fault that is made in a container, and that alone; in a VM, the \
+         missing module";
     test "metrics" = metrics::run,
         "Debian's Prometheus reads the metrics of all daemons; each query of the Grafana dashboard \
          has a series; farlane shows them in a table, and in a terminal (tmux)";
     test "tracing" = tracing::run,
-        "the examples of bpftrace see requests of a disk and of RDMA by the backends' static probes";
+        "Debian's bpftrace sees requests of a disk and of RDMA by the backends' static probes";
     test "package" = package::run,
         "the Debian packages in Debian 12 and 13: installed, upgraded, purged; units, profiles, \
          man pages, DKMS, libraries";

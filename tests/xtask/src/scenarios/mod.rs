@@ -4,6 +4,7 @@ mod blk;
 mod blk_crash;
 mod blk_vs_qsd;
 mod cloud_hypervisor;
+mod doctor;
 mod driver_builds;
 mod driver_device;
 mod driver_kernels;
