@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Daemon, Driver, make_disk};
+use common::{Daemon, Driver, make_disk, wait_until};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use virtio_driver::VirtioTransport as _;
 
@@ -227,5 +227,8 @@ fn one_vmm_after_the_other_is_served() {
             assert_eq!(driver.memory.bytes(usize::from(n) * 512, 1)[0], n);
         }
         assert_eq!(daemon.metric("connections"), 11);
+        assert_eq!(daemon.metric("connected"), 1);
+        drop(driver);
+        wait_until(|| daemon.metric("connected") == 0);
     });
 }

@@ -156,8 +156,10 @@ fn one_vm_comes_after_the_other() {
     for pairs in [1, 2, 1] {
         let mut nic = backend.connect(pairs, feature::PLAIN);
         echo(&mut nic, &socket, usize::from(pairs - 1), b"hello");
+        assert_eq!(backend.metric("connected"), 1);
     }
     assert_eq!(backend.metric("connections"), 3);
+    wait_until(|| backend.metric("connected") == 0);
     assert_eq!(backend.process.terminate(), Some(0));
 }
 

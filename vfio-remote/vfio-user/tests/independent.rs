@@ -80,6 +80,7 @@ fn it_reads_and_writes_regions() {
     let counters = served.counters();
     assert_eq!((counters.reads, counters.writes), (3, 2));
     assert_eq!((counters.refused, counters.connections), (0, 1));
+    assert_eq!(counters.connected, 1);
 }
 
 #[test]
