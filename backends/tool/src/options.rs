@@ -134,6 +134,11 @@ mod tests {
             panic!("no lender");
         };
         assert!(matches!(command, LendCommand::Revoke { device, .. } if device == "nvme0"));
+        let words = ["lend", "reload", "--config", "/a"];
+        let Ok(Command::Lend { command }) = parse(&words) else {
+            panic!("no lender");
+        };
+        assert!(matches!(command, LendCommand::Reload { .. }));
     }
 
     #[test]
@@ -142,6 +147,7 @@ mod tests {
             &[][..],
             &["lend"],
             &["lend", "reload"],
+            &["lend", "lend"],
             &["status", "--folder", "/a", "/b"],
             &["status", "192.0.2.1:80"],
             &["top", "--interval-ms", "0"],
