@@ -9,7 +9,7 @@ const FORMAT: u32 = 1;
 /// All findings, the worst first.
 #[derive(Debug, Serialize)]
 pub struct Document {
-    /// [`FORMAT`].
+    /// Another number where a reader of older documents could misunderstand this one.
     pub format: u32,
     /// The findings.
     pub findings: Vec<Finding>,
