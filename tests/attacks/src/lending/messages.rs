@@ -6,9 +6,10 @@ use anyhow::Result;
 use farlane_abi::width::to_u64;
 use farlane_pci::{InterruptKind, Region};
 use farlane_vfio_remote::protocol::message::{
-    Delivery, Fence, MAX_DATA_BYTES, MAX_FRAME_BYTES, PeerKey, PeerName, Place, Request, ToLender,
-    VERSION,
+    Delivery, Fence, MAX_DATA_BYTES, MAX_FRAME_BYTES, PeerKey, PeerName, Place, Policy, Request,
+    ToLender, VERSION,
 };
+use std::collections::BTreeMap;
 
 /// Numbers at the edges of what fields can hold.
 const EDGES: [u64; 14] = [
@@ -149,6 +150,8 @@ impl Messages {
             Request::List { .. } | Request::Take => return false,
             // Nobody has told it a key, and so it has no sublease.
             Request::Sublet { .. } | Request::Words { .. } => return true,
+            // Nobody has told it what else is configured.
+            Request::Reload { .. } => return true,
             Request::Revoke { device } | Request::Attach { device } => {
                 return *device != self.target;
             }
@@ -245,7 +248,7 @@ impl Messages {
         let kind =
             self.random
                 .pick(&[InterruptKind::Intx, InterruptKind::Msi, InterruptKind::Msix]);
-        let request = match self.random.below(16) {
+        let request = match self.random.below(17) {
             0 => Request::List {
                 first: self.number32(),
             },
@@ -293,6 +296,15 @@ impl Messages {
                 fence,
                 region,
                 offsets: self.offsets(),
+            },
+            15 => Request::Reload {
+                policy: Policy {
+                    devices: BTreeMap::from([(self.device(), vec![self.device()])]),
+                    users: BTreeMap::from([(self.number32(), vec![self.device()])]),
+                    grace_ms: self.number32(),
+                    ..Policy::default()
+                },
+                fixed: BTreeMap::from([(self.device(), self.device())]),
             },
             12 => Request::SetBusMaster {
                 fence,
