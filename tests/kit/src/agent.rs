@@ -83,7 +83,10 @@ impl Output {
 
 impl Agent {
     /// Takes over the kit's end of a connection.
-    pub(crate) fn new(stream: UnixStream) -> Result<Self> {
+    ///
+    /// # Errors
+    /// When the socket cannot be duplicated.
+    pub fn new(stream: UnixStream) -> Result<Self> {
         let inbox = Arc::new(Inbox::<Received>::default());
         let mut replies = stream
             .try_clone()
@@ -114,7 +117,10 @@ impl Agent {
     }
 
     /// Waits until the guest is up; returns its kernel release, or `None` when `timeout` is over.
-    pub(crate) fn wait_hello(&self, timeout: Duration) -> Result<Option<String>> {
+    ///
+    /// # Errors
+    /// When the connection has ended.
+    pub fn wait_hello(&self, timeout: Duration) -> Result<Option<String>> {
         self.wait_for(timeout, |received| received.kernel.clone())
     }
 
@@ -133,7 +139,10 @@ impl Agent {
     }
 
     /// Starts a command.
-    pub(crate) fn start(&self, command: &str) -> Result<u32> {
+    ///
+    /// # Errors
+    /// When the guest cannot be reached.
+    pub fn start(&self, command: &str) -> Result<u32> {
         let job = self.new_job();
         self.send(&Request::Run {
             job,
@@ -143,7 +152,10 @@ impl Agent {
     }
 
     /// Waits for the end of a command and forgets it; `None` when `timeout` is over.
-    pub(crate) fn wait(&self, job: u32, timeout: Duration) -> Result<Option<Output>> {
+    ///
+    /// # Errors
+    /// When the connection has ended, or the agent could not start the command.
+    pub fn wait(&self, job: u32, timeout: Duration) -> Result<Option<Output>> {
         let Some((end, state)) = self.wait_for(timeout, |received| received.ended(job))? else {
             return Ok(None);
         };
@@ -159,7 +171,8 @@ impl Agent {
     }
 
     /// What a running command printed so far, errors behind the rest.
-    pub(crate) fn so_far(&self, job: u32) -> String {
+    #[must_use]
+    pub fn so_far(&self, job: u32) -> String {
         self.inbox
             .with(|received| received.jobs.get(&job).map(JobState::said))
             .unwrap_or_default()
@@ -230,7 +243,10 @@ impl Agent {
     }
 
     /// Reads a file.
-    pub(crate) fn read(&self, path: &str) -> Result<Vec<u8>> {
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read(&self, path: &str) -> Result<Vec<u8>> {
         self.request(|id| Request::Read {
             id,
             path: path.to_owned(),

@@ -144,6 +144,35 @@ pub const RDMA_PROGRAMS: TreeSpec = TreeSpec {
     unpacked: &["libopenmpi-dev"],
 };
 
+/// libvirt 9.0 and QEMU 7.2, in which is its virtiofsd.
+pub const LIBVIRT_BOOKWORM: TreeSpec = TreeSpec {
+    name: "libvirt-bookworm",
+    suite: "bookworm",
+    packages: &[
+        "libvirt-clients",
+        "libvirt-daemon-system",
+        "qemu-system-x86",
+        "systemd",
+    ],
+    backports: &[],
+    unpacked: &[],
+};
+
+/// libvirt 11.3 and QEMU 10.0, and virtiofsd in Rust.
+pub const LIBVIRT_TRIXIE: TreeSpec = TreeSpec {
+    name: "libvirt-trixie",
+    suite: "trixie",
+    packages: &[
+        "libvirt-clients",
+        "libvirt-daemon-system",
+        "qemu-system-x86",
+        "systemd",
+        "virtiofsd",
+    ],
+    backports: &[],
+    unpacked: &[],
+};
+
 /// The source of the guests' kernel, and what builds it.
 pub const KERNEL_SOURCE: TreeSpec = TreeSpec {
     name: "kasan",

@@ -1,25 +1,23 @@
 #!/busybox sh
 # /init of a test guest's first file system: lays the read-only file systems in its memory over each other, a tmpfs for what
-# it writes on top, and goes on in them. "farlane.roots" is how many there are, the topmost first.
+# it writes on top, and goes on in them. "farlane.roots" has the names of their devices, the topmost first: persistent
+# memory, or disks.
 /busybox mount -t proc proc /proc
 mount -t devtmpfs dev /dev
 for module in /modules/*; do insmod $module; done
-roots=$(sed 's/.*\bfarlane\.roots=\([0-9]*\).*/\1/' /proc/cmdline)
-last=/dev/pmem$((roots - 1))
-i=0
-# The kernel finds its persistent memory beside what is done here.
-until [ -b $last ]; do
-    i=$((i + 1))
-    [ $i -lt 10000 ] || { echo "There is no $last" >/dev/console; poweroff -f; }
-    usleep 1000
-done
+roots=$(sed 's/.*\bfarlane\.roots=\([^ ]*\).*/\1/; s/,/ /g' /proc/cmdline)
 lower=
 i=0
-while [ $i -lt $roots ]; do
-    mkdir /root$i
-    mount -t erofs -o ro /dev/pmem$i /root$i
-    lower=$lower:/root$i
-    i=$((i + 1))
+for device in $roots; do
+    # The kernel finds its devices beside what is done here.
+    until [ -b /dev/$device ]; do
+        i=$((i + 1))
+        [ $i -lt 10000 ] || { echo "There is no /dev/$device" >/dev/console; poweroff -f; }
+        usleep 1000
+    done
+    mkdir /root-$device
+    mount -t erofs -o ro /dev/$device /root-$device
+    lower=$lower:/root-$device
 done
 mkdir /writes
 mount -t tmpfs writes /writes

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::debian::{GUEST_TREE, HEADERS_6_1, HEADERS_6_12, RDMA_PROGRAMS};
+use crate::debian::{
+    GUEST_TREE, HEADERS_6_1, HEADERS_6_12, LIBVIRT_BOOKWORM, LIBVIRT_TRIXIE, RDMA_PROGRAMS,
+};
 use crate::guest::Guest;
 use crate::guest_root::{GuestFile, GuestRoot};
 use crate::kernel::Kernel;
@@ -47,7 +49,9 @@ pub fn prepare_trees(workspace: &Workspace) -> Result<()> {
         let older = scope.spawn(|| {
             Tree::ensure(workspace, &HEADERS_6_1)?;
             Tree::ensure(workspace, &HEADERS_6_12)?;
-            Tree::ensure(workspace, &RDMA_PROGRAMS)
+            Tree::ensure(workspace, &RDMA_PROGRAMS)?;
+            Tree::ensure(workspace, &LIBVIRT_BOOKWORM)?;
+            Tree::ensure(workspace, &LIBVIRT_TRIXIE)
         });
         prepare_root(workspace)?;
         match older.join() {

@@ -6,7 +6,7 @@
 //! Everything is ended when its value is dropped, when the process is told to end, and when it
 //! dies.
 
-mod agent;
+pub mod agent;
 pub mod attachments;
 pub mod backend;
 pub mod checking_kernel;
@@ -14,6 +14,7 @@ pub mod compare;
 mod contents;
 pub mod cpio;
 pub mod debian;
+pub mod disk_boot;
 pub mod driver;
 pub mod guest;
 pub mod guest_program;

@@ -201,10 +201,7 @@ impl Qemu {
         for image in &images {
             command.args(["-device", &image.loader()?]);
         }
-        let mut kernel_words = kernel_command_line(config);
-        if boot.accelerator == Accelerator::Tcg {
-            kernel_words.push_str(&format!(" tsc_early_khz={}", tsc::khz()));
-        }
+        let mut kernel_words = kernel_command_line(config, boot.accelerator);
         kernel_words.push_str(&image_words(&images));
         if persistent > 0 {
             kernel_words.push_str(&persistent_word(persistent, images_end));
@@ -384,7 +381,8 @@ fn place_images(files: &[PathBuf]) -> Result<Vec<Image<'_>>> {
 /// What tells the kernel that there is persistent memory (`/dev/pmem0` and so on), and the first
 /// script how much.
 fn image_words(images: &[Image<'_>]) -> String {
-    let mut words = format!(" farlane.roots={}", images.len());
+    let devices: Vec<String> = (0..images.len()).map(|n| format!("pmem{n}")).collect();
+    let mut words = format!(" farlane.roots={}", devices.join(","));
     for Image {
         address, length, ..
     } in images
@@ -399,7 +397,8 @@ fn persistent_word(length: u64, address: u64) -> String {
     format!(" memmap={length:#x}!{address:#x}")
 }
 
-fn kernel_command_line(config: &VmConfig<'_>) -> String {
+/// What the kernel of a guest is told, but where its root is.
+pub(crate) fn kernel_command_line(config: &VmConfig<'_>, accelerator: Accelerator) -> String {
     let mut words = vec![
         "console=ttyS0".to_owned(),
         // The kernel counts ticks for a moment and panics where there are none: on a busy machine
@@ -422,6 +421,9 @@ fn kernel_command_line(config: &VmConfig<'_>) -> String {
         "net.ifnames=0".into(),
         format!("farlane.name={}", config.name),
     ];
+    if accelerator == Accelerator::Tcg {
+        words.push(format!("tsc_early_khz={}", tsc::khz()));
+    }
     if let Some((_, end)) = config.wire {
         words.push(format!("farlane.address={}/24", end.address()));
     }

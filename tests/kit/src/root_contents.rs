@@ -160,6 +160,7 @@ const MODULES: &[&str] = &[
     "vfio_iommu_type1",
     "vfio_pci",
     "virtio_blk",
+    "virtiofs",
     "xfs",
     "xts",
 ];
@@ -434,7 +435,7 @@ fn add_modules(tree: &Tree, kernel: &Kernel, contents: &mut Contents) -> Result<
 
 /// A module as it is loaded fastest under emulation: unpacked, without its signature, whose check
 /// takes longer than loading it, and without type information.
-fn unpack_module(tree: &Tree, packed: &Path) -> Result<Vec<u8>> {
+pub fn unpack_module(tree: &Tree, packed: &Path) -> Result<Vec<u8>> {
     let scratch = tempfile::tempdir().context("Cannot make a temporary folder")?;
     let plain = scratch.path().join("module.ko");
     let read =

@@ -54,14 +54,17 @@ pub fn wait_within(
     Ok(())
 }
 
+/// The first line of a kernel's log that says that something is wrong with it.
+pub fn complaint(log: &str) -> Option<&str> {
+    log.lines()
+        .find(|line| COMPLAINTS.iter().any(|complaint| line.contains(complaint)))
+}
+
 /// The guest's kernel has found nothing wrong with itself.
 pub fn no_complaint(guest: &Guest) -> Result<()> {
     let log = guest.run("dmesg")?;
-    let bad = log
-        .lines()
-        .find(|line| COMPLAINTS.iter().any(|complaint| line.contains(complaint)));
     ensure!(
-        bad.is_none(),
+        complaint(&log).is_none(),
         "The kernel of guest {} complains:\n{log}",
         guest.name()
     );

@@ -168,7 +168,8 @@ pub const BEFORE: &str = "modprobe nfsd && modprobe nfsv4 && mount -t nfsd nfsd 
 
 /// What they have in common, as functions of the shell.
 pub const FUNCTIONS: &str = "export DM_DISABLE_UDEV=1
-    persistent=/dev/pmem$(sed 's/.*farlane.roots=\\([0-9]*\\).*/\\1/' /proc/cmdline)
+    roots=$(sed 's/.*farlane.roots=\\([^ ]*\\).*/\\1/' /proc/cmdline)
+    persistent=/dev/pmem$(echo $roots | tr , '\\n' | wc -l)
     is_dax() { grep -q '^[^ ]* /mnt .*dax=always' /proc/mounts; }
     encrypt() {
         mkdir /mnt/d && head -c 64 /dev/urandom >/tmp/key &&

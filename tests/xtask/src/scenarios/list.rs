@@ -6,7 +6,7 @@ use super::{
     Scenario, blk, blk_crash, blk_vs_qsd, cloud_hypervisor, doctor, driver_builds, driver_device,
     driver_kernels, gpu_coherence, gpu_hostile, gpu_p2pmem, gpu_raid, gpu_read, gpu_scan, gpu_soft,
     gpu_stacks, gpu_unmodified, gpu_write, kills, lend_crash, lend_hostile, lend_partition,
-    lend_reassign, lend_soft, lend_vfio, lend_vs_local, metrics, net_vs_tap, octo_net,
+    lend_reassign, lend_soft, lend_vfio, lend_vs_local, libvirt, metrics, net_vs_tap, octo_net,
     octo_net_flood, octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, package,
     rdma_apps, rdma_buffers, rdma_cm, rdma_crash, rdma_host, rdma_isolation, rdma_perftest,
     rdma_pingpong, rdma_pyverbs, rdma_stock, rdma_tenants, rdma_ulps, rdma_users, rdma_verbs,
@@ -140,6 +140,9 @@ scenarios! {
          has a series; farlane shows them in a table, and in a terminal (tmux)";
     test "tracing" = tracing::run,
         "Debian's bpftrace sees requests of a disk and of RDMA by the backends' static probes";
+    test "libvirt" = libvirt::run,
+        "libvirt and QEMU of Debian 12 and 13 with a disk and an interface of our packages: fio \
+         and a transfer go on through kill -9 of the backends; virtiofs beside them";
     test "package" = package::run,
         "the Debian packages in Debian 12 and 13: installed, upgraded, purged; units, profiles, \
          man pages, DKMS, libraries";

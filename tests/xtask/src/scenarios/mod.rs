@@ -26,6 +26,7 @@ mod lend_reassign;
 pub mod lend_soft;
 mod lend_vfio;
 mod lend_vs_local;
+mod libvirt;
 mod list;
 mod metrics;
 pub mod net_vs_tap;

@@ -1,24 +1,24 @@
 //! The Debian packages: installed, used, upgraded and purged in clean trees of two releases.
 
+mod trial;
+
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
+use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::debian::{HEADERS_6_1, HEADERS_6_12, TreeSpec};
-use farlane_kit::process::{check_output, tail};
+use farlane_kit::process::tail;
 use farlane_kit::progress;
 use farlane_kit::report::Report;
 use farlane_kit::tree::Tree;
 
-use crate::package::{self, Purpose};
 use crate::room::Room;
 use crate::run::Run;
 
-/// The packages that are looked at, and a lower version, from which they are upgraded.
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub use trial::{Trial, VERSION, has_c_library};
+
+/// A lower version than that of the packages that are looked at, from which they are upgraded.
 const OLDER: &str = "0.0.9";
 
 /// Where the packages are in the room.
@@ -86,7 +86,6 @@ const COMPILE: &str = "cd /tmp && cc=$(command -v cc || ls /usr/bin/gcc-[0-9]* |
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
-    workspace.build(package::CRATES)?;
     let mut trees = Vec::new();
     for (spec, kernel) in RELEASES {
         let tree = Tree::ensure(workspace, spec)?;
@@ -98,19 +97,10 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         !trees.is_empty(),
         "No release's C library is as new as this machine's"
     );
-    let made = Made(workspace.target().join("package-test"));
-    let folder = made.0.as_path();
-    let pack = |version| {
-        let purpose = Purpose::Trial(version);
-        package::pack(
-            workspace,
-            &workspace.programs(),
-            &folder.join(version),
-            purpose,
-        )
-    };
-    let packages = pack(VERSION)?;
-    pack(OLDER)?;
+    let trial = Trial::new(workspace, "package-test");
+    let folder = trial.folder();
+    let packages = trial.pack(VERSION)?;
+    trial.pack(OLDER)?;
     for package in &packages {
         let kib = fs::metadata(package)?.len() / 1024;
         let name = package.file_name().unwrap_or_default();
@@ -126,40 +116,6 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         report.add("Debian packages", format!("in {}", spec.suite), "work");
     }
     Ok(())
-}
-
-/// A folder that goes with this value.
-struct Made(PathBuf);
-
-impl Drop for Made {
-    fn drop(&mut self) {
-        // What is left is replaced by the next run.
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Whether programs that are built on this machine run in a tree.
-fn has_c_library(tree: &Tree) -> Result<bool> {
-    let mut command = Command::new("getconf");
-    command.arg("GNU_LIBC_VERSION");
-    let here = check_output("getconf", command, Duration::from_secs(10))?;
-    let here = here.trim().trim_start_matches("glibc ").to_owned();
-    let there = tree.package_version("libc6")?;
-    let has = numbers(&there) >= numbers(&here);
-    if !has {
-        progress::note(&format!(
-            "{} has glibc {there}, this machine {here}: packages that are made here need that",
-            tree.path().display()
-        ));
-    }
-    Ok(has)
-}
-
-/// The first two numbers of a version.
-fn numbers(version: &str) -> Vec<u32> {
-    let numbers = version.split(|c: char| !c.is_ascii_digit());
-    let numbers = numbers.filter_map(|number| number.parse().ok());
-    numbers.take(2).collect()
 }
 
 fn in_tree(
@@ -350,16 +306,4 @@ fn purge(room: &Room, before: &BTreeSet<String>) -> Result<()> {
     let gone: Vec<&String> = before.difference(&after).collect();
     ensure!(gone.is_empty(), "Gone with the purge: {gone:#?}");
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions_are_compared_by_their_first_two_numbers() {
-        assert!(numbers("2.41-12+deb13u5") > numbers("2.36"));
-        assert_eq!(numbers("2.36-9+deb12u14"), numbers("2.36"));
-        assert!(numbers("2.9") < numbers("2.36"));
-    }
 }

@@ -1,0 +1,117 @@
+//! VMs of libvirt, as Debian 12 and 13 have it, with disks and interfaces of our packages: defined
+//! with the XML of `docs/libvirt.md`, run by QEMU as libvirt's user, and at work while the backends
+//! are killed.
+
+mod backend;
+mod domain;
+mod host;
+mod page;
+mod traffic;
+
+use std::path::Path;
+use std::process;
+
+use anyhow::{Context as _, Result, ensure};
+use farlane_kit::debian::{HEADERS_6_1, HEADERS_6_12, LIBVIRT_BOOKWORM, LIBVIRT_TRIXIE, TreeSpec};
+use farlane_kit::network::Network;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
+use farlane_kit::tree::Tree;
+
+use self::backend::Backend;
+use self::domain::{Domain, FILE, TAG, TEXT};
+use self::host::Host;
+use self::page::Page;
+use super::package::{Trial, VERSION, has_c_library};
+use crate::net::TAP;
+use crate::run::Run;
+
+/// The trees with libvirt, and those with a kernel of the same release, which is the guest's.
+const RELEASES: &[(&TreeSpec, &TreeSpec)] = &[
+    (&LIBVIRT_BOOKWORM, &HEADERS_6_1),
+    (&LIBVIRT_TRIXIE, &HEADERS_6_12),
+];
+
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let workspace = run.context.workspace();
+    let mut hosts = Vec::new();
+    for (host, guest) in RELEASES {
+        let tree = Tree::ensure(workspace, host)?;
+        if has_c_library(&tree)? {
+            hosts.push((host.suite, tree, guest));
+        }
+    }
+    ensure!(
+        !hosts.is_empty(),
+        "No release's C library is as new as this machine's"
+    );
+    let trial = Trial::new(workspace, "libvirt-test");
+    trial.pack(VERSION)?;
+    let packages = trial.folder().join(VERSION);
+    for (suite, tree, guest) in &hosts {
+        in_release(run, report, suite, tree, guest, &packages)
+            .with_context(|| format!("In Debian {suite}"))?;
+    }
+    Ok(())
+}
+
+fn in_release(
+    run: &Run<'_>,
+    report: &mut Report,
+    suite: &str,
+    tree: &Tree,
+    guest: &TreeSpec,
+    packages: &Path,
+) -> Result<()> {
+    let workspace = run.context.workspace();
+    let page = Page::read(workspace)?;
+    let kit = run
+        .context
+        .kit()?
+        .with_kernel_of(&Tree::ensure(workspace, guest)?)?;
+    let network = Network::new(kit.tree(), run.logs())?;
+    network.tap(TAP, true)?;
+    let step = |what: &str| format!("{what} (Debian {suite})");
+    let host = progress::step(&step("Installing our packages beside libvirt"), || {
+        Host::start(run, suite, tree, &network, packages)
+    })?;
+    host.room()
+        .run("truncate -s 64M /srv/vm0.img && chown farlane: /srv/vm0.img")?;
+    let mut disk = Backend::start(
+        &host,
+        "farlane-blk",
+        page.file("/etc/farlane/blk/vm0.toml")?,
+    )?;
+    let mut net = Backend::start(
+        &host,
+        "farlane-net",
+        page.file("/etc/farlane/net/vm0.toml")?,
+    )?;
+    // Of all processes of this machine, its own are found by it.
+    let name = format!("vm0-{}", process::id());
+    let domain = progress::step(&step("Booting a VM of libvirt"), || {
+        Domain::start(&host, &name, &kit, &page)
+    })?;
+    host.runs_as_its_user(&name)?;
+    virtiofs(&domain)?;
+    progress::step(&step("Killing farlane-blk under fio"), || {
+        traffic::disk(&domain, &mut disk, report, suite)
+    })?;
+    progress::step(&step("Killing farlane-net under a transfer"), || {
+        traffic::net(run, &domain, &network, &mut net, report, suite)
+    })?;
+    traffic::no_complaint(&domain)?;
+    let versions = format!("{}, guest's Linux {}", host.versions()?, domain.kernel());
+    report.add("libvirt", suite, versions);
+    domain.stop()
+}
+
+/// The guest has a file system of virtiofsd, which libvirt finds by the files of the folder that
+/// ours are in, too.
+fn virtiofs(domain: &Domain<'_>) -> Result<()> {
+    let text = domain.run(&format!(
+        "modprobe virtiofs && mount -t virtiofs {TAG} /mnt && cat /mnt/{FILE}"
+    ))?;
+    ensure!(text == TEXT, "Over virtiofs there is {text:?}");
+    Ok(())
+}
