@@ -17,8 +17,10 @@ const INSTANCE: &str = "vm0";
 pub struct Backend<'h> {
     host: &'h Host,
     name: &'static str,
-    socket: String,
+    /// What listens at its socket, and becomes the backend when QEMU connects.
     line: String,
+    /// What lets QEMU connect.
+    admit: String,
     process: Process,
     starts: u32,
 }
@@ -34,7 +36,8 @@ impl<'h> Backend<'h> {
             configuration_file(kind)
         ))?;
         let service = unit(host, &format!("{name}@.service"))?;
-        let socket = value(&unit(host, &format!("{name}@.socket"))?, "ListenStream")?;
+        let listening = unit(host, &format!("{name}@.socket"))?;
+        let socket = value(&listening, "ListenStream")?;
         let capabilities: Vec<String> = value(&service, "AmbientCapabilities")
             .unwrap_or_default()
             .split_whitespace()
@@ -44,19 +47,20 @@ impl<'h> Backend<'h> {
             none if none.is_empty() => none,
             some => format!("--inh-caps={some} --ambient-caps={some}"),
         };
-        // The group of the socket, which a unit of its own makes, is the first of the process here.
+        // The group of the socket, which systemd sets, is the first of whoever makes it here.
         let line = format!(
-            "rm -f {socket} && umask 0117 && exec setpriv --reuid=farlane --regid=kvm \
+            "rm -f {socket} && exec setpriv --reuid=farlane --regid=kvm \
              --groups=farlane --no-new-privs {capabilities} \
              systemd-socket-activate --listen={socket} {}",
             value(&service, "ExecStart")?
         );
-        let process = spawn(host, name, &line, 0)?;
+        let admit = format!("chmod {} {socket}", value(&listening, "SocketMode")?);
+        let process = spawn(host, name, [&line, &admit], 0)?;
         Ok(Self {
             host,
             name,
-            socket,
             line,
+            admit,
             process,
             starts: 1,
         })
@@ -71,8 +75,8 @@ impl<'h> Backend<'h> {
         let name = fs::read_to_string(format!("/proc/{child}/comm"))?;
         ensure!(
             name.trim() == self.name,
-            "At {} there is {name}",
-            self.socket
+            "There is {name}, and not {}: nobody has connected",
+            self.name
         );
         Ok(child)
     }
@@ -90,7 +94,7 @@ impl<'h> Backend<'h> {
             "{} survives SIGKILL",
             self.name
         );
-        self.process = spawn(self.host, self.name, &self.line, self.starts)?;
+        self.process = spawn(self.host, self.name, [&self.line, &self.admit], self.starts)?;
         self.starts += 1;
         Ok(())
     }
@@ -120,8 +124,8 @@ fn value(unit: &str, name: &str) -> Result<String> {
     Ok(value.to_owned())
 }
 
-/// Starts a backend, and waits until there is somebody at its socket.
-fn spawn(host: &Host, name: &str, line: &str, number: u32) -> Result<Process> {
+/// Starts a backend, waits until there is somebody at its socket, and lets QEMU connect.
+fn spawn(host: &Host, name: &str, [line, admit]: [&str; 2], number: u32) -> Result<Process> {
     let log = host.logs().join(format!("{name}-{number}.log"));
     let mut process = Process::spawn_logged(name, host.room().shell(line), &log)?;
     wait_until(&format!("{name} listens"), || {
@@ -129,5 +133,6 @@ fn spawn(host: &Host, name: &str, line: &str, number: u32) -> Result<Process> {
         ensure!(process.is_running()?, "{name} has ended: {said}");
         Ok(said.contains("Listening on"))
     })?;
+    host.room().run(admit)?;
     Ok(process)
 }

@@ -110,12 +110,12 @@ impl<'h> Domain<'h> {
 </devices>
 </domain>
 ",
-            memory = page.xml("<memoryBacking>")?,
+            memory = page.xml("Memory")?,
             kernel = seen(&boot.kernel),
             initrd = seen(&boot.initrd),
             words = boot.words,
-            disk = page.xml("<disk type='vhostuser'")?,
-            interface = page.xml("<interface type='vhostuser'>")?,
+            disk = page.xml("Disks")?,
+            interface = page.xml("Network interfaces")?,
         ))
     }
 
@@ -162,4 +162,26 @@ impl<'h> Domain<'h> {
         self.host.virsh(&format!("undefine {}", self.name))?;
         Ok(())
     }
+}
+
+/// libvirt takes what the page has for devices that it has no element for. QEMU of neither release
+/// has these devices.
+pub fn validate_words(host: &Host, page: &Page) -> Result<()> {
+    for section in ["RDMA devices", "Borrowed PCIe devices"] {
+        let xml = format!(
+            "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+<name>words</name>
+<memory unit='MiB'>512</memory>
+{}<os><type arch='x86_64' machine='q35'>hvm</type></os>
+{}</domain>
+",
+            page.xml("Memory")?,
+            page.xml(section)?
+        );
+        fs::write(host.shared().join("words.xml"), xml)?;
+        host.virsh(&format!("define --validate {SHARED}/words.xml"))
+            .with_context(|| section.to_owned())?;
+        host.virsh("undefine words")?;
+    }
+    Ok(())
 }

@@ -19,7 +19,7 @@ use farlane_kit::report::Report;
 use farlane_kit::tree::Tree;
 
 use self::backend::Backend;
-use self::domain::{Domain, FILE, TAG, TEXT};
+use self::domain::{Domain, FILE, TAG, TEXT, validate_words};
 use self::host::Host;
 use self::page::Page;
 use super::package::{Trial, VERSION, has_c_library};
@@ -101,6 +101,7 @@ fn in_release(
         traffic::net(run, &domain, &network, &mut net, report, suite)
     })?;
     traffic::no_complaint(&domain)?;
+    validate_words(&host, &page)?;
     let versions = format!("{}, guest's Linux {}", host.versions()?, domain.kernel());
     report.add("libvirt", suite, versions);
     domain.stop()

@@ -21,35 +21,24 @@ impl Page {
         Ok(Self(text))
     }
 
-    /// The element of libvirt's XML that begins with `start`.
-    pub fn xml(&self, start: &str) -> Result<&str> {
-        self.block("xml", None, |block| block.starts_with(start))
-            .with_context(|| format!("{PAGE} has no XML that begins with {start}"))
+    /// The XML of a section.
+    pub fn xml(&self, section: &str) -> Result<&str> {
+        self.block("xml", &format!("\n## {section}\n"))
+            .with_context(|| format!("{PAGE} has no XML in {section:?}"))
     }
 
-    /// The file whose path stands in the line before it.
+    /// The file whose path stands before it.
     pub fn file(&self, path: &str) -> Result<&str> {
-        self.block("toml", Some(path), |_| true)
+        self.block("toml", path)
             .with_context(|| format!("{PAGE} has no file {path}"))
     }
 
-    /// A block of a language that is so, the first one behind a text.
-    fn block(
-        &self,
-        language: &str,
-        behind: Option<&str>,
-        is: impl Fn(&str) -> bool,
-    ) -> Option<&str> {
-        let text = match behind {
-            Some(behind) => self.0.split_once(behind)?.1,
-            None => &self.0,
-        };
-        let begins = text.split(FENCE).skip(1).step_by(2);
-        let mut blocks = begins.filter_map(|block| {
-            let (found, block) = block.split_once('\n')?;
-            (found == language).then_some(block)
-        });
-        blocks.find(|block| is(block))
+    /// The first block of a language behind a text, in the same section.
+    fn block(&self, language: &str, behind: &str) -> Option<&str> {
+        let (_, rest) = self.0.split_once(behind)?;
+        let section = rest.split("\n## ").next()?;
+        let mut blocks = section.split(FENCE).skip(1).step_by(2);
+        blocks.find_map(|block| block.strip_prefix(language)?.strip_prefix('\n'))
     }
 }
 
@@ -58,12 +47,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_found_by_how_they_begin_or_by_what_stands_before() {
-        let text = "`/a`:\n```toml\none\n```\n```xml\n<disk/>\n```\n`/b`:\n```toml\ntwo\n```\n";
+    fn blocks_are_found_by_what_stands_before() {
+        let text = "# t\n## One\n`/a`:\n```toml\none\n```\n```xml\n<disk/>\n```\n## Two\n`/b`:\n\
+                    ```toml\ntwo\n```\n## Three\n```xml\n<net/>\n```\n";
         let page = Page(text.to_owned());
-        assert_eq!(page.xml("<disk").unwrap(), "<disk/>\n");
+        assert_eq!(page.xml("One").unwrap(), "<disk/>\n");
+        assert_eq!(page.xml("Three").unwrap(), "<net/>\n");
         assert_eq!(page.file("`/a`").unwrap(), "one\n");
         assert_eq!(page.file("`/b`").unwrap(), "two\n");
-        assert!(page.xml("<inter").is_err() && page.file("`/c`").is_err());
+        assert!(page.xml("Two").is_err() && page.file("`/c`").is_err());
     }
 }
