@@ -19,6 +19,9 @@ use super::page::Page;
 /// The disks of the guest's root, behind that of the page.
 const ROOT_DISKS: &[&str] = &["vdb", "vdc", "vdd", "vde"];
 
+/// The XML of QEMU's own words in a domain.
+const QEMU_WORDS: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
+
 /// The guest's address.
 const ADDRESS: &str = "10.78.0.2/24";
 
@@ -39,8 +42,10 @@ pub struct Domain<'h> {
 
 impl<'h> Domain<'h> {
     /// Defines the VM, starts it, and waits until the guest takes commands.
-    pub fn start(host: &'h Host, name: &str, kit: &Kit, page: &Page) -> Result<Self> {
-        let xml = Self::xml(host, name, kit, page)?;
+    ///
+    /// `last` is what the domain has at its end.
+    pub fn start(host: &'h Host, name: &str, kit: &Kit, page: &Page, last: &str) -> Result<Self> {
+        let xml = Self::xml(host, name, kit, page, last)?;
         fs::write(host.shared().join("domain.xml"), xml)?;
         host.virsh(&format!("define --validate {SHARED}/domain.xml"))?;
         host.virsh(&format!("start {name}"))?;
@@ -57,7 +62,7 @@ impl<'h> Domain<'h> {
         })
     }
 
-    fn xml(host: &Host, name: &str, kit: &Kit, page: &Page) -> Result<String> {
+    fn xml(host: &Host, name: &str, kit: &Kit, page: &Page, last: &str) -> Result<String> {
         let shared = host.shared();
         let folder = shared.join(FOLDER);
         fs::create_dir(&folder).context("Cannot make a folder")?;
@@ -84,7 +89,7 @@ impl<'h> Domain<'h> {
             })
             .collect();
         Ok(format!(
-            "<domain type='qemu'>
+            "<domain type='qemu' xmlns:qemu='{QEMU_WORDS}'>
 <name>{name}</name>
 <memory unit='MiB'>512</memory>
 <vcpu>2</vcpu>
@@ -108,7 +113,7 @@ impl<'h> Domain<'h> {
 </channel>
 <memballoon model='none'/>
 </devices>
-</domain>
+{last}</domain>
 ",
             memory = page.xml("Memory")?,
             kernel = seen(&boot.kernel),
@@ -169,14 +174,14 @@ impl<'h> Domain<'h> {
 pub fn validate_words(host: &Host, page: &Page) -> Result<()> {
     for section in ["RDMA devices", "Borrowed PCIe devices"] {
         let xml = format!(
-            "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+            "<domain type='qemu' xmlns:qemu='{QEMU_WORDS}'>
 <name>words</name>
 <memory unit='MiB'>512</memory>
-{}<os><type arch='x86_64' machine='q35'>hvm</type></os>
-{}</domain>
+{memory}<os><type arch='x86_64' machine='q35'>hvm</type></os>
+{words}</domain>
 ",
-            page.xml("Memory")?,
-            page.xml(section)?
+            memory = page.xml("Memory")?,
+            words = page.xml(section)?
         );
         fs::write(host.shared().join("words.xml"), xml)?;
         host.virsh(&format!("define --validate {SHARED}/words.xml"))

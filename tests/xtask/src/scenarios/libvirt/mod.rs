@@ -26,31 +26,48 @@ use super::package::{Trial, VERSION, has_c_library};
 use crate::net::TAP;
 use crate::run::Run;
 
-/// The trees with libvirt, and those with a kernel of the same release, which is the guest's.
-const RELEASES: &[(&TreeSpec, &TreeSpec)] = &[
-    (&LIBVIRT_BOOKWORM, &HEADERS_6_1),
-    (&LIBVIRT_TRIXIE, &HEADERS_6_12),
+/// A release of Debian.
+struct Release {
+    /// The tree with libvirt.
+    host: &'static TreeSpec,
+    /// That with the kernel, which is the guest's.
+    guest: &'static TreeSpec,
+    /// The section of the page about what its QEMU needs where it emulates.
+    emulated: Option<&'static str>,
+}
+
+const RELEASES: &[Release] = &[
+    Release {
+        host: &LIBVIRT_BOOKWORM,
+        guest: &HEADERS_6_1,
+        emulated: Some("Emulated VMs on Debian 12"),
+    },
+    Release {
+        host: &LIBVIRT_TRIXIE,
+        guest: &HEADERS_6_12,
+        emulated: None,
+    },
 ];
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
-    let mut hosts = Vec::new();
-    for (host, guest) in RELEASES {
-        let tree = Tree::ensure(workspace, host)?;
+    let mut releases = Vec::new();
+    for release in RELEASES {
+        let tree = Tree::ensure(workspace, release.host)?;
         if has_c_library(&tree)? {
-            hosts.push((host.suite, tree, guest));
+            releases.push((release, tree));
         }
     }
     ensure!(
-        !hosts.is_empty(),
+        !releases.is_empty(),
         "No release's C library is as new as this machine's"
     );
     let trial = Trial::new(workspace, "libvirt-test");
     trial.pack(VERSION)?;
     let packages = trial.folder().join(VERSION);
-    for (suite, tree, guest) in &hosts {
-        in_release(run, report, suite, tree, guest, &packages)
-            .with_context(|| format!("In Debian {suite}"))?;
+    for (release, tree) in &releases {
+        in_release(run, report, release, tree, &packages)
+            .with_context(|| format!("In Debian {}", release.host.suite))?;
     }
     Ok(())
 }
@@ -58,17 +75,15 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 fn in_release(
     run: &Run<'_>,
     report: &mut Report,
-    suite: &str,
+    release: &Release,
     tree: &Tree,
-    guest: &TreeSpec,
     packages: &Path,
 ) -> Result<()> {
     let workspace = run.context.workspace();
     let page = Page::read(workspace)?;
-    let kit = run
-        .context
-        .kit()?
-        .with_kernel_of(&Tree::ensure(workspace, guest)?)?;
+    let guest = Tree::ensure(workspace, release.guest)?;
+    let kit = run.context.kit()?.with_kernel_of(&guest)?;
+    let suite = release.host.suite;
     let network = Network::new(kit.tree(), run.logs())?;
     network.tap(TAP, true)?;
     let step = |what: &str| format!("{what} (Debian {suite})");
@@ -89,8 +104,10 @@ fn in_release(
     )?;
     // Of all processes of this machine, its own are found by it.
     let name = format!("vm0-{}", process::id());
+    let last = release.emulated.map(|section| page.xml(section));
+    let last = last.transpose()?.unwrap_or_default();
     let domain = progress::step(&step("Booting a VM of libvirt"), || {
-        Domain::start(&host, &name, &kit, &page)
+        Domain::start(&host, &name, &kit, &page, last)
     })?;
     host.runs_as_its_user(&name)?;
     virtiofs(&domain)?;

@@ -14,7 +14,6 @@ use crate::conditions::wait_until;
 use crate::fio::{FIO_TIMEOUT, Fio, figures};
 use crate::run::Run;
 use crate::scenarios::blk_crash::{ERRORS, JOB};
-use crate::under_way;
 
 /// How often each backend is killed.
 const KILLS: usize = 2;
@@ -44,12 +43,6 @@ pub fn disk(
         wait_until("the guest has requests under way", || {
             Ok(in_flight(domain)? >= QUEUED)
         })?;
-        let taken = under_way::count(backend.pid()?)?;
-        report.add(
-            "kill -9 of farlane-blk",
-            format!("{suite}, requests under way"),
-            taken.to_string(),
-        );
         backend.kill_and_start()?;
     }
     let output = domain.end(job, fio.line(), FIO_TIMEOUT)?;
