@@ -35,33 +35,51 @@ pub enum MemoryError {
     Address(u64),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
     guest: u64,
     user: u64,
     length: u64,
+    /// Device and number of the file, and where in it the range begins.
+    file: (u64, u64),
+    offset: u64,
 }
 
 impl Range {
-    fn new(guest: u64, user: u64, length: u64) -> Result<Self, MemoryError> {
+    fn new(
+        guest: u64,
+        user: u64,
+        length: u64,
+        (file, offset): (BorrowedFd<'_>, u64),
+    ) -> Result<Self, MemoryError> {
         for address in [guest, user] {
             if address.checked_add(length).is_none() {
                 return Err(MemoryError::Wraps { address, length });
             }
         }
+        let stat = rustix::fs::fstat(file).map_err(|e| AddressSpaceError::Io(e.into()))?;
         Ok(Self {
             guest,
             user,
             length,
+            file: (stat.st_dev, stat.st_ino),
+            offset,
         })
     }
+}
+
+/// A range, and how often the VMM has it.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    range: Range,
+    times: u32,
 }
 
 /// The memory of a VM, as its VMM tells of it.
 #[derive(Debug)]
 pub struct Memory {
     space: Arc<AddressSpace>,
-    ranges: Vec<Range>,
+    ranges: Vec<Held>,
 }
 
 impl Memory {
@@ -96,7 +114,9 @@ impl Memory {
         let mut parts = Vec::new();
         for (region, file) in both {
             let (guest, length) = (region.guest_phys_addr, region.memory_size);
-            ranges.push(Range::new(guest, region.user_addr, length)?);
+            let place = (file.as_fd(), region.mmap_offset);
+            let range = Range::new(guest, region.user_addr, length, place)?;
+            ranges.push(Held { range, times: 1 });
             let bytes = usize::try_from(length).map_err(|_| MemoryError::Wraps {
                 address: guest,
                 length,
@@ -113,7 +133,8 @@ impl Memory {
         Ok(table)
     }
 
-    /// Adds a range.
+    /// Adds a range. One that is there, of the same file, is there once more: QEMU before 8.0 adds
+    /// and removes all memory for each queue pair of an interface.
     ///
     /// # Errors
     /// See [`MemoryError`]; nothing has changed then.
@@ -126,23 +147,33 @@ impl Memory {
             return Err(MemoryError::Full);
         }
         let (guest, length) = (region.guest_phys_addr, region.memory_size);
-        let range = Range::new(guest, region.user_addr, length)?;
         let offset = region.mmap_offset;
         memory_file::check_ram(file, (offset, length)).map_err(AddressSpaceError::File)?;
+        let range = Range::new(guest, region.user_addr, length, (file, offset))?;
+        if let Some(held) = self.ranges.iter_mut().find(|held| held.range == range) {
+            held.times = held.times.checked_add(1).ok_or(MemoryError::Full)?;
+            return Ok(());
+        }
         self.space.map(guest, length, file, offset, true)?;
-        self.ranges.push(range);
+        self.ranges.push(Held { range, times: 1 });
         Ok(())
     }
 
-    /// Takes a range away. Nobody touches it when this returns.
+    /// Takes a range away. Nobody touches it when this has returned as often as it was added.
     ///
     /// # Errors
     /// There is no such range.
     pub fn remove(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<(), MemoryError> {
         let (guest, length) = (region.guest_phys_addr, region.memory_size);
+        let is_it = |held: &Held| (held.range.guest, held.range.length) == (guest, length);
+        if let Some(held) = self.ranges.iter_mut().find(|held| is_it(held))
+            && held.times > 1
+        {
+            held.times -= 1;
+            return Ok(());
+        }
         self.space.unmap(guest, length)?;
-        self.ranges
-            .retain(|r| (r.guest, r.length) != (guest, length));
+        self.ranges.retain(|held| !is_it(held));
         Ok(())
     }
 
@@ -151,7 +182,7 @@ impl Memory {
     /// # Errors
     /// It is not in memory.
     pub fn guest_address(&self, user: u64) -> Result<u64, MemoryError> {
-        let found = self.ranges.iter().find_map(|range| {
+        let found = self.ranges.iter().find_map(|Held { range, .. }| {
             let offset = user.checked_sub(range.user)?;
             (offset < range.length).then_some(range.guest + offset)
         });
@@ -214,5 +245,22 @@ mod tests {
         memory.remove(&region).unwrap();
         assert!(memory.remove(&region).is_err());
         assert!(memory.guest_address(0x5004).is_err());
+    }
+
+    #[test]
+    fn a_range_that_is_added_twice_is_there_until_it_is_removed_twice() {
+        let mut memory = Memory::new();
+        let ram = file(0x2000);
+        let region = VhostUserSingleMemoryRegion::new(0x1000, 0x1000, 0x5000, 0);
+        memory.add(&region, ram.as_fd()).unwrap();
+        memory.add(&region, ram.as_fd()).unwrap();
+        let elsewhere = VhostUserSingleMemoryRegion::new(0x1000, 0x1000, 0x5000, 0x1000);
+        assert!(memory.add(&elsewhere, ram.as_fd()).is_err());
+        assert!(memory.add(&region, file(0x2000).as_fd()).is_err());
+        memory.remove(&region).unwrap();
+        assert_eq!(memory.guest_address(0x5004).unwrap(), 0x1004);
+        memory.remove(&region).unwrap();
+        assert!(memory.guest_address(0x5004).is_err());
+        assert!(memory.remove(&region).is_err());
     }
 }
