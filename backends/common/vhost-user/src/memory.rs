@@ -114,15 +114,15 @@ impl Memory {
         let mut parts = Vec::new();
         for (region, file) in both {
             let (guest, length) = (region.guest_phys_addr, region.memory_size);
-            let place = (file.as_fd(), region.mmap_offset);
-            let range = Range::new(guest, region.user_addr, length, place)?;
-            ranges.push(Held { range, times: 1 });
             let bytes = usize::try_from(length).map_err(|_| MemoryError::Wraps {
                 address: guest,
                 length,
             })?;
             memory_file::check_ram(file.as_fd(), (region.mmap_offset, length))
                 .map_err(AddressSpaceError::File)?;
+            let place = (file.as_fd(), region.mmap_offset);
+            let range = Range::new(guest, region.user_addr, length, place)?;
+            ranges.push(Held { range, times: 1 });
             let file = file.try_clone().map_err(AddressSpaceError::Io)?;
             let file = FileOffset::new(file.into(), region.mmap_offset);
             parts.push((GuestAddress(guest), bytes, Some(file)));
@@ -133,7 +133,7 @@ impl Memory {
         Ok(table)
     }
 
-    /// Adds a range. One that is there, of the same file, is there once more: QEMU before 8.0 adds
+    /// Adds a range. One that is there, of the same file, is there once more: QEMU 7.2 adds
     /// and removes all memory for each queue pair of an interface.
     ///
     /// # Errors
