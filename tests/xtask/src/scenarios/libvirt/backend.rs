@@ -86,7 +86,7 @@ impl<'h> Backend<'h> {
         self.signal("STOP")
     }
 
-    /// Ends the backend with SIGKILL, and starts it again.
+    /// Ends the backend with SIGKILL, and starts it again; returns when QEMU has connected.
     pub fn kill_and_start(&mut self) -> Result<()> {
         self.signal("KILL")?;
         ensure!(
@@ -96,7 +96,9 @@ impl<'h> Backend<'h> {
         );
         self.process = spawn(self.host, self.name, [&self.line, &self.admit], self.starts)?;
         self.starts += 1;
-        Ok(())
+        wait_until(&format!("QEMU connects to {}", self.name), || {
+            Ok(self.pid().is_ok())
+        })
     }
 
     fn signal(&self, signal: &str) -> Result<()> {
