@@ -2,6 +2,7 @@
 //! no systemd that would start services: they are started here as its units would do it.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
@@ -22,8 +23,8 @@ pub const SHARED: &str = "/srv/vm";
 /// Where libvirt's daemons and QEMU log.
 const LOGS: &str = "/var/log/libvirt";
 
-/// Who asks for a reference on what libvirt runs.
-pub const QEMU_USER: &str = "libvirt-qemu";
+/// The user as which libvirt runs QEMU.
+const QEMU_USER: &str = "libvirt-qemu";
 
 /// The host. What runs there ends with this value.
 pub struct Host {
@@ -122,7 +123,6 @@ impl Host {
 
 /// The users of this machine's processes in whose command lines a text stands.
 fn users_of(text: &str) -> Result<Vec<u32>> {
-    use std::os::unix::fs::MetadataExt as _;
     let mut users = Vec::new();
     for entry in fs::read_dir("/proc").context("Cannot read /proc")? {
         let folder = entry?.path();
