@@ -135,6 +135,7 @@ pub const RDMA_PROGRAMS: TreeSpec = TreeSpec {
     suite: "trixie",
     packages: &[
         "libfabric-bin",
+        "mount",
         "netpipe-openmpi",
         "openmpi-bin",
         "ucx-utils",

@@ -55,7 +55,8 @@ echo mounted
 exec cat >/dev/null"#;
 
 /// Goes into the room ($1), a mount point, and runs a line ($2) of its shell. Not by chroot(2): a
-/// program of the room that joins a mount namespace (`setns(2)`) would be out of it then.
+/// program of the room that joins a mount namespace (`setns(2)`) would be out of it then. Needs the
+/// tree's `mount` and `umount` (Debian's package mount).
 const ENTER: &str = r#"cd "$1" && pivot_root . mnt && cd / && mount -t proc proc /proc &&
 umount -l /mnt && exec sh -c "$2""#;
 

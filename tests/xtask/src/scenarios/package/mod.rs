@@ -1,5 +1,6 @@
 //! The Debian packages: installed, used, upgraded and purged in clean trees of two releases.
 
+mod client;
 mod trial;
 
 use std::collections::BTreeSet;
@@ -13,6 +14,7 @@ use farlane_kit::progress;
 use farlane_kit::report::Report;
 use farlane_kit::tree::Tree;
 
+use self::client::{Client, DRIVER};
 use crate::room::Room;
 use crate::run::Run;
 
@@ -97,6 +99,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         !trees.is_empty(),
         "No release's C library is as new as this machine's"
     );
+    workspace.build(&["farlane-vm-front-end"])?;
     let trial = Trial::new(workspace, "package-test");
     let folder = trial.folder();
     let packages = trial.pack(VERSION)?;
@@ -133,7 +136,9 @@ fn in_tree(
     );
     let over = run.path(spec.suite);
     fs::create_dir(&over).with_context(|| format!("Cannot make {}", over.display()))?;
-    let room = Room::new(tree, &over, &[(packages, PACKAGES)], None)?;
+    let driver_of_disks = run.context.workspace().built("farlane-blk-driver")?;
+    let with = [(packages, PACKAGES), (&*driver_of_disks, DRIVER)];
+    let room = Room::new(tree, &over, &with, None)?;
     // Of what a tree leaves out, manuals are wanted here.
     room.run("rm -f /etc/dpkg/dpkg.cfg.d/*")?;
     let before = room.files(is_others)?;
@@ -142,7 +147,9 @@ fn in_tree(
             .with_context(|| what.to_owned())
     };
     step("Installing an older version", &install_older)?;
+    let client = Client::start(run, &room, spec.suite)?;
     step("Upgrading", &upgrade)?;
+    client.end(&room).context("Over the upgrade")?;
     step("Building the driver by DKMS", &|room| {
         driver(room, &release)
     })?;
