@@ -2,6 +2,7 @@
 
 use super::{BridgeOffer, Device, Lender, LenderConfig, LenderError, Offer, is_name};
 use super::{LONGEST_GRACE, names::Borrower};
+use crate::protocol::Peer;
 use crate::protocol::message::{Holder, Policy, Refusal};
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -136,16 +137,30 @@ impl Lender {
 
     /// Devices that somebody holds who may not borrow them any more.
     fn tell_of_others(&self) {
-        let policy = self.policy();
         for (name, device) in &self.devices {
-            let listed = policy.devices.get(name);
             let holder = device.status(&[]).holder;
-            if let Some(Holder { name: holder, .. }) = holder
-                && listed.is_some_and(|names| !names.is_empty() && !names.contains(&holder))
+            if let Some((session, _)) = device.holder()
+                && let Some(Holder { name: holder, .. }) = holder
+                && !self.lends(device, &session.sender.peer(), &holder)
             {
                 log::warn!("{name}: {holder} holds it and may not take it again: revoke it");
             }
         }
+    }
+
+    /// Whether somebody may borrow a device now who has proved `peer` and says that it is `name`.
+    /// When its session began the policy may have been another one.
+    pub(super) fn lends(&self, device: &Device, peer: &Peer, name: &str) -> bool {
+        let who = self.borrower(peer, name);
+        who.is_some_and(|who| self.is_for(device, &who))
+    }
+
+    /// The same for a window: whether devices of that borrower may reach memory through it.
+    pub(super) fn shows(&self, window: &str, peer: &Peer, name: &str) -> bool {
+        let who = self.borrower(peer, name);
+        let policy = self.policy();
+        let names = policy.windows.get(window).zip(who);
+        names.is_some_and(|(names, who)| who.is_among(names))
     }
 
     /// Whether somebody may borrow a device.

@@ -206,7 +206,7 @@ impl Worker {
         let (attached, held) = self.held(fence)?;
         let other = self.lender.devices.get(name);
         let other = other
-            .filter(|d| self.lender.is_for(d, &self.borrower))
+            .filter(|device| self.lends(device))
             .filter(|d| !Arc::ptr_eq(d, &attached.device))
             .ok_or_else(|| Refusal::NoDevice(self.borrower.name.clone()))?;
         let used = other.reach(key, (region, offset), &held.function, range)?;
@@ -301,6 +301,14 @@ impl Worker {
         of_device: bool,
     ) -> Result<MemoryPath, Refusal> {
         let (attached, _) = self.held(fence)?;
+        let way = match place {
+            Place::Window { bridge, .. } => attached.ways.get(usize::from(*bridge)),
+            _ => None,
+        };
+        // Since it was attached the lender may have been told another policy.
+        if way.is_some_and(|way| way.hops > 0 && !self.shows(&way.name)) {
+            return Err(range.refused("the window is not this borrower's any more"));
+        }
         let memory = Arc::new(self.memory(fence));
         find(attached, place, range, of_device, memory).map_err(|why| range.refused(why))
     }

@@ -259,11 +259,23 @@ impl Worker {
         Ok(Reply::Done)
     }
 
+    /// Whether the borrower may have a device now.
+    pub(super) fn lends(&self, device: &Device) -> bool {
+        let peer = self.control.sender.peer();
+        self.lender.lends(device, &peer, &self.borrower.name)
+    }
+
+    /// Whether its devices may reach memory through a window now.
+    pub(super) fn shows(&self, window: &str) -> bool {
+        let peer = self.control.sender.peer();
+        self.lender.shows(window, &peer, &self.borrower.name)
+    }
+
     fn find(&self, name: &str) -> Result<Arc<Device>, Refusal> {
         self.lender
             .devices
             .get(name)
-            .filter(|d| self.lender.is_for(d, &self.borrower))
+            .filter(|device| self.lends(device))
             .cloned()
             .ok_or_else(|| Refusal::NoDevice(self.borrower.name.clone()))
     }
@@ -271,7 +283,9 @@ impl Worker {
     /// Devices from one on, as many as fit into a message. Who administers the lender sees all.
     fn list(&self, first: u32) -> Reply {
         let skip = to_usize(first.into());
-        let seen = self.lender.status_for(&self.borrower);
+        let peer = self.control.sender.peer();
+        let who = self.lender.borrower(&peer, &self.borrower.name);
+        let seen = who.map_or_else(Vec::new, |who| self.lender.status_for(&who));
         let mut rest = seen.into_iter().skip(skip);
         let mut bytes = 0;
         let mut devices = Vec::new();
@@ -391,13 +405,8 @@ impl Worker {
         }
         let liveness = self.control.sender.keep_open();
         attachment.liveness = Some(Arc::new(liveness.map_err(failed)?));
-        let policy = self.lender.policy();
-        let shows = |name| {
-            let borrowers = policy.windows.get(name);
-            borrowers.is_some_and(|names| self.borrower.is_among(names))
-        };
         let named = self.lender.bridges.iter();
-        for (name, bridge) in named.filter(|(name, _)| shows(*name)) {
+        for (name, bridge) in named.filter(|(name, _)| self.shows(name)) {
             ways.push(Way {
                 name: name.clone(),
                 ntb: Arc::clone(&bridge.ntb),
@@ -450,13 +459,17 @@ impl Worker {
         let key = PeerKey(key);
         let device = Arc::clone(&attached.device);
         // Since it was attached the lender may have been told another policy.
-        let who = self
-            .lender
-            .borrower(&self.control.sender.peer(), &self.borrower.name);
-        if !who.is_some_and(|who| self.lender.is_for(&device, &who)) {
-            return Err(Refusal::NoDevice(self.borrower.name.clone()));
+        let (lender, name) = (&self.lender, &self.borrower.name);
+        let peer = self.control.sender.peer();
+        if !lender.lends(&device, &peer, name) {
+            return Err(Refusal::NoDevice(name.clone()));
         }
-        let fence = device.take(&self.borrower.name, &self.control)?;
+        let fence = device.take(name, &self.control)?;
+        // So it may while it waited. Whoever has told it after this look sees who holds the device.
+        if !lender.lends(&device, &peer, name) {
+            device.give_back(fence, || ());
+            return Err(Refusal::NoDevice(name.clone()));
+        }
         let function: Arc<dyn Function> = match device.offer.source.take(&attached.attachment) {
             Ok(function) => function.into(),
             Err(e) => {

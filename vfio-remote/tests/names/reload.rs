@@ -1,24 +1,32 @@
 //! A lender that is told anew who may borrow what.
 
 use super::super::Raw;
-use super::super::common::{Copier, unix_acceptor};
+use super::super::common::{Copier, Hooks, unix_acceptor, until};
 use super::as_user;
 use farlane_vfio_remote::borrower::{self, SessionError};
 use farlane_vfio_remote::lender::{Lender, LenderConfig, Offer};
 use farlane_vfio_remote::protocol::Connector;
-use farlane_vfio_remote::protocol::message::{Policy, Refusal, Request};
+use farlane_vfio_remote::protocol::message::{Policy, Refusal, Reply, Request};
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const USER: u32 = 4001;
 
 fn started(folder: &Path) -> (Arc<Lender>, Connector) {
+    let (lender, _, connector) = started_with_hooks(folder);
+    (lender, connector)
+}
+
+fn started_with_hooks(folder: &Path) -> (Arc<Lender>, Arc<Hooks>, Connector) {
+    let copier = Copier::new(false);
+    let hooks = Arc::clone(&copier.hooks);
     let offer = Offer {
         name: "plain".into(),
-        source: Box::new(Copier::new(false)),
+        source: Box::new(copier),
         borrowers: vec!["rack2".into()],
     };
     let lender = Lender::new(LenderConfig {
@@ -39,10 +47,8 @@ fn started(folder: &Path) -> (Arc<Lender>, Connector) {
     let serving = Arc::clone(&lender);
     std::thread::spawn(move || serving.serve(&acceptor));
     let address = format!("unix:{}", path.display());
-    (
-        lender,
-        Connector::new(address.parse().unwrap(), None).unwrap(),
-    )
+    let connector = Connector::new(address.parse().unwrap(), None).unwrap();
+    (lender, hooks, connector)
 }
 
 fn lends_to(names: &[&str]) -> Policy {
@@ -103,6 +109,57 @@ fn who_may_borrow_is_told_anew_by_an_administrator_and_counts_at_once() {
     reload(lends_to(&["rack2"])).unwrap();
     assert_eq!(lender.status()[0].holder.as_ref().unwrap().name, "rack3");
     assert_eq!(sees("rack2"), Some(1));
+}
+
+#[test]
+fn who_may_not_call_itself_so_any_more_has_nothing_over_an_old_session() {
+    let folder = tempfile::tempdir().unwrap();
+    let (lender, connector) = started(folder.path());
+    lender.accept_policies(BTreeMap::new());
+    let mut before = as_user(USER, || Raw::connect(&connector, "rack2"));
+    assert!(matches!(
+        before.ask(Request::List { first: 0 }),
+        Ok(Reply::Devices { devices, .. }) if devices.len() == 1
+    ));
+    // The name is another user's from now on.
+    let policy = Policy {
+        users: BTreeMap::from([(USER + 1, vec!["rack2".to_owned()])]),
+        ..lends_to(&["rack2"])
+    };
+    borrower::reload(&connector, "admin", policy, BTreeMap::new()).unwrap();
+    let attach = Request::Attach {
+        device: "plain".into(),
+    };
+    assert!(matches!(before.ask(attach), Err(Refusal::NoDevice(_))));
+    assert!(matches!(
+        before.ask(Request::List { first: 0 }),
+        Ok(Reply::Devices { devices, .. }) if devices.is_empty()
+    ));
+}
+
+#[test]
+fn who_waits_for_a_device_that_is_being_returned_does_not_get_what_was_taken_from_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (lender, hooks, connector) = started_with_hooks(folder.path());
+    lender.accept_policies(BTreeMap::new());
+    let mut holder = as_user(USER, || Raw::connect(&connector, "rack2"));
+    let fence = holder.take("plain");
+    let mut waiting = as_user(USER, || Raw::connect(&connector, "rack2"));
+    let attach = Request::Attach {
+        device: "plain".into(),
+    };
+    waiting.ask(attach).unwrap();
+    hooks.stops_late.store(true, Ordering::SeqCst);
+    holder.send(Request::Return { fence });
+    until("it stops", || hooks.is_stalled());
+    let take = std::thread::spawn(move || waiting.ask(Request::Take));
+    // It waits in the lender for the device.
+    std::thread::sleep(Duration::from_millis(300));
+    borrower::reload(&connector, "admin", lends_to(&["rack3"]), BTreeMap::new()).unwrap();
+    hooks.stops_late.store(false, Ordering::SeqCst);
+    hooks.release();
+    assert!(matches!(take.join().unwrap(), Err(Refusal::NoDevice(_))));
+    assert!(lender.status()[0].holder.is_none());
 }
 
 #[test]

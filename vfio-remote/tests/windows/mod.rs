@@ -4,14 +4,14 @@ mod leaving;
 pub(super) mod posted;
 
 use super::Raw;
-use super::common::{Copier, Hooks, lender_of, memfd, serve_configured};
+use super::common::{Copier, Hooks, lender_of, memfd, serve_configured, unix_acceptor};
 use super::names::Authority;
 use super::unreliable::is_refused;
 use farlane_ntb::{IvshmemNtb, Ntb};
-use farlane_vfio_remote::borrower::{BorrowerConfig, InterruptView};
+use farlane_vfio_remote::borrower::{self, BorrowerConfig, InterruptView};
 use farlane_vfio_remote::lender::{BridgeOffer, Lender};
 use farlane_vfio_remote::protocol::message::{
-    Fence, PeerName, Place, Refusal, Reply, Request, ToBorrower, ToLender,
+    Fence, PeerName, Place, Policy, Refusal, Reply, Request, ToBorrower, ToLender,
 };
 use farlane_vfio_remote::protocol::{Acceptor, Connector, Received};
 use farlane_vfio_user::wire::Command;
@@ -147,6 +147,30 @@ fn a_window_that_shows_the_memory_of_the_vm_is_used() {
     rig.master();
     rig.map(MORE, RAM).unwrap();
     assert_eq!(rig.ways(), ["w 0", "w 0"]);
+    assert!(rig.is_there());
+}
+
+#[test]
+fn a_window_that_was_taken_from_its_borrower_shows_nothing_more() {
+    let memory = memfd(2 * RAM);
+    fill(&memory, 1);
+    let shown = memory.try_clone().unwrap();
+    let mut rig = Rig::new(&shown, memory);
+    rig.map(RAM, 0).unwrap();
+    rig.master();
+    let path = rig.folder.path().join("lender");
+    let (lender, acceptor) = (Arc::clone(&rig.lender), unix_acceptor(&path));
+    lender.accept_policies(BTreeMap::new());
+    std::thread::spawn(move || lender.serve(&acceptor));
+    let address = format!("unix:{}", path.display());
+    let administrator = Connector::new(address.parse().unwrap(), None).unwrap();
+    let policy = Policy {
+        windows: BTreeMap::from([("w".to_owned(), vec!["another.example".to_owned()])]),
+        ..Policy::default()
+    };
+    borrower::reload(&administrator, "admin", policy, BTreeMap::new()).unwrap();
+    rig.map(MORE, RAM).unwrap();
+    assert_eq!(rig.ways(), ["w 0", "messages"]);
     assert!(rig.is_there());
 }
 
