@@ -3,6 +3,7 @@
 use farlane_sys::{PciAddress, PciAddressError};
 use farlane_vfio_remote::protocol::Address;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -27,6 +28,8 @@ pub struct Config {
     pub lenders: Vec<String>,
     /// Users of this host that may borrow, besides this one and root.
     pub users: Vec<UserConfig>,
+    /// Options of every daemon that the file has, as it says them, by their keys.
+    pub common: BTreeMap<&'static str, String>,
 }
 
 /// A user of this host.

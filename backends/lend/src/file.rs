@@ -7,11 +7,11 @@ use crate::config::{
     UserConfig, WindowConfig,
 };
 use serde::Deserialize;
-use serde::de::IgnoredAny;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
-use toml::Spanned;
+use toml::{Spanned, Value};
 
 /// Why there is no configuration.
 #[derive(Debug, Error)]
@@ -52,6 +52,9 @@ pub enum TextError {
         /// The kind of table that it stands in.
         table: &'static str,
     },
+    /// Two of what has one name.
+    #[error("There are two {0}")]
+    Twice(String),
     /// A key that this kind of device or window needs.
     #[error("Line {line}: {table} needs the key `{key}`")]
     Missing {
@@ -85,10 +88,11 @@ impl Config {
     /// # Errors
     /// See [`TextError`].
     pub fn parse(text: &str) -> Result<Self, TextError> {
-        let keys: TopKeys = toml::from_str(text).map_err(Box::new)?;
+        let mut keys: TopKeys = toml::from_str(text).map_err(Box::new)?;
+        let common = keys.common();
         let devices = keys.device.into_iter().map(|table| device(table, text));
         let windows = keys.window.into_iter().map(|table| window(table, text));
-        Ok(Self {
+        let config = Self {
             name: keys.name,
             listen: keys.listen,
             term_seconds: keys.term_seconds,
@@ -98,7 +102,22 @@ impl Config {
             windows: windows.collect::<Result<_, _>>()?,
             lenders: keys.lenders,
             users: keys.user,
-        })
+            common,
+        };
+        match config.twice() {
+            Some(what) => Err(TextError::Twice(what)),
+            None => Ok(config),
+        }
+    }
+
+    /// What is there twice: of two lists of borrowers one would count.
+    fn twice(&self) -> Option<String> {
+        let devices = self.devices.iter().map(|of| format!("devices {}", of.name));
+        let windows = self.windows.iter().map(|of| format!("windows {}", of.name));
+        let users = self.users.iter().map(|of| format!("users {}", of.uid));
+        let mut found = BTreeSet::new();
+        let mut all = devices.chain(windows).chain(users);
+        all.find(|what| !found.insert(what.clone()))
     }
 }
 
@@ -122,18 +141,30 @@ struct TopKeys {
     window: Vec<Spanned<WindowKeys>>,
     #[serde(default)]
     user: Vec<UserConfig>,
-    /// Options of every daemon, which are read as those of the command line are
-    /// ([`farlane_daemon::config`]).
-    #[serde(rename = "metrics")]
-    _metrics: Option<IgnoredAny>,
-    #[serde(rename = "socket-group")]
-    _socket_group: Option<IgnoredAny>,
-    #[serde(rename = "socket-mode")]
-    _socket_mode: Option<IgnoredAny>,
-    #[serde(rename = "seccomp")]
-    _seccomp: Option<IgnoredAny>,
-    #[serde(rename = "log-level")]
-    _log_level: Option<IgnoredAny>,
+    // Options of every daemon, which are read as those of the command line are
+    // ([`farlane_daemon::config`]).
+    metrics: Option<Value>,
+    socket_group: Option<Value>,
+    socket_mode: Option<Value>,
+    seccomp: Option<Value>,
+    log_level: Option<Value>,
+}
+
+impl TopKeys {
+    /// The options of every daemon, by their keys.
+    fn common(&mut self) -> BTreeMap<&'static str, String> {
+        let values = [
+            ("metrics", self.metrics.take()),
+            ("socket-group", self.socket_group.take()),
+            ("socket-mode", self.socket_mode.take()),
+            ("seccomp", self.seccomp.take()),
+            ("log-level", self.log_level.take()),
+        ];
+        let told = values
+            .into_iter()
+            .filter_map(|(key, value)| Some((key, value?)));
+        told.map(|(key, value)| (key, value.to_string())).collect()
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -410,6 +441,22 @@ mod tests {
             "[[window]]\nname = \"a\"\nntb = \"ivshmem\"\nfunction = \"0000:01:00.0\"",
         ] {
             assert!(refusal(text).contains("line "), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_has_one_name_is_there_once() {
+        let device = "[[device]]\nname = \"a\"\nsource = \"gpu\"\n";
+        let window = "[[window]]\nname = \"w\"\nborrowers = []\nntb = \"ivshmem\"\n\
+                      function = \"0000:00:04.0\"\n";
+        let user = "[[user]]\nuid = 7\nnames = []\n";
+        for (table, what) in [
+            (device, "devices a"),
+            (window, "windows w"),
+            (user, "users 7"),
+        ] {
+            assert!(Config::parse(table).is_ok());
+            assert_eq!(refusal(&table.repeat(2)), format!("There are two {what}"));
         }
     }
 

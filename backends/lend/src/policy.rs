@@ -37,6 +37,9 @@ pub fn fixed(config: &Config) -> BTreeMap<String, String> {
         ("`term-seconds`".to_owned(), text(&config.term_seconds)),
         ("`tls`".to_owned(), text(&config.tls)),
     ]);
+    for (key, value) in &config.common {
+        fixed.insert(format!("`{key}`"), value.clone());
+    }
     for device in &config.devices {
         fixed.insert(format!("Device {}", device.name), text(&device.source));
     }
@@ -88,6 +91,11 @@ mod tests {
             ("nvme0", "nvme1", "Device nvme0"),
             ("unix:/s", "unix:/t", "`listen`"),
             ("lenders", "term-seconds = 9\nlenders", "`term-seconds`"),
+            (
+                "lenders",
+                "socket-mode = \"0600\"\nlenders",
+                "`socket-mode`",
+            ),
         ] {
             let other = fixed(&parsed(&TEXT.replace(from, to)));
             assert_ne!(fixed(&before).get(what), other.get(what), "{what}");

@@ -23,7 +23,7 @@ use farlane_vfio::VfioSource;
 use farlane_vfio_remote::lender::{BridgeOffer, ForeignBar, Lender, LenderConfig, Offer};
 use farlane_vfio_remote::protocol::{Acceptor, Address, Connector, TlsIdentity};
 use ring::digest::{SHA256, digest};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -145,14 +145,6 @@ fn configured(options: &Options) -> anyhow::Result<Config> {
     }
     if config.devices.is_empty() && options.devices.is_empty() {
         bail!("Nothing to lend: give --device, or a device in the configuration");
-    }
-    let mut windows = BTreeSet::new();
-    if let Some(twice) = config.windows.iter().find(|one| !windows.insert(&one.name)) {
-        bail!("There are two windows {}", twice.name);
-    }
-    let mut users = BTreeSet::new();
-    if let Some(twice) = config.users.iter().find(|one| !users.insert(one.uid)) {
-        bail!("There are two users {}", twice.uid);
     }
     Ok(config)
 }
