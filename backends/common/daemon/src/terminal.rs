@@ -5,20 +5,26 @@ use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write as _};
 use std::process::ExitCode;
 
-/// Most characters of a name that comes from elsewhere.
+/// Most characters of a name that comes from elsewhere, and of a cell, which may have several.
 const MOST: usize = 200;
+const MOST_OF_CELL: usize = 4096;
 
 /// The same text without what a terminal would follow: control characters, and those that change
 /// the direction of what comes behind (Unicode, UAX #9), stand there by their numbers. It is cut
 /// off where it is very long.
 #[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
-    let is_long = text.len() > MOST && text.chars().count() > MOST;
+    shortened(text, MOST)
+}
+
+/// The same, cut off after so many characters.
+fn shortened(text: &str, most: usize) -> Cow<'_, str> {
+    let is_long = text.len() > most && text.chars().count() > most;
     if !is_long && !text.chars().any(is_followed) {
         return text.into();
     }
     let mut shown = String::new();
-    for character in text.chars().take(MOST) {
+    for character in text.chars().take(most) {
         match is_followed(character) {
             true => shown.extend(character.escape_default()),
             false => shown.push(character),
@@ -47,7 +53,7 @@ pub fn table<R: AsRef<[String]>>(rows: &[R], to_the_right: &[usize]) -> String {
     let cells = |row: &R| {
         row.as_ref()
             .iter()
-            .map(|cell| printable(cell).into_owned())
+            .map(|cell| shortened(cell, MOST_OF_CELL).into_owned())
             .collect()
     };
     let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
@@ -83,6 +89,13 @@ pub fn print(text: &str) -> io::Result<()> {
     out.flush()
 }
 
+/// A message of several lines, as what others have said may be in it: all but the ends of lines is
+/// [printable].
+fn message(text: &str) -> String {
+    let lines = text.lines().map(|line| shortened(line, MOST_OF_CELL));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
 /// The code with which a program ends that prints. A failure is printed, after the program's name,
 /// but not that whoever reads has seen enough, and gone: that is none.
 #[must_use]
@@ -95,7 +108,7 @@ pub fn exit_code(program: &str, result: anyhow::Result<ExitCode>) -> ExitCode {
         Ok(code) => code,
         Err(error) if is_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{program}: {error:#}");
+            eprintln!("{program}: {}", message(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
@@ -112,6 +125,17 @@ mod tests {
         assert_eq!(printable("\u{202e}a"), "\\u{202e}a");
         let long = printable(&"é".repeat(201)).into_owned();
         assert_eq!(long, "é".repeat(200) + "…");
+    }
+
+    #[test]
+    fn a_terminal_follows_no_message() {
+        assert_eq!(
+            message("a:\n  b\u{1b}]0;c\u{7}"),
+            "a:\n  b\\u{1b}]0;c\\u{7}"
+        );
+        let long = "é".repeat(300);
+        assert_eq!(message(&long), long);
+        assert_eq!(table(&[[long.clone()]], &[]), long + "\n");
     }
 
     #[test]
