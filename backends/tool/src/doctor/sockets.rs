@@ -6,6 +6,7 @@ use super::users::{self, User};
 use super::{Machine, Root};
 use crate::find::{self, FindError};
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -80,7 +81,8 @@ pub fn read(machine: &Machine) -> Sockets {
         .into_iter()
         .map(|(path, error)| (root.inside(&path), error.to_string()));
     let list = root.long_text("/proc/net/unix", MOST_BYTES);
-    let served = list.ok().map(|list| served(root, &list));
+    let names: HashSet<_> = paths.iter().filter_map(|path| path.file_name()).collect();
+    let served = list.ok().map(|list| served(root, &list, &names));
     let found = paths.into_iter().filter_map(|path| {
         // It may have gone.
         let about = fs::symlink_metadata(&path).ok()?;
@@ -114,17 +116,21 @@ fn real(path: &Path) -> PathBuf {
     }
 }
 
-/// The paths in the kernel's list of sockets at which somebody listens or is connected. Relative
+/// The paths in the kernel's list of sockets at which somebody listens or is connected, of those of
+/// these names: others may be anybody's, in folders that wait for whoever looks into them. Relative
 /// ones are of a folder that is not told.
-fn served(root: &Root, list: &str) -> HashSet<PathBuf> {
+fn served(root: &Root, list: &str, names: &HashSet<&OsStr>) -> HashSet<PathBuf> {
     let of = |line: &str| {
         // Num RefCount Protocol Flags Type St Inode Path: inodes are padded, paths are as they are.
         let mut fields = line.split_ascii_whitespace().skip(3);
         let flags = u32::from_str_radix(fields.next()?, 16).ok()?;
         let state = u32::from_str_radix(fields.nth(1)?, 16).ok()?;
         let path = line.get(line.find(" /")? + 1..)?;
+        let is_named = Path::new(path)
+            .file_name()
+            .is_some_and(|name| names.contains(name));
         let is_served = flags & LISTENS != 0 || state == CONNECTED;
-        is_served.then(|| real(&root.path(path)))
+        (is_named && is_served).then(|| real(&root.path(path)))
     };
     list.lines().filter_map(of).collect()
 }
@@ -212,7 +218,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_list_is_read(list in "([0-9a-f:]{1,9} ){0,7}.*") {
-            served(&Root::new("/none"), &list);
+            served(&Root::new("/none"), &list, &HashSet::new());
         }
     }
 

@@ -116,14 +116,9 @@ impl Column {
                 true => order.reverse(),
                 false => order,
             };
-            let name = |row: &Row| {
-                (
-                    row.backend.clone(),
-                    row.instance.clone(),
-                    row.device.clone(),
-                )
-            };
-            order.then_with(|| name(a).cmp(&name(b)))
+            let order = order.then_with(|| a.backend.cmp(&b.backend));
+            let order = order.then_with(|| a.instance.cmp(&b.instance));
+            order.then_with(|| a.device.cmp(&b.device))
         });
         sorted
     }
