@@ -111,12 +111,13 @@ impl Transmit {
             };
             self.chain.follow(&rings, head)?;
             let interface = Arc::as_ptr(&context.interface);
-            probe!(farlane, net_tx_begin, interface, head);
+            let queue = self.queue.index();
+            probe!(farlane, net_tx_begin, interface, queue, head);
             match self.send(context, port, rings.view())? {
                 SendOutcome::Yes(bytes) => {
                     frames += 1;
                     total += bytes;
-                    probe!(farlane, net_tx_end, interface, head, bytes);
+                    probe!(farlane, net_tx_end, interface, queue, head, bytes);
                 }
                 SendOutcome::Later => {
                     self.blocked = true;
