@@ -105,10 +105,8 @@ impl Story<'_> {
         let after = backend.metrics()?;
         let moved =
             Locality::bytes(&after, "disk", disk)?.since(&Locality::bytes(&before, "disk", disk)?);
-        let split = {
-            let name = format!("split{{disk=\"{disk}\"}}");
-            after.get(&name)? - before.get(&name)?
-        };
+        let labels = [("disk", disk)];
+        let split = after.of("split", &labels)? - before.of("split", &labels)?;
         let wanted = figures.read.bytes + figures.write.bytes;
         let say = || format!("{disk}, {}: {moved:?}, split {split}", job.name());
         ensure!(
