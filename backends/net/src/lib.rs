@@ -29,6 +29,8 @@ pub mod port;
 pub mod session;
 mod worker;
 
+pub use ebpf::BpfError;
+
 use farlane_daemon::metrics::Metrics;
 use farlane_daemon::seccomp::With;
 use interface::Interface;
@@ -51,6 +53,15 @@ pub const SYSTEM_CALLS: &[With] = &[
     },
     With::requests(port::tap::REQUESTS),
 ];
+
+/// Loads the program that steers a tap's frames into the kernel, and drops it at once, to see
+/// whether this process may.
+///
+/// # Errors
+/// See [`BpfError`].
+pub fn try_steering() -> Result<(), BpfError> {
+    ebpf::TapSteering::new(pairs::PairCount(1)).map(drop)
+}
 
 /// The counters of all interfaces.
 #[must_use]

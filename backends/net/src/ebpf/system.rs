@@ -14,15 +14,20 @@ pub enum BpfError {
     /// The system does not do it, or does not let this process.
     #[error("Cannot {what}")]
     System {
+        /// What.
         what: &'static str,
+        /// Why.
         #[source]
         source: io::Error,
     },
     /// The kernel's verifier refuses the program.
     #[error("The verifier refuses {what}: {log}")]
     Refused {
+        /// Which program.
         what: &'static str,
+        /// The end of the verifier's words.
         log: String,
+        /// Why.
         #[source]
         source: io::Error,
     },

@@ -98,7 +98,7 @@ pub fn examine(machine: &Machine) -> Document {
         mappings::judge(&mappings::read(root)),
         vfio::judge(&vfio::read(root)),
         uring::judge(&uring::read(root)),
-        bpf::judge(&bpf::try_load()),
+        bpf::judge(&farlane_net::try_steering()),
         sockets::judge(&sockets::read(machine)),
         guest::judge(&guest::read(root)),
         libraries::judge(&libraries::read(machine)),

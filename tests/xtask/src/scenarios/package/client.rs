@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::process::Process;
 
+use super::START;
 use crate::conditions::{PATIENCE, wait_until};
 use crate::room::Room;
 use crate::run::Run;
@@ -15,19 +16,10 @@ pub const DRIVER: &str = "/usr/local/bin/farlane-blk-driver";
 
 /// The installed daemon as its own user, and a driver that writes, reads, and looks at every byte
 /// until there is a file. Both take what is left of the processors.
-const SERVE: &str = "set -e
-renice -n 19 $$ >/dev/null
+const SERVE: &str = "renice -n 19 $$ >/dev/null
 truncate --size 64M /srv/disk && chown farlane /srv/disk
-mkfifo /tmp/served && chmod 666 /tmp/served
-setpriv --reuid farlane --regid farlane --init-groups farlane-blk --path /srv/disk \
-    --socket-path /run/farlane/blk/used.sock --metrics /run/farlane/blk/used.metrics \
-    2>/tmp/served &
-exec 3</tmp/served
-while read -r line <&3; do
-    echo \"$line\"
-    case $line in *Ready*) break ;; esac
-done
-rm /tmp/served
+start farlane-blk --path /srv/disk \
+    --socket-path /run/farlane/blk/used.sock --metrics /run/farlane/blk/used.metrics
 /usr/local/bin/farlane-blk-driver --socket /run/farlane/blk/used.sock --job cpu=0,memory=0 \
     --until /srv/done
 kill $!
@@ -45,7 +37,11 @@ impl Client {
     pub fn start(run: &Run<'_>, room: &Room, name: &str) -> Result<Self> {
         let log = run.logs().join(format!("client-{name}.log"));
         let mut client = Self {
-            process: Process::spawn_logged("a disk in use", room.shell(SERVE), &log)?,
+            process: Process::spawn_logged(
+                "a disk in use",
+                room.shell(&format!("{START}\n{SERVE}")),
+                &log,
+            )?,
             log,
         };
         client.wait_written(room, 0)?;

@@ -63,20 +63,26 @@ const RENDER: &str = "for page in $(dpkg -L farlane farlane-guest | grep '/man1/
         sed \"s#^#$page: #\"
 done";
 
-/// Starts the installed daemon for processes of its user, waits until it is ready, and lists the
-/// device through the installed library, and the daemon by the installed program.
-const DEVICES: &str = "set -e
-as_farlane='setpriv --reuid farlane --regid farlane --init-groups'
-mkfifo /tmp/log && chmod 666 /tmp/log
-$as_farlane farlane-rdma --host-socket /run/farlane/rdma/host.sock \
-    --metrics /run/farlane/rdma/host.metrics 2>/tmp/log &
-exec 3</tmp/log
-while read -r line <&3; do
-    echo \"$line\"
-    case $line in *Ready*) break ;; esac
-done
-rm /tmp/log
-$as_farlane farlane-run --socket /run/farlane/rdma/host.sock ibv_devinfo
+/// A function of the shell that starts an installed daemon as its own user, whose number is `$!`
+/// then, and waits until it is ready; what it has said is printed.
+const START: &str = "set -e
+start() {
+    mkfifo /tmp/log && chmod 666 /tmp/log
+    setpriv --reuid farlane --regid farlane --init-groups \"$@\" 2>/tmp/log &
+    exec 3</tmp/log
+    while read -r line <&3; do
+        echo \"$line\"
+        case $line in *Ready*) break ;; esac
+    done
+    rm /tmp/log
+}";
+
+/// Starts the daemon for processes of its user, and lists the device through the installed library,
+/// and the daemon by the installed program.
+const DEVICES: &str = "start farlane-rdma --host-socket /run/farlane/rdma/host.sock \
+    --metrics /run/farlane/rdma/host.metrics
+setpriv --reuid farlane --regid farlane --init-groups \
+    farlane-run --socket /run/farlane/rdma/host.sock ibv_devinfo
 farlane status";
 
 /// Compiles and links the example as a stranger would, with the compiler that comes with the
@@ -283,7 +289,7 @@ fn man_pages(room: &Room) -> Result<()> {
 }
 
 fn devices(room: &Room) -> Result<()> {
-    let said = room.run(DEVICES)?;
+    let said = room.run(&format!("{START}\n{DEVICES}"))?;
     ensure!(
         said.contains("hca_id:") && said.contains("PORT_ACTIVE"),
         "ibv_devinfo finds no device:\n{said}"
