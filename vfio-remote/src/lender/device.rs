@@ -230,6 +230,13 @@ impl Device {
         Some((state.control.upgrade()?, fence))
     }
 
+    /// Who has it, and is not just returning it: the session, and the name.
+    pub fn held_by(&self) -> Option<(Arc<Control>, String)> {
+        let state = self.state();
+        let holder = state.lease.held_by()?.to_owned();
+        Some((state.control.upgrade()?, holder))
+    }
+
     /// Waits until nobody holds it, and it is on offer.
     pub fn wait_offered(&self, patience: Duration) -> Result<(), Refusal> {
         let state = self.state();

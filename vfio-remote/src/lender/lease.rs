@@ -181,6 +181,14 @@ impl Lease {
         matches!(self.state, State::Offered | State::Quarantined(_))
     }
 
+    /// Who has it, and is not just returning it.
+    pub fn held_by(&self) -> Option<&str> {
+        match &self.state {
+            State::Held { holder, .. } => Some(holder),
+            _ => None,
+        }
+    }
+
     /// Holder, number of the lease, and for how long it has been held.
     pub fn holder(&self, now: Instant) -> Option<(String, Fence, Duration)> {
         match &self.state {
@@ -265,6 +273,7 @@ mod tests {
         let first = lease.take("a", now).unwrap();
         assert!(lease.begin_return(first));
         assert_eq!(lease.take("b", now).unwrap_err(), TakeError::Returning);
+        assert_eq!(lease.held_by(), None);
         assert_eq!(lease.renew(first, now), Err(Refusal::Ended(first)));
         lease.finish_return(first);
         let second = lease.take("b", now).unwrap();

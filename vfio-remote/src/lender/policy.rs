@@ -3,7 +3,7 @@
 use super::{BridgeOffer, Device, Lender, LenderConfig, LenderError, Offer, is_name};
 use super::{LONGEST_GRACE, names::Borrower};
 use crate::protocol::Peer;
-use crate::protocol::message::{Holder, Policy, Refusal};
+use crate::protocol::message::{Policy, Refusal};
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -138,9 +138,7 @@ impl Lender {
     /// Devices that somebody holds who may not borrow them any more.
     fn tell_of_others(&self) {
         for (name, device) in &self.devices {
-            let holder = device.status(&[]).holder;
-            if let Some((session, _)) = device.holder()
-                && let Some(Holder { name: holder, .. }) = holder
+            if let Some((session, holder)) = device.held_by()
                 && !self.lends(device, &session.sender.peer(), &holder)
             {
                 log::warn!("{name}: {holder} holds it and may not take it again: revoke it");

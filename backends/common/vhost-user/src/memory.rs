@@ -143,9 +143,6 @@ impl Memory {
         region: &VhostUserSingleMemoryRegion,
         file: BorrowedFd<'_>,
     ) -> Result<(), MemoryError> {
-        if u64::try_from(self.ranges.len()).is_ok_and(|n| n >= MAX_SLOTS) {
-            return Err(MemoryError::Full);
-        }
         let (guest, length) = (region.guest_phys_addr, region.memory_size);
         let offset = region.mmap_offset;
         memory_file::check_ram(file, (offset, length)).map_err(AddressSpaceError::File)?;
@@ -153,6 +150,9 @@ impl Memory {
         if let Some(held) = self.ranges.iter_mut().find(|held| held.range == range) {
             held.times = held.times.checked_add(1).ok_or(MemoryError::Full)?;
             return Ok(());
+        }
+        if u64::try_from(self.ranges.len()).is_ok_and(|n| n >= MAX_SLOTS) {
+            return Err(MemoryError::Full);
         }
         self.space.map(guest, length, file, offset, true)?;
         self.ranges.push(Held { range, times: 1 });
@@ -262,5 +262,18 @@ mod tests {
         memory.remove(&region).unwrap();
         assert!(memory.guest_address(0x5004).is_err());
         assert!(memory.remove(&region).is_err());
+    }
+
+    #[test]
+    fn where_all_slots_are_taken_a_range_can_be_added_once_more_and_no_other_one() {
+        let mut memory = Memory::new();
+        let ram = file(0x1000 * (MAX_SLOTS + 1));
+        let page = |n: u64| VhostUserSingleMemoryRegion::new(n << 12, 0x1000, n << 12, n << 12);
+        for n in 0..MAX_SLOTS {
+            memory.add(&page(n), ram.as_fd()).unwrap();
+        }
+        let full = memory.add(&page(MAX_SLOTS), ram.as_fd());
+        assert!(matches!(full, Err(MemoryError::Full)));
+        memory.add(&page(0), ram.as_fd()).unwrap();
     }
 }

@@ -346,7 +346,9 @@ fn late(error: io::Error) -> io::Error {
 /// Asks a daemon, as [`MetricsAddress::ask`] does.
 pub(super) fn ask(address: &MetricsAddress, patience: Duration) -> io::Result<String> {
     let ask = || {
-        let mut stream = Stream::new(connect(address, patience)?, patience);
+        let end = Instant::now() + patience;
+        let file = File::from(connect(address, patience)?);
+        let mut stream = Stream { file, end };
         let request =
             format!("GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: {OPEN_METRICS}\r\n\r\n");
         stream.write(request.as_bytes())?;
