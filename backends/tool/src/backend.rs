@@ -2,8 +2,8 @@
 //! not endlessly many of them.
 
 use crate::latency::Histograms;
-use crate::measures::{Measure, is_device, measure};
 use farlane_daemon::metrics::exposition::{SampleLine, samples};
+use farlane_daemon::metrics::measures::{Measure, is_device, measure};
 use std::collections::BTreeMap;
 use thiserror::Error;
 

@@ -2,8 +2,7 @@
 //!
 //! * [`options`]: the command line;
 //! * [`find`]: where backends of this host tell their metrics; [`survey`]: asking all of them;
-//! * [`measures`]: which of these metrics says what; [`backend`]: a backend as it tells them;
-//!   [`latency`]: histograms of times;
+//! * [`backend`]: a backend as it tells them; [`latency`]: histograms of times;
 //! * [`status`]: how they are now; [`top`]: what they do, again and again;
 //! * [`doctor`]: what of this machine keeps backends, VMs or programs from working.
 //!
@@ -14,7 +13,6 @@ pub mod backend;
 pub mod doctor;
 pub mod find;
 pub mod latency;
-pub mod measures;
 pub mod options;
 pub mod status;
 pub mod survey;

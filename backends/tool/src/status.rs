@@ -2,10 +2,10 @@
 
 use crate::backend::Backend;
 use crate::find::find;
-use crate::measures::Measure;
 use crate::options::StatusOptions;
 use crate::survey::{Answer, PATIENCE, Silence, ask_all};
 use farlane_daemon::metrics::MetricsAddress;
+use farlane_daemon::metrics::measures::Measure;
 use farlane_daemon::terminal::{print, printable, table};
 use farlane_topology::live::{exact, local};
 use farlane_topology::series::percent;

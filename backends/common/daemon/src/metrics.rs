@@ -1,10 +1,14 @@
 //! What a daemon counts, for whoever asks: OpenMetrics text over HTTP.
 //!
-//! [`families`] are what it says, [`http`] is how it is asked, [`exposition`] is how that is read.
+//! [`families`] are what it says, [`http`] is how it is asked, [`exposition`] is how that is read,
+//! [`measures`] is what of it says what of a device. Beside them is a page for browsers that shows
+//! them.
 
 pub mod exposition;
 pub mod families;
 pub mod http;
+pub mod measures;
+mod page;
 
 use crate::access::Access;
 use crate::listener::{Kind, ListenError, Listener};

@@ -2,9 +2,9 @@
 
 use crate::backend::{Backend, Device, DeviceName};
 use crate::latency::Histograms;
-use crate::measures::Measure;
 use crate::status::instance;
 use crate::survey::Answer;
+use farlane_daemon::metrics::measures::Measure;
 use farlane_topology::series::{grown, percent, rate};
 use std::collections::BTreeMap;
 

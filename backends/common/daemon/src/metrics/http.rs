@@ -1,8 +1,9 @@
-//! HTTP/1.1 as far as metrics need it: `GET` and `HEAD`, a connection for each.
+//! HTTP/1.1 as far as metrics and their page need it: `GET` and `HEAD`, a connection for each.
 //!
 //! The control loop accepts; a thread answers readers one after the other, each of whom has so
 //! long: who is slow holds up nothing but other readers, for as long.
 
+use super::page;
 use super::{Collect, MetricsAddress, MetricsListener, add_own};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use rustix::event::{EventfdFlags, eventfd};
@@ -35,6 +36,10 @@ const MAX_ANSWER: usize = 16 << 20;
 const OPEN_METRICS: &str = "application/openmetrics-text";
 const OPEN_METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PROMETHEUS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// In every answer: it is what it is called, of now, and for no other site (RFC 9111, 5.2.2.5;
+/// Fetch, "X-Content-Type-Options" and "Cross-Origin-Resource-Policy").
+const GUARDS: &str = "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n\
+     Cross-Origin-Resource-Policy: same-origin\r\nReferrer-Policy: no-referrer\r\n";
 
 /// A connection, either way with a time by which it is over.
 struct Stream {
@@ -117,6 +122,8 @@ fn is_whole(request: &[u8]) -> bool {
 enum Asked {
     /// The metrics, as OpenMetrics or for Prometheus, or only what comes before them.
     Metrics { is_open: bool, is_head: bool },
+    /// A file of the page, or only what comes before it.
+    Page { file: page::File, is_head: bool },
     /// Something that is refused so.
     Nothing(&'static str),
 }
@@ -168,7 +175,11 @@ fn parse(request: &[u8], is_port: bool) -> Asked {
         None => path,
     };
     let path = path.split('?').next().unwrap_or_default();
-    if !["/metrics", "/"].contains(&path) {
+    let is_head = method == "HEAD";
+    if let Some(file) = page::File::at(path) {
+        return Asked::Page { file, is_head };
+    }
+    if path != "/metrics" {
         return Asked::Nothing("404 Not Found");
     }
     let is_open = |field: &httparse::Header<'_>| {
@@ -179,38 +190,42 @@ fn parse(request: &[u8], is_port: bool) -> Asked {
     };
     Asked::Metrics {
         is_open: named("accept").any(is_open),
-        is_head: method == "HEAD",
+        is_head,
     }
 }
 
 /// The answer to a request.
 fn answer(request: &[u8], is_port: bool, collect: &Collect) -> String {
-    let head = |status: &str, kind: &str, bytes: usize| {
-        format!(
-            "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {bytes}\r\n\
-             Connection: close\r\n\r\n"
-        )
-    };
-    let (is_open, is_head) = match parse(request, is_port) {
-        Asked::Metrics { is_open, is_head } => (is_open, is_head),
+    match parse(request, is_port) {
+        Asked::Metrics { is_open, is_head } => {
+            let mut metrics = collect();
+            add_own(&mut metrics);
+            let (text, kind) = match is_open {
+                true => (metrics.open_metrics(), OPEN_METRICS_TYPE),
+                false => (metrics.prometheus(), PROMETHEUS_TYPE),
+            };
+            message("200 OK", kind, &text, is_head)
+        }
+        Asked::Page { file, is_head } => {
+            let status = format!("200 OK\r\nContent-Security-Policy: {}", page::POLICY);
+            message(&status, file.content_type(), &file.text(), is_head)
+        }
         Asked::Nothing(status) => {
             let text = format!("{}\n", status.lines().next().unwrap_or_default());
-            let head = head(status, "text/plain", text.len());
-            return if request.starts_with(b"HEAD ") {
-                head
-            } else {
-                head + &text
-            };
+            let is_head = request.starts_with(b"HEAD ");
+            message(status, "text/plain", &text, is_head)
         }
-    };
-    let mut metrics = collect();
-    add_own(&mut metrics);
-    let (text, kind) = match is_open {
-        true => (metrics.open_metrics(), OPEN_METRICS_TYPE),
-        false => (metrics.prometheus(), PROMETHEUS_TYPE),
-    };
-    let head = head("200 OK", kind, text.len());
-    if is_head { head } else { head + &text }
+    }
+}
+
+/// A response (RFC 9112, 2.1). Fields may stand behind the status.
+fn message(status: &str, kind: &str, text: &str, is_head: bool) -> String {
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n{GUARDS}\
+         Connection: close\r\n\r\n",
+        text.len()
+    );
+    if is_head { head } else { head + text }
 }
 
 /// The socket of the metrics, in the control loop. A thread answers its readers, one after the
@@ -385,10 +400,18 @@ mod tests {
         let asked = |text: &str| match parse(text.as_bytes(), true) {
             Asked::Nothing(status) => status.split(' ').next().unwrap().to_owned(),
             Asked::Metrics { is_open, is_head } => format!("{is_open} {is_head}"),
+            Asked::Page { file, is_head } => format!("{file:?} {is_head}"),
         };
         for (request, said) in [
             ("GET /metrics HTTP/1.1\r\n\r\n", "false false"),
-            ("HEAD / HTTP/1.0\r\n\r\n", "false true"),
+            ("HEAD /metrics HTTP/1.0\r\n\r\n", "false true"),
+            ("HEAD / HTTP/1.0\r\n\r\n", "Html true"),
+            ("GET /page.css?x HTTP/1.1\r\n\r\n", "Css false"),
+            ("GET http://x/page.js HTTP/1.1\r\n\r\n", "Js false"),
+            ("GET /../page.js HTTP/1.1\r\n\r\n", "404"),
+            ("GET /page/page.js HTTP/1.1\r\n\r\n", "404"),
+            ("GET /favicon.ico HTTP/1.1\r\n\r\n", "404"),
+            ("POST / HTTP/1.1\r\n\r\n", "405"),
             (
                 "GET /metrics?x=y HTTP/1.1\r\nACCEPT: text/plain;q=0.1,application/openmetrics-text\
                  ;version=1.0.0\r\n\r\n",
@@ -401,10 +424,14 @@ mod tests {
                 "false false",
             ),
             (
-                "GET / HTTP/1.1\r\nHost: LOCALHOST:9100\r\n\r\n",
+                "GET /metrics HTTP/1.1\r\nHost: LOCALHOST:9100\r\n\r\n",
                 "false false",
             ),
-            ("GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "false false"),
+            ("GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "Html false"),
+            (
+                "GET /metrics HTTP/1.1\r\nHost: rebound.example:9100\r\n\r\n",
+                "403",
+            ),
             (
                 "GET / HTTP/1.1\r\nHost: rebound.example:9100\r\n\r\n",
                 "403",
@@ -431,6 +458,50 @@ mod tests {
         assert!(answer(named, false, &collect()).starts_with("HTTP/1.1 200"));
         let head = answer(b"HEAD / HTTP/1.1\r\n\r\n", true, &collect());
         assert!(head.ends_with("Connection: close\r\n\r\n"), "{head}");
+    }
+
+    #[test]
+    fn the_page_is_served_with_a_policy_that_has_nothing_else_run() {
+        for (path, kind) in [
+            ("/", "text/html; charset=utf-8"),
+            ("/page.css", "text/css; charset=utf-8"),
+            ("/page.js", "text/javascript; charset=utf-8"),
+        ] {
+            let asked = |method| {
+                let request = format!("{method} {path} HTTP/1.1\r\nHost: [::1]:1\r\n\r\n");
+                answer(request.as_bytes(), true, &collect())
+            };
+            let whole = asked("GET");
+            let (head, text) = whole.split_once("\r\n\r\n").unwrap();
+            assert_eq!(asked("HEAD"), format!("{head}\r\n\r\n"));
+            let length = format!("Content-Length: {}", text.len());
+            let kind = format!("Content-Type: {kind}");
+            let policy = "Content-Security-Policy: default-src 'none'; script-src 'self'; \
+                          style-src 'self'; connect-src 'self'; base-uri 'none'; form-action \
+                          'none'; frame-ancestors 'none'";
+            for field in [
+                "HTTP/1.1 200 OK",
+                policy,
+                &kind,
+                &length,
+                "X-Content-Type-Options: nosniff",
+                "Cache-Control: no-store",
+                "Cross-Origin-Resource-Policy: same-origin",
+                "Connection: close",
+            ] {
+                let count = head.split("\r\n").filter(|line| *line == field).count();
+                assert_eq!(count, 1, "{field} in {head}");
+            }
+        }
+        // A page of the web cannot take metrics or refusals for scripts of its own either.
+        for path in ["/metrics", "/other"] {
+            let request = format!("GET {path} HTTP/1.1\r\n\r\n");
+            let said = answer(request.as_bytes(), true, &collect());
+            assert!(
+                said.contains("\r\nX-Content-Type-Options: nosniff\r\n"),
+                "{said}"
+            );
+        }
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! Which metrics say what.
 
+use serde::Serialize;
+
 /// What is shown of a device, or of a backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Measure {
     /// VMMs, processes and borrowers that are connected now.
     Connected,
@@ -22,7 +25,7 @@ pub enum Measure {
 use Measure::{AllBytes, Bytes, Connected, Failovers, Leases, LocalBytes, Requests};
 
 /// Names of families, without the `_total` of counters, and what they add to.
-const MEASURES: &[(&str, Measure)] = &[
+pub(super) const MEASURES: &[(&str, Measure)] = &[
     ("farlane_blk_bytes_read", Bytes),
     ("farlane_blk_bytes_written", Bytes),
     ("farlane_blk_connected", Connected),
@@ -64,7 +67,7 @@ const MEASURES: &[(&str, Measure)] = &[
 ];
 
 /// Labels that name a device: a disk, an interface, a VM's port, a PCI function.
-const DEVICES: &[&str] = &["disk", "net", "vm", "device"];
+pub(super) const DEVICES: &[&str] = &["disk", "net", "vm", "device"];
 
 /// What a family adds to.
 #[must_use]
