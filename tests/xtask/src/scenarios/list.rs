@@ -6,11 +6,11 @@ use super::{
     Scenario, blk, blk_crash, blk_vs_qsd, cloud_hypervisor, doctor, driver_builds, driver_device,
     driver_kernels, gpu_coherence, gpu_hostile, gpu_p2pmem, gpu_raid, gpu_read, gpu_scan, gpu_soft,
     gpu_stacks, gpu_unmodified, gpu_write, kills, lend_crash, lend_hostile, lend_partition,
-    lend_reassign, lend_soft, lend_vfio, lend_vs_local, libvirt, metrics, net_vs_tap, octo_net,
-    octo_net_flood, octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent, package,
-    rdma_apps, rdma_buffers, rdma_cm, rdma_crash, rdma_host, rdma_isolation, rdma_perftest,
-    rdma_pingpong, rdma_pyverbs, rdma_stock, rdma_tenants, rdma_ulps, rdma_users, rdma_verbs,
-    rdma_vs_rxe, rdma_workers, topology, tracing, vmkit,
+    lend_reassign, lend_soft, lend_vfio, lend_vs_local, libvirt, metrics, metrics_page, net_vs_tap,
+    octo_net, octo_net_flood, octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent,
+    package, rdma_apps, rdma_buffers, rdma_cm, rdma_crash, rdma_host, rdma_isolation,
+    rdma_perftest, rdma_pingpong, rdma_pyverbs, rdma_stock, rdma_tenants, rdma_ulps, rdma_users,
+    rdma_verbs, rdma_vs_rxe, rdma_workers, topology, tracing, vmkit,
 };
 use crate::versus::Form;
 
@@ -138,6 +138,9 @@ scenarios! {
     test "metrics" = metrics::run,
         "Debian's Prometheus reads the metrics of all daemons; each query of the Grafana dashboard \
          has a series; farlane shows them in a table, and in a terminal (tmux)";
+    test "metrics-page" = metrics_page::run,
+        "the page beside the metrics in Debian's Chromium: plots of a disk that works agree with \
+         the metrics, a name that is markup is text, a backend that is killed is named";
     test "tracing" = tracing::run,
         "Debian's bpftrace sees requests of a disk and of RDMA by the backends' static probes";
     test "libvirt" = libvirt::run,

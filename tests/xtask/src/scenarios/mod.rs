@@ -29,6 +29,7 @@ mod lend_vs_local;
 mod libvirt;
 mod list;
 mod metrics;
+mod metrics_page;
 pub mod net_vs_tap;
 pub mod octo_net;
 mod octo_net_flood;
