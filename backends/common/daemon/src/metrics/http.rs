@@ -144,7 +144,7 @@ fn is_for_this_host(host: &[u8]) -> bool {
     is_address || name.eq_ignore_ascii_case("localhost")
 }
 
-fn parse(request: &[u8], is_port: bool) -> Asked {
+fn parse(request: &[u8]) -> Asked {
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut parsed = httparse::Request::new(&mut fields);
     match parsed.parse(request) {
@@ -165,7 +165,8 @@ fn parse(request: &[u8], is_port: bool) -> Asked {
         let fields = parsed.headers.iter();
         fields.filter(move |field| field.name.eq_ignore_ascii_case(name))
     };
-    if is_port && !named("host").all(|field| is_for_this_host(field.value)) {
+    // Also at a UNIX socket, to which a forwarded port may lead.
+    if !named("host").all(|field| is_for_this_host(field.value)) {
         return Asked::Nothing("403 Forbidden");
     }
     let path = parsed.path.unwrap_or_default();
@@ -195,8 +196,8 @@ fn parse(request: &[u8], is_port: bool) -> Asked {
 }
 
 /// The answer to a request.
-fn answer(request: &[u8], is_port: bool, collect: &Collect) -> String {
-    match parse(request, is_port) {
+fn answer(request: &[u8], collect: &Collect) -> String {
+    match parse(request) {
         Asked::Metrics { is_open, is_head } => {
             let mut metrics = collect();
             add_own(&mut metrics);
@@ -250,8 +251,7 @@ impl MetricsSocket {
         let (readers, accepted) = mpsc::channel();
         let thread = std::thread::Builder::new().name("metrics".to_owned());
         let done = Arc::clone(&answered);
-        let is_port = matches!(listener, MetricsListener::Tcp(_));
-        thread.spawn(move || answer_all(&accepted, is_port, &collect, &done))?;
+        thread.spawn(move || answer_all(&accepted, &collect, &done))?;
         Ok(Self {
             listener,
             readers,
@@ -292,12 +292,12 @@ impl MetricsSocket {
 }
 
 /// Answers readers until there is no socket any more.
-fn answer_all(readers: &Receiver<OwnedFd>, is_port: bool, collect: &Collect, answered: &OwnedFd) {
+fn answer_all(readers: &Receiver<OwnedFd>, collect: &Collect, answered: &OwnedFd) {
     for socket in readers {
         let mut stream = Stream::new(socket, PATIENCE);
         // A reader that went away is no trouble.
         let _ = stream.request().and_then(|request| {
-            let answer = answer(&request, is_port, collect);
+            let answer = answer(&request, collect);
             // However long that has taken: others may have been waited for.
             stream.renew(PATIENCE);
             stream.write(answer.as_bytes())
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn what_is_no_question_has_a_refusal() {
-        let asked = |text: &str| match parse(text.as_bytes(), true) {
+        let asked = |text: &str| match parse(text.as_bytes()) {
             Asked::Nothing(status) => status.split(' ').next().unwrap().to_owned(),
             Asked::Metrics { is_open, is_head } => format!("{is_open} {is_head}"),
             Asked::Page { file, is_head } => format!("{file:?} {is_head}"),
@@ -447,16 +447,13 @@ mod tests {
         assert_eq!(asked(&many), "431");
         let long = format!("GET / HTTP/1.1\r\nA: {}", "b".repeat(MAX_REQUEST));
         assert_eq!(asked(&long), "431");
-        let refusal = answer(b"PUT / HTTP/1.1\r\n\r\n", true, &collect());
+        let refusal = answer(b"PUT / HTTP/1.1\r\n\r\n", &collect());
         let allowed = "HTTP/1.1 405 Method Not Allowed\r\nAllow: GET, HEAD\r\n";
         assert!(refusal.starts_with(allowed), "{refusal}");
         assert!(refusal.ends_with("\r\n\r\n405 Method Not Allowed\n"));
-        let refused = answer(b"HEAD /x HTTP/1.1\r\n\r\n", true, &collect());
+        let refused = answer(b"HEAD /x HTTP/1.1\r\n\r\n", &collect());
         assert!(refused.ends_with("\r\n\r\n"), "{refused}");
-        // A UNIX socket has no name that leads to it.
-        let named = b"GET / HTTP/1.1\r\nHost: vm0\r\n\r\n";
-        assert!(answer(named, false, &collect()).starts_with("HTTP/1.1 200"));
-        let head = answer(b"HEAD / HTTP/1.1\r\n\r\n", true, &collect());
+        let head = answer(b"HEAD / HTTP/1.1\r\n\r\n", &collect());
         assert!(head.ends_with("Connection: close\r\n\r\n"), "{head}");
     }
 
@@ -469,7 +466,7 @@ mod tests {
         ] {
             let asked = |method| {
                 let request = format!("{method} {path} HTTP/1.1\r\nHost: [::1]:1\r\n\r\n");
-                answer(request.as_bytes(), true, &collect())
+                answer(request.as_bytes(), &collect())
             };
             let whole = asked("GET");
             let (head, text) = whole.split_once("\r\n\r\n").unwrap();
@@ -496,7 +493,7 @@ mod tests {
         // A page of the web cannot take metrics or refusals for scripts of its own either.
         for path in ["/metrics", "/other"] {
             let request = format!("GET {path} HTTP/1.1\r\n\r\n");
-            let said = answer(request.as_bytes(), true, &collect());
+            let said = answer(request.as_bytes(), &collect());
             assert!(
                 said.contains("\r\nX-Content-Type-Options: nosniff\r\n"),
                 "{said}"

@@ -1,5 +1,6 @@
 //! A browser without a person: Debian's Chromium, driven by its WebDriver (W3C WebDriver).
 
+use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
@@ -50,6 +51,10 @@ impl<'a> Browser<'a> {
         command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
         command.args(["chromedriver", &format!("--port={PORT}")]);
         command.env("HOME", run.path("home"));
+        // What Chromium leaves behind when it is killed goes with the run.
+        let temporary = run.path("tmp");
+        fs::create_dir_all(&temporary).with_context(|| temporary.display().to_string())?;
+        command.env("TMPDIR", temporary);
         let log = run.logs().join("chromedriver.log");
         let driver = Process::spawn_logged("chromedriver", network.within(&command), &log)?;
         let mut browser = Self {
@@ -138,7 +143,7 @@ impl<'a> Browser<'a> {
         let text = value.as_str().context("It makes no picture")?;
         let encoded = farlane_kit::scratch::Scratch::new()?;
         let path = encoded.join("screenshot");
-        std::fs::write(&path, text)?;
+        fs::write(&path, text)?;
         let mut command = Command::new("base64");
         command.arg("--decode").arg(&path);
         let output = output("base64", command, TIMEOUT)?;
@@ -152,6 +157,12 @@ impl<'a> Browser<'a> {
 
 impl Drop for Browser<'_> {
     fn drop(&mut self) {
+        // Chromium ends before its folders are removed.
+        if !self.session.is_empty()
+            && let Err(error) = self.curl("DELETE", &self.session, None)
+        {
+            eprintln!("{error:#}");
+        }
         if let Err(error) = self.driver.kill() {
             eprintln!("{error:#}");
         }

@@ -21,6 +21,7 @@ use farlane_kit::report::Report;
 use farlane_kit::scratch::sparse_file;
 use serde::Deserialize;
 
+use super::NotRun;
 use crate::conditions::{PATIENCE, wait_until};
 use crate::run::Run;
 use browser::Browser;
@@ -132,7 +133,11 @@ impl Plotted {
         let points: Vec<f64> = self
             .line
             .iter()
-            .flat_map(|line| line.split(' '))
+            .flat_map(|line| match line.split_once(' ') {
+                // A point alone is a line of no length.
+                Some((one, other)) if one == other => one.split(' '),
+                _ => line.split(' '),
+            })
             .map(|point| Ok(point.split_once(',').context("No point")?.1.parse()?))
             .collect::<Result<_>>()?;
         let rates = self.values(1)?;
@@ -210,6 +215,12 @@ impl Told {
 }
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    for package in browser::PACKAGES {
+        if packages::offered(package)?.is_none() {
+            let reason = format!("this machine's sources have no {package}");
+            return Err(NotRun(reason).into());
+        }
+    }
     let workspace = run.context.workspace();
     progress::step("Building the backend", || {
         workspace.build(&["farlane-blk", "farlane-vm-front-end"])

@@ -10,6 +10,8 @@ const INTERVAL = 1000;
 const PATIENCE = 5000;
 /** Seconds that are plotted. */
 const WINDOW = 120;
+/** Seconds that two clocks are apart by where the machine has slept. */
+const SLEPT = 2;
 /** Most devices that are shown, characters of a name, and buckets of a device. */
 const MOST_DEVICES = 64;
 const MOST_CHARACTERS = 256;
@@ -46,6 +48,13 @@ function bound(text) {
 
 function cut(name) {
   return Array.from(name).slice(0, MOST_CHARACTERS).join('');
+}
+
+/** A name as it is shown: what is no character of a line, or turns its direction, by its number. */
+function printable(name) {
+  return name.replace(/[\p{Cc}\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/gu, (it) => {
+    return `\\u{${it.codePointAt(0).toString(16)}}`;
+  });
 }
 
 /** What a document says of a backend, or null where it is none of one. */
@@ -88,7 +97,7 @@ function take(backend, others, { name, labels, value }) {
       others.add(key);
       return;
     }
-    device = { label, name: called, totals: new Map(), times: new Map(), buckets: 0 };
+    device = { label, name: printable(called), totals: new Map(), times: new Map(), buckets: 0 };
     backend.devices.set(key, device);
   }
   const count = integer(value);
@@ -204,7 +213,7 @@ const requests = (value) => scaled(value, '/s');
 const plain = (value) => String(value);
 
 function clock(date) {
-  return date.toLocaleTimeString(undefined, { hour12: false });
+  return date.toLocaleTimeString(undefined, { hourCycle: 'h23' });
 }
 
 /** Columns of tables: title, what is shown, how, and whether only where something is told. */
@@ -436,8 +445,10 @@ function announce(who, time) {
   page.anew.textContent = `${who} began anew at ${clock(new Date())}: rates are since then.`;
 }
 
-function show(backend, time) {
+function show({ backend, time, date }) {
   const { last } = page;
+  // The page's clock stands still while its machine sleeps.
+  const hasSlept = last !== null && date - last.date - (time - last.time) > SLEPT;
   const isAnew = last !== null && last.backend.started !== backend.started;
   if (isAnew) {
     announce('The backend', time);
@@ -463,7 +474,7 @@ function show(backend, time) {
     const old = last && last.backend.devices.get(key);
     const isNew = Boolean(old) && (isAnew || hasFallen(old, device));
     // At its first look there is nothing to compare it with.
-    card.add(time, old ? step(old, device, time - last.time, isNew) : NOTHING);
+    card.add(time, old && !hasSlept ? step(old, device, time - last.time, isNew) : NOTHING);
     if (isNew) {
       card.begins.push(time);
     }
@@ -473,7 +484,7 @@ function show(backend, time) {
   }
   page.more.hidden = backend.more === 0;
   page.more.textContent = `${backend.more} more devices are not shown.`;
-  page.last = { backend, time };
+  page.last = { backend, time, date };
   table(backend, true);
 }
 
@@ -513,6 +524,7 @@ async function ask() {
     signal: AbortSignal.timeout(PATIENCE),
   });
   const time = performance.now() / 1000;
+  const date = Date.now() / 1000;
   if (!response.ok) {
     throw new Error(`status ${response.status}`);
   }
@@ -520,30 +532,38 @@ async function ask() {
   if (backend === null) {
     throw new Error('no metrics of a backend');
   }
-  return { backend, time };
+  return { backend, time, date };
 }
 
 async function look() {
   const begin = performance.now();
   try {
-    const { backend, time } = await ask();
-    page.silentSince = null;
-    show(backend, time);
-    say('answers', 'The backend answers.');
-  } catch (error) {
-    page.silentSince ??= new Date();
-    const why = error instanceof TypeError ? 'no connection' : error.message;
-    say('silent', `The backend has not answered since ${clock(page.silentSince)}: ${why}.`);
-    page.cards.forEach((card) => card.add(performance.now() / 1000, NOTHING));
-    if (page.last) {
-      table(page.last.backend, false);
+    const answer = await ask().catch((error) => ({ error }));
+    if (answer.error) {
+      silence(answer.error);
+    } else {
+      page.silentSince = null;
+      show(answer);
+      say('answers', 'The backend answers.');
     }
+    const now = performance.now() / 1000;
+    page.anew.hidden = page.anewAt < now - WINDOW;
+    page.cards.forEach((card) => card.draw(now));
+  } finally {
+    // One question at a time.
+    setTimeout(look, Math.max(0, INTERVAL - (performance.now() - begin)));
   }
-  const now = performance.now() / 1000;
-  page.anew.hidden = page.anewAt < now - WINDOW;
-  page.cards.forEach((card) => card.draw(now));
-  // One question at a time.
-  setTimeout(look, Math.max(0, INTERVAL - (performance.now() - begin)));
+}
+
+/** Says that there was no answer, and why. */
+function silence(error) {
+  page.silentSince ??= new Date();
+  const why = error instanceof TypeError ? 'no connection' : error.message;
+  say('silent', `The backend has not answered since ${clock(page.silentSince)}: ${why}.`);
+  page.cards.forEach((card) => card.add(performance.now() / 1000, NOTHING));
+  if (page.last) {
+    table(page.last.backend, false);
+  }
 }
 
 look();
