@@ -83,8 +83,9 @@ pub fn check(
     writable: bool,
     source: Source,
 ) -> Result<bool, MemoryFileError> {
-    // Only memory knows seals. This is asked first: of a file of FUSE `fstat` and `fstatfs`, too,
-    // wait for whoever serves it.
+    let mode = access(file)?;
+    // Only memory knows seals. This is asked before all that a file of FUSE waits for: whoever
+    // serves it is asked by `fstat` and `fstatfs`, too.
     let seals = rustix::fs::fcntl_get_seals(file).ok();
     if seals.is_none() && (source == Source::Peer || !is_of_a_disk(file)?) {
         return Err(MemoryFileError::NotMemory);
@@ -93,11 +94,6 @@ pub fn check(
     let stat = fstat(file)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(MemoryFileError::NotRegular);
-    }
-    let flags = rustix::fs::fcntl_getfl(file)?;
-    let mode = flags & OFlags::ACCMODE;
-    if flags.contains(OFlags::PATH) || mode == OFlags::WRONLY {
-        return Err(MemoryFileError::Unreadable);
     }
     let size = size_of(&stat)?;
     let end = offset.checked_add(length).filter(|_| length > 0);
@@ -123,11 +119,28 @@ pub fn check(
 /// # Errors
 /// Why it must not be mapped.
 pub fn check_ram(file: BorrowedFd<'_>, range: (u64, u64)) -> Result<(), MemoryFileError> {
+    let access = access(file)?;
     let mode = statx(file, "", UNASKED, StatxFlags::TYPE)?.stx_mode;
     if FileType::from_raw_mode(mode.into()) == FileType::CharacterDevice {
-        return Ok(());
+        return match access == OFlags::RDWR {
+            true => Ok(()),
+            false => Err(MemoryFileError::Unwritable),
+        };
     }
     check(file, range, true, Source::Vmm).map(drop)
+}
+
+/// How a descriptor was opened: for reading, or for reading and writing. One that was opened by its
+/// path (`O_PATH`) is of whatever its file claims to be, such as a device that a server of FUSE has
+/// made up, which nobody could have opened: it is refused before anything is asked of the file.
+fn access(file: BorrowedFd<'_>) -> Result<OFlags, MemoryFileError> {
+    // The kernel answers of its own.
+    let flags = rustix::fs::fcntl_getfl(file)?;
+    let mode = flags & OFlags::ACCMODE;
+    match flags.contains(OFlags::PATH) || mode == OFlags::WRONLY {
+        true => Err(MemoryFileError::Unreadable),
+        false => Ok(mode),
+    }
 }
 
 /// Bytes of a file.
@@ -259,7 +272,25 @@ mod tests {
         assert!(matches!(refused, MemoryFileError::Unwritable));
         let refused = of_a_peer(&open(OFlags::WRONLY), (0, 0x1000), false).unwrap_err();
         assert!(matches!(refused, MemoryFileError::Unreadable));
-        // Nothing at all can be asked of what was opened by its path.
-        of_a_peer(&open(OFlags::PATH), (0, 0x1000), false).unwrap_err();
+        let by_path = open(OFlags::PATH);
+        let refused = of_a_peer(&by_path, (0, 0x1000), false).unwrap_err();
+        assert!(matches!(refused, MemoryFileError::Unreadable));
+        let refused = check_ram(by_path.as_fd(), (0, 0x1000)).unwrap_err();
+        assert!(matches!(refused, MemoryFileError::Unreadable));
+    }
+
+    #[test]
+    fn a_device_is_memory_of_a_vm_only_with_a_descriptor_that_can_be_mapped() {
+        let check = |flags| {
+            let device = rustix::fs::open("/dev/zero", flags, Mode::empty()).unwrap();
+            check_ram(device.as_fd(), (0, 0x1000))
+        };
+        check(OFlags::RDWR).unwrap();
+        for flags in [OFlags::PATH, OFlags::PATH | OFlags::RDWR, OFlags::WRONLY] {
+            let refused = check(flags).unwrap_err();
+            assert!(matches!(refused, MemoryFileError::Unreadable), "{flags:?}");
+        }
+        let refused = check(OFlags::RDONLY).unwrap_err();
+        assert!(matches!(refused, MemoryFileError::Unwritable));
     }
 }
