@@ -1,6 +1,6 @@
 //! The memory of one VM as its backend sees it.
 
-use crate::memory_file::{self, MemoryFileError};
+use crate::memory_file;
 use crate::registration::Registration;
 use crate::snapshot::{AddressSpaceError, Range, RangeKind, Snapshot};
 use crate::topology::{Node, Topology, majority};
@@ -163,15 +163,7 @@ impl AddressSpace {
     ) -> Result<(), AddressSpaceError> {
         let earlier = lock(&self.change);
         let stat = rustix::fs::fstat(file).map_err(std::io::Error::from)?;
-        let size = memory_file::size_of(&stat)?;
-        if file_offset.checked_add(length).is_none_or(|end| end > size) {
-            return Err(MemoryFileError::TooShort {
-                offset: file_offset,
-                length,
-                size,
-            }
-            .into());
-        }
+        memory_file::holds(&stat, (file_offset, length))?;
         let none = Snapshot::default();
         let place = (file, file_offset);
         let range = none.keep_or_map(kind, (start, length), place, writable)?;

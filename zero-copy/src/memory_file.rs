@@ -95,15 +95,7 @@ pub fn check(
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(MemoryFileError::NotRegular);
     }
-    let size = size_of(&stat)?;
-    let end = offset.checked_add(length).filter(|_| length > 0);
-    if end.is_none_or(|end| end > size) {
-        return Err(MemoryFileError::TooShort {
-            offset,
-            length,
-            size,
-        });
-    }
+    holds(&stat, (offset, length))?;
     if writable && mode != OFlags::RDWR {
         return Err(MemoryFileError::Unwritable);
     }
@@ -140,6 +132,24 @@ fn access(file: BorrowedFd<'_>) -> Result<OFlags, MemoryFileError> {
     match flags.contains(OFlags::PATH) || mode == OFlags::WRONLY {
         true => Err(MemoryFileError::Unreadable),
         false => Ok(mode),
+    }
+}
+
+/// Checks that a file has bytes (more than none). A device that is memory says that it has none:
+/// there `mmap` checks that.
+pub(crate) fn holds(stat: &Stat, (offset, length): (u64, u64)) -> Result<(), MemoryFileError> {
+    let size = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::CharacterDevice => u64::MAX,
+        _ => size_of(stat)?,
+    };
+    let end = offset.checked_add(length).filter(|_| length > 0);
+    match end.is_some_and(|end| end <= size) {
+        true => Ok(()),
+        false => Err(MemoryFileError::TooShort {
+            offset,
+            length,
+            size,
+        }),
     }
 }
 
@@ -230,6 +240,26 @@ mod tests {
         let sealed = of_a_peer(&fd, (0, 0x1000), true).unwrap_err();
         assert!(matches!(sealed, MemoryFileError::Sealed));
         of_a_peer(&fd, (0, 0x1000), false).unwrap();
+    }
+
+    #[test]
+    fn only_a_device_has_more_bytes_than_it_says() {
+        let of = |kind: FileType, size: i64, range| {
+            let mut stat = fstat(memory(0)).unwrap();
+            stat.st_mode = kind.as_raw_mode() | 0o600;
+            stat.st_size = size;
+            holds(&stat, range).is_ok()
+        };
+        for (range, of_file, of_device) in [
+            ((0, 0x1000), true, true),
+            ((0x1000, 0x1000), false, true),
+            ((0, 0x1001), false, true),
+            ((0, 0), false, false),
+            ((u64::MAX, 2), false, false),
+        ] {
+            assert_eq!(of(FileType::RegularFile, 0x1000, range), of_file);
+            assert_eq!(of(FileType::CharacterDevice, 0, range), of_device);
+        }
     }
 
     #[test]

@@ -248,6 +248,24 @@ mod tests {
     }
 
     #[test]
+    fn memory_of_a_device_which_has_no_length_is_taken_in_a_table_and_alone() {
+        let mut device = std::fs::File::options();
+        let device = device.read(true).write(true).open("/dev/zero").unwrap();
+        let mut memory = Memory::new();
+        let alone = VhostUserSingleMemoryRegion::new(0x1000, 0x2000, 0x5000, 0);
+        memory.add(&alone, device.as_fd()).unwrap();
+        assert_eq!(memory.guest_address(0x6004).unwrap(), 0x2004);
+        let table = VhostUserMemoryRegion {
+            guest_phys_addr: 0,
+            memory_size: 0x2000,
+            user_addr: 0x7000,
+            mmap_offset: 0x1000,
+        };
+        memory.replace(&[table], &[device.into()]).unwrap();
+        assert_eq!(memory.guest_address(0x7004).unwrap(), 4);
+    }
+
+    #[test]
     fn a_range_that_is_added_twice_is_there_until_it_is_removed_twice() {
         let mut memory = Memory::new();
         let ram = file(0x2000);
