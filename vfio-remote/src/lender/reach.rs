@@ -2,6 +2,7 @@
 
 mod proving;
 
+use super::ForeignBar;
 use super::device::{Device, Reach};
 use super::foreign::{ForeignDevice, Owner, PeerMapping};
 use super::is_name;
@@ -179,8 +180,8 @@ impl Worker {
                 key,
             } => {
                 let peer = peer.ok_or_else(|| range.refused("of no device"))?;
-                let device = self.foreign(fence, (bridge, region), &peer, key, until)?;
-                self.map_foreign(fence, range, (bridge, region, offset), device, peer, until)?
+                let at = (bridge, region, offset);
+                self.map_foreign(fence, range, at, (peer, key), until)?
             }
             place => self.map_borrower(fence, range, &place, peer, until)?,
         };
@@ -228,16 +229,18 @@ impl Worker {
         fence: Fence,
         range: DmaRange,
         (bridge, region, offset): (u16, Region, u64),
-        device: Arc<ForeignDevice>,
-        peer: PeerName,
+        (peer, key): (PeerName, PeerKey),
         until: Instant,
     ) -> Result<ReachedRange, Refusal> {
+        let shows = self.shown(fence, (bridge, region), &peer)?;
         let place = Place::Window {
             bridge,
             window: 0,
             offset,
         };
         let mut path = self.path(fence, &place, range, true)?;
+        // Only what a window has is worth to ask another host.
+        let device = self.foreign(fence, &shows, key, until)?;
         // Before anything is read through the window: that there is memory, not registers.
         let ends = [
             offset,
@@ -320,30 +323,36 @@ impl Worker {
         LeaseMemory::new(borrower, fence, written.unwrap_or_default())
     }
 
+    /// What a window shows: the BAR of that device.
+    fn shown(
+        &self,
+        fence: Fence,
+        (bridge, region): (u16, Region),
+        peer: &PeerName,
+    ) -> Result<ForeignBar, Refusal> {
+        let way = self.held(fence)?.0.ways.get(usize::from(bridge));
+        let shows = way.and_then(|way| way.shows.clone());
+        let shows = shows.filter(|bar| bar.name() == *peer && bar.region == region);
+        let PeerName { lender, device } = peer;
+        shows.ok_or_else(|| {
+            Refusal::Invalid(format!("no window shows {region:?} of {lender}/{device}"))
+        })
+    }
+
     /// The device of another lender that a window shows, for as long as it is held there.
     fn foreign(
         &mut self,
         fence: Fence,
-        (bridge, region): (u16, Region),
-        peer: &PeerName,
+        shows: &ForeignBar,
         key: PeerKey,
         until: Instant,
     ) -> Result<Arc<ForeignDevice>, Refusal> {
         let lender = Arc::clone(&self.lender);
-        let (attached, held) = self.held(fence)?;
-        let way = attached.ways.get(usize::from(bridge));
-        let shows = way.and_then(|way| way.shows.clone());
-        let shows = shows.filter(|bar| bar.name() == *peer && bar.region == region);
-        let PeerName {
-            lender: other,
-            device,
-        } = peer;
-        let shows = shows.ok_or_else(|| {
-            Refusal::Invalid(format!("no window shows {region:?} of {other}/{device}"))
-        })?;
+        let peer = shows.name();
+        let (_, held) = self.held(fence)?;
         let function = Arc::clone(&held.function);
         let held = self.held_mut(fence)?;
-        if let Some(found) = held.foreign.get(peer).filter(|device| device.is_live(key)) {
+        if let Some(found) = held.foreign.get(&peer).filter(|device| device.is_live(key)) {
             return Ok(Arc::clone(found));
         }
         held.let_go_of_the_unused();
@@ -351,8 +360,8 @@ impl Worker {
             return Err(Refusal::Invalid("too many other devices".to_owned()));
         }
         let until = until.min(Instant::now() + SUBLEASE_PATIENCE);
-        let opened = ForeignDevice::open(&lender.name, &shows, key, &function, until)?;
-        held.foreign.insert(peer.clone(), Arc::clone(&opened));
+        let opened = ForeignDevice::open(&lender.name, shows, key, &function, until)?;
+        held.foreign.insert(peer, Arc::clone(&opened));
         Ok(opened)
     }
 

@@ -159,6 +159,32 @@ fn a_device_is_not_reached_by_whoever_cannot_show_that_it_is_held_for_it() {
 }
 
 #[test]
+fn for_what_no_window_has_the_other_lender_is_not_connected_to() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = format!("tcp:{}", listener.local_addr().unwrap());
+    let connector = Connector::new(address.parse().unwrap(), None).unwrap();
+    let memory = filled(1);
+    let second = second(&memory);
+    let first = first(&memory, connector);
+    let mut raws = Raws::new(&first, &second);
+    let key = raws.key;
+    let size = rustix::fs::fstat(&memory).unwrap().st_size.cast_unsigned();
+    for offset in [size, size - BYTES / 2, u64::MAX - 0xfff] {
+        let place = Place::Peer {
+            bridge: BRIDGE,
+            region: Region::Bar0,
+            offset,
+            key,
+        };
+        let answer = raws.map(place, Some("mapped"));
+        assert!(matches!(answer, Err(Refusal::Invalid(_))), "{answer:?}");
+    }
+    let connected = listener.accept().unwrap_err();
+    assert_eq!(connected.kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
 fn a_sublease_is_for_lenders_that_are_named_and_do_not_hold_the_device() {
     let memory = filled(1);
     let second = second(&memory);
