@@ -14,7 +14,7 @@ use crate::access::Access;
 use crate::listener::{Kind, ListenError, Listener};
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -41,13 +41,26 @@ impl FromStr for MetricsAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse::<SocketAddr>() {
-            Err(_) => Ok(Self::Path(text.into())),
-            Ok(address) if address.ip().is_loopback() => Ok(Self::Loopback(address)),
-            Ok(address) => Err(format!(
+        let port = text.rsplit_once(':').filter(|(name, port)| {
+            let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+            is_number && !name.contains('/')
+        });
+        match (text.parse::<SocketAddr>(), port) {
+            (Ok(address), _) if address.ip().is_loopback() => Ok(Self::Loopback(address)),
+            (Ok(address), _) => Err(format!(
                 "{} is no address of this host's own, such as 127.0.0.1",
                 address.ip()
             )),
+            (Err(_), None) => Ok(Self::Path(text.into())),
+            (Err(_), Some((name, port))) => match port.parse() {
+                Ok(port) if name.eq_ignore_ascii_case("localhost") => {
+                    Ok(Self::Loopback((Ipv4Addr::LOCALHOST, port).into()))
+                }
+                _ => Err(format!(
+                    "a port is one of an address of this host's own, such as 127.0.0.1:9100; a \
+                     socket of this name is ./{text}"
+                )),
+            },
         }
     }
 }

@@ -620,5 +620,29 @@ mod tests {
         for other in ["0.0.0.0:9100", "192.0.2.1:80", "[::]:9100"] {
             assert!(parse(other).is_err(), "{other}");
         }
+        let loopback = MetricsAddress::Loopback("127.0.0.1:9100".parse().unwrap());
+        for name in ["localhost:9100", "LocalHost:9100"] {
+            assert_eq!(parse(name).unwrap(), loopback);
+        }
+        for name in [
+            "host.example:9100",
+            ":9100",
+            "localhost:99999",
+            "127.0.0.1.:80",
+        ] {
+            let error = parse(name).unwrap_err();
+            let named = error.contains("127.0.0.1") && error.contains(&format!("./{name}"));
+            assert!(named, "{error}");
+        }
+        for path in [
+            "./localhost:9100",
+            "m",
+            "9100",
+            "m:",
+            "a:b",
+            "m:9100.metrics",
+        ] {
+            assert_eq!(parse(path).unwrap(), MetricsAddress::Path(path.into()));
+        }
     }
 }
