@@ -54,7 +54,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let mut releases = Vec::new();
     for release in RELEASES {
         let tree = Tree::ensure(workspace, release.host)?;
-        if has_c_library(&tree)? {
+        if has_c_library(&tree, release.host.suite, report)? {
             releases.push((release, tree));
         }
     }

@@ -97,7 +97,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let mut trees = Vec::new();
     for (spec, kernel) in RELEASES {
         let tree = Tree::ensure(workspace, spec)?;
-        if has_c_library(&tree)? {
+        if has_c_library(&tree, spec.suite, report)? {
             trees.push((tree, spec, kernel));
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use farlane_kit::process::check_output;
-use farlane_kit::progress;
+use farlane_kit::report::Report;
 use farlane_kit::tree::Tree;
 use farlane_kit::workspace::Workspace;
 
@@ -56,21 +56,28 @@ impl Drop for Trial<'_> {
     }
 }
 
-/// Whether programs that are built on this machine run in a tree.
-pub fn has_c_library(tree: &Tree) -> Result<bool> {
+/// Whether programs that are built on this machine run in a tree. Of a release where they do not,
+/// the report says so.
+pub fn has_c_library(tree: &Tree, suite: &str, report: &mut Report) -> Result<bool> {
     let mut command = Command::new("getconf");
     command.arg("GNU_LIBC_VERSION");
     let here = check_output("getconf", command, Duration::from_secs(10))?;
     let here = here.trim().trim_start_matches("glibc ").to_owned();
     let there = tree.package_version("libc6")?;
-    let has = numbers(&there) >= numbers(&here);
+    Ok(is_as_new(suite, &there, &here, report))
+}
+
+/// Whether a release's C library is as new as this machine's.
+fn is_as_new(suite: &str, there: &str, here: &str, report: &mut Report) -> bool {
+    let has = numbers(there) >= numbers(here);
     if !has {
-        progress::note(&format!(
-            "{} has glibc {there}, this machine {here}: packages that are made here need that",
-            tree.path().display()
-        ));
+        report.tell(
+            format!("Debian {suite}"),
+            "skipped",
+            format!("it has glibc {there}, and what is built on this machine needs {here}"),
+        );
     }
-    Ok(has)
+    has
 }
 
 /// The first two numbers of a version.
@@ -83,6 +90,17 @@ fn numbers(version: &str) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_release_that_is_skipped_the_report_says_why() {
+        let mut report = Report::new();
+        assert!(is_as_new("trixie", "2.41-12+deb13u5", "2.41", &mut report));
+        assert!(report.is_empty());
+        assert!(!is_as_new("bookworm", "2.36-9", "2.41", &mut report));
+        let rows: Vec<_> = report.rows().collect();
+        let why = "it has glibc 2.36-9, and what is built on this machine needs 2.41";
+        assert_eq!(rows, [["Debian bookworm", "skipped", why]]);
+    }
 
     #[test]
     fn versions_are_compared_by_their_first_two_numbers() {
