@@ -275,6 +275,7 @@ pub struct SendWqe {
     pub elements: Elements,
     inline_length: Option<usize>,
     inline: [u8; INLINE],
+    is_bad: bool,
 }
 
 impl Default for SendWqe {
@@ -292,6 +293,7 @@ impl Default for SendWqe {
             elements: Elements::default(),
             inline_length: None,
             inline: [0; INLINE],
+            is_bad: false,
         }
     }
 }
@@ -405,6 +407,13 @@ pub struct SendFormat {
 }
 
 impl SendWqe {
+    /// Whether the entry that it was parsed from is none: but its number, what it has is of the
+    /// requests before.
+    #[must_use]
+    pub fn is_bad(&self) -> bool {
+        self.is_bad
+    }
+
     /// Makes `bytes` the request's data.
     ///
     /// # Errors

@@ -221,6 +221,14 @@ impl WorkRequest for SendWqe {
     type Format = SendFormat;
 
     fn parse_as(&mut self, format: &SendFormat, entry: &[u8]) -> Result<(), WqeError> {
+        let read = self.read(format, entry);
+        self.is_bad = read.is_err();
+        read
+    }
+}
+
+impl SendWqe {
+    fn read(&mut self, format: &SendFormat, entry: &[u8]) -> Result<(), WqeError> {
         self.elements.count = 0;
         self.inline_length = None;
         let (head, rest) =

@@ -266,6 +266,14 @@ impl RxeSendFormat {
 
 impl EntryFormat<SendWqe> for RxeSendFormat {
     fn parse(&self, into: &mut SendWqe, bytes: &[u8]) -> Result<(), WqeError> {
+        let read = self.read(into, bytes);
+        into.is_bad = read.is_err();
+        read
+    }
+}
+
+impl RxeSendFormat {
+    fn read(&self, into: &mut SendWqe, bytes: &[u8]) -> Result<(), WqeError> {
         into.inline_length = None;
         into.elements.count = 0;
         let (entry, payload) =

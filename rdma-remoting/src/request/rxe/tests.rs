@@ -53,6 +53,16 @@ fn parse(entry: &RxeSendEntry, payload: &[u8]) -> Result<SendWqe, WqeError> {
         .map(|()| request)
 }
 
+#[test]
+fn a_bad_request_is_known_for_one_until_the_next() {
+    let mut request = SendWqe::default();
+    for (opcode, is_bad) in [(WR_SEND, false), (200, true), (WR_SEND, false)] {
+        let entry = self::request(opcode, WR_FLAG_SIGNALED, &[0_u8; 0]);
+        let parsed = format().parse(&mut request, &bytes(&entry, &[]));
+        assert_eq!((parsed.is_err(), request.is_bad()), (is_bad, is_bad));
+    }
+}
+
 const RDMA: RxeRdma = RxeRdma {
     remote_addr: U64::new(0x7f00_0000_1000),
     rkey: farlane_abi::zerocopy::little_endian::U32::new(0xabcd),
