@@ -61,9 +61,18 @@ impl Root {
     /// # Errors
     /// It cannot be read.
     pub fn long_text(&self, inside: impl AsRef<Path>, most: u64) -> io::Result<String> {
+        let bytes = self.bytes(inside, most)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The first `most` bytes of a file.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn bytes(&self, inside: impl AsRef<Path>, most: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.open(inside)?.take(most).read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        Ok(bytes)
     }
 
     /// A number that a file of the kernel tells; none where there is no such file.

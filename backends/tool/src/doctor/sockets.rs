@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
@@ -21,9 +22,9 @@ const LENDER: &str = "lend.sock";
 /// Most bytes of the list of sockets.
 const MOST_BYTES: u64 = 64 << 20;
 /// `__SO_ACCEPTCON` of linux/net.h: somebody listens.
-const LISTENS: u32 = 1 << 16;
+const LISTENS: u64 = 1 << 16;
 /// `SS_CONNECTED`: one that was accepted is called as the one that listens.
-const CONNECTED: u32 = 3;
+const CONNECTED: u64 = 3;
 
 /// What there is of them.
 #[derive(Debug)]
@@ -80,7 +81,7 @@ pub fn read(machine: &Machine) -> Sockets {
     let unread = unread
         .into_iter()
         .map(|(path, error)| (root.inside(&path), error.to_string()));
-    let list = root.long_text("/proc/net/unix", MOST_BYTES);
+    let list = root.bytes("/proc/net/unix", MOST_BYTES);
     let names: HashSet<_> = paths.iter().filter_map(|path| path.file_name()).collect();
     let served = list.ok().map(|list| served(root, &list, &names));
     let found = paths.into_iter().filter_map(|path| {
@@ -119,20 +120,51 @@ fn real(path: &Path) -> PathBuf {
 /// The paths in the kernel's list of sockets at which somebody listens or is connected, of those of
 /// these names: others may be anybody's, in folders that wait for whoever looks into them. Relative
 /// ones are of a folder that is not told.
-fn served(root: &Root, list: &str, names: &HashSet<&OsStr>) -> HashSet<PathBuf> {
-    let of = |line: &str| {
-        // Num RefCount Protocol Flags Type St Inode Path: inodes are padded, paths are as they are.
-        let mut fields = line.split_ascii_whitespace().skip(3);
-        let flags = u32::from_str_radix(fields.next()?, 16).ok()?;
-        let state = u32::from_str_radix(fields.nth(1)?, 16).ok()?;
-        let path = line.get(line.find(" /")? + 1..)?;
-        let is_named = Path::new(path)
-            .file_name()
-            .is_some_and(|name| names.contains(name));
-        let is_served = flags & LISTENS != 0 || state == CONNECTED;
-        (is_named && is_served).then(|| real(&root.path(path)))
+fn served(root: &Root, list: &[u8], names: &HashSet<&OsStr>) -> HashSet<PathBuf> {
+    let mut entries: Vec<(bool, Vec<u8>)> = Vec::new();
+    let list = list.strip_suffix(b"\n").unwrap_or(list);
+    for line in list.split(|byte| *byte == b'\n') {
+        match (entry(line), entries.last_mut()) {
+            (Some((is_served, path)), _) => entries.push((is_served, path.to_vec())),
+            // A path that has this character goes on.
+            (None, Some((_, path))) => {
+                path.push(b'\n');
+                path.extend_from_slice(line);
+            }
+            (None, None) => {}
+        }
+    }
+    let of = |(is_served, path): (bool, Vec<u8>)| {
+        let path = Path::new(OsStr::from_bytes(&path));
+        let is_named = path.file_name().is_some_and(|name| names.contains(name));
+        (is_served && is_named && path.is_absolute()).then(|| real(&root.path(path)))
     };
-    list.lines().filter_map(of).collect()
+    entries.into_iter().filter_map(of).collect()
+}
+
+/// Whether somebody listens or is connected at a socket, and the beginning of its path, from the
+/// beginning of its entry: `Num RefCount Protocol Flags Type St Inode Path`. Inodes are padded,
+/// paths are as they are, with whatever bytes they have.
+fn entry(line: &[u8]) -> Option<(bool, &[u8])> {
+    let colon = line.iter().position(|byte| *byte == b':')?;
+    let (number, mut rest) = line.split_at_checked(colon + 1)?;
+    hexadecimal(number.strip_suffix(b":")?)?;
+    let mut field = || {
+        let text = rest.trim_ascii_start();
+        let length = text.iter().position(|byte| *byte == b' ');
+        let (field, after) = text.split_at(length.unwrap_or(text.len()));
+        rest = after;
+        hexadecimal(field)
+    };
+    let (_references, _protocol, flags) = (field()?, field()?, field()?);
+    // The digits of an inode are decimal ones, and its value is of no use.
+    let (_kind, state, _inode) = (field()?, field()?, field()?);
+    let is_served = flags & LISTENS != 0 || state == CONNECTED;
+    Some((is_served, rest.strip_prefix(b" ").unwrap_or_default()))
+}
+
+fn hexadecimal(digits: &[u8]) -> Option<u64> {
+    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
 /// What is to be said of them.
@@ -218,7 +250,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_list_is_read(list in "([0-9a-f:]{1,9} ){0,7}.*") {
-            served(&Root::new("/none"), &list, &HashSet::new());
+            served(&Root::new("/none"), list.as_bytes(), &HashSet::new());
         }
     }
 
@@ -272,6 +304,26 @@ mod tests {
             fs::remove_file(machine.root.path("/proc/net/unix")).unwrap();
             let found = judge(&read(&machine));
             assert_eq!(levels(&found), [(Fine, "socket-stale")]);
+        }
+    }
+
+    #[test]
+    fn a_socket_whose_name_has_any_bytes_is_known_for_one_at_which_somebody_listens() {
+        const HEAD: &[u8] = b"0000000075eb7c1e: 00000002 00000000 00010000 0001 01   123 ";
+        let names: [&[u8]; 5] = [b"a\nb", b"a\n\n b: c\n", b"\x1b\t", b"\xff\xfe", b" a "];
+        for name in names {
+            let made = tempfile::tempdir().unwrap();
+            let machine = machine(made.path(), "");
+            let folder = machine.root.path("/run/farlane/blk");
+            fs::remove_file(folder.join("vm0.sock")).unwrap();
+            drop(UnixListener::bind(folder.join(OsStr::from_bytes(name))).unwrap());
+            let found = judge(&read(&machine));
+            assert_eq!(levels(&found), [(Problem, "socket-stale")], "{name:?}");
+            let line = [HEAD, b"/run/farlane/blk/", name, b"\n"].concat();
+            let list = [TITLES.as_bytes(), &line, HEAD, b"/other\n"].concat();
+            fs::write(machine.root.path("/proc/net/unix"), list).unwrap();
+            let found = judge(&read(&machine));
+            assert_eq!(levels(&found), [(Fine, "socket-stale")], "{name:?}");
         }
     }
 
