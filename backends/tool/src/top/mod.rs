@@ -11,6 +11,7 @@ mod screen;
 pub mod view;
 pub mod watch;
 
+use crate::find::FindError;
 use crate::options::TopOptions;
 use anyhow::{Context as _, bail};
 use columns::Column;
@@ -18,7 +19,7 @@ use farlane_daemon::terminal::{print, table};
 use farlane_topology::interrupt::Interrupt;
 use keys::Action;
 use std::io::IsTerminal as _;
-use std::sync::mpsc::TryRecvError;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 use view::View;
 use watch::{Look, Watch};
@@ -42,8 +43,10 @@ pub fn run(options: &TopOptions) -> anyhow::Result<()> {
         bail!("Standard output is no terminal: --once prints one look");
     }
     let interrupt = Interrupt::begin().context("Cannot block signals")?;
-    let first = watch.look()?;
     let looks = watch.again_and_again(interval)?;
+    let Some(first) = first(&looks, &interrupt)? else {
+        return Ok(());
+    };
     let mut screen = screen::Screen::begin().context("Cannot use the terminal")?;
     let mut view = View::new(first);
     loop {
@@ -56,11 +59,32 @@ pub fn run(options: &TopOptions) -> anyhow::Result<()> {
         if interrupt.pause(Instant::now()) {
             return Ok(());
         }
-        match looks.try_recv() {
-            Ok(look) => view.take(look?),
-            Err(TryRecvError::Empty) => {}
-            Err(TryRecvError::Disconnected) => bail!("Nobody looks at backends any more"),
+        if let Some(look) = next(&looks)? {
+            view.take(look);
         }
+    }
+}
+
+type Looks = Receiver<Result<Look, FindError>>;
+
+/// The first look; none where a signal came before: backends may let the time go by.
+fn first(looks: &Looks, interrupt: &Interrupt) -> anyhow::Result<Option<Look>> {
+    loop {
+        if let Some(look) = next(looks)? {
+            return Ok(Some(look));
+        }
+        if interrupt.pause(Instant::now() + LATE) {
+            return Ok(None);
+        }
+    }
+}
+
+/// Another look, where there is one.
+fn next(looks: &Looks) -> anyhow::Result<Option<Look>> {
+    match looks.try_recv() {
+        Ok(look) => Ok(Some(look?)),
+        Err(TryRecvError::Empty) => Ok(None),
+        Err(TryRecvError::Disconnected) => bail!("Nobody looks at backends any more"),
     }
 }
 
@@ -85,7 +109,35 @@ fn text(look: &Look) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::Backends;
     use crate::top::rates::tests::row;
+    use farlane_daemon::metrics::MetricsAddress;
+    use std::os::unix::net::UnixListener;
+
+    /// Some are asked at once, others after those.
+    const ASKED: usize = 256;
+
+    #[test]
+    fn a_signal_ends_the_first_look_at_backends_that_let_the_time_go_by() {
+        // In a thread of its own: the mask is the thread's.
+        let thread = std::thread::spawn(|| {
+            let made = tempfile::tempdir().unwrap();
+            let path = made.path().join("silent.metrics");
+            let silent = UnixListener::bind(&path).unwrap();
+            std::thread::spawn(move || silent.incoming().take(ASKED).collect::<Vec<_>>());
+            let watch = Watch::new(Backends {
+                sockets: vec![MetricsAddress::Path(path); ASKED],
+                folder: made.path().to_owned(),
+            });
+            let interrupt = Interrupt::begin().unwrap();
+            let looks = watch.again_and_again(Duration::ZERO).unwrap();
+            // SAFETY: the signal is blocked in this thread, to which it goes.
+            assert_eq!(unsafe { libc::raise(libc::SIGTERM) }, 0);
+            let seen = first(&looks, &interrupt).unwrap();
+            assert!(seen.is_none(), "the look has ended first");
+        });
+        thread.join().unwrap();
+    }
 
     #[test]
     fn one_look_is_printed_as_a_table() {

@@ -58,7 +58,7 @@ impl Watch {
         Ok(Look { rows, silent })
     }
 
-    /// Looks this often, until nobody wants to know.
+    /// Looks at once and then this often, until nobody wants to know.
     ///
     /// # Errors
     /// There cannot be another thread.
@@ -69,10 +69,10 @@ impl Watch {
         let (sender, looks) = sync_channel(1);
         std::thread::Builder::new().spawn(move || {
             loop {
-                std::thread::sleep(interval);
                 if sender.send(self.look()).is_err() {
                     return;
                 }
+                std::thread::sleep(interval);
             }
         })?;
         Ok(looks)
