@@ -23,8 +23,13 @@ fn measure() -> u64 {
     let (begin, first) = look();
     thread::sleep(INTERVAL);
     let (end, last) = look();
-    let micros = end.duration_since(begin).as_micros().max(1);
-    u64::try_from(u128::from(last.wrapping_sub(first)) * 1000 / micros).unwrap_or(u64::MAX)
+    frequency(last.wrapping_sub(first), end.duration_since(begin))
+}
+
+/// In kHz: it has counted so many in that time.
+fn frequency(counted: u64, time: Duration) -> u64 {
+    let nanos = time.as_nanos().max(1);
+    u64::try_from(u128::from(counted) * 1_000_000 / nanos).unwrap_or(u64::MAX)
 }
 
 /// A time, and the counter at that time.
@@ -44,8 +49,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_measured_the_same_twice() {
-        let measured = [measure(), measure()];
-        assert!(measured[0].abs_diff(measured[1]) < measured[0] / 100);
+    fn a_frequency_is_in_kilohertz() {
+        for (counted, micros, khz) in [
+            (125_000_000, 50_000, 2_500_000),
+            (2_500, 1, 2_500_000),
+            (1, 1_000, 1),
+            (0, 50_000, 0),
+            (u64::MAX, 0, u64::MAX),
+        ] {
+            assert_eq!(frequency(counted, Duration::from_micros(micros)), khz);
+        }
+    }
+
+    #[test]
+    fn the_counter_counts_as_fast_as_was_measured() {
+        // SAFETY: as in `look`.
+        let counter = || unsafe { _rdtsc() };
+        let measured = measure();
+        let (outer, begin) = (counter(), Instant::now());
+        let inner = counter();
+        thread::sleep(INTERVAL * 2);
+        let inner = counter().wrapping_sub(inner);
+        let time = begin.elapsed();
+        let outer = counter().wrapping_sub(outer);
+        let expected = u128::from(measured) * time.as_nanos() / 1_000_000;
+        // However late this thread runs between two of these, one goes on longer than the time,
+        // the other less long.
+        let (most, least) = (u128::from(outer), u128::from(inner));
+        let tolerance = expected / 100;
+        let is_right = least <= expected + tolerance && most + tolerance >= expected;
+        assert!(
+            is_right,
+            "{least} to {most}, and {expected} by what was measured"
+        );
     }
 }
