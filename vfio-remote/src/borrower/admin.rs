@@ -2,7 +2,7 @@
 
 use super::session::{SessionError, greet};
 use crate::protocol::message::{DeviceStatus, Policy, Reply, Request, ToBorrower, ToLender};
-use crate::protocol::{Connector, HANDSHAKE, Received};
+use crate::protocol::{ConnectionError, Connector, HANDSHAKE, Received};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,11 @@ const MAX_DEVICES: usize = 1 << 16;
 
 fn ask(connector: &Connector, name: &str, request: Request) -> Result<Reply, SessionError> {
     let (sender, mut receiver, _) = greet(connector, name, Instant::now() + HANDSHAKE)?;
-    sender.send(&ToLender::Request { id: 1, request }, &[])?;
+    let sent = sender.send(&ToLender::Request { id: 1, request }, &[]);
+    sent.map_err(|e| match e {
+        ConnectionError::TooLong(bytes) => SessionError::TooLong { bytes },
+        e => e.into(),
+    })?;
     match receiver.receive::<ToBorrower>(Some(Instant::now() + PATIENCE))? {
         Some(Received {
             message: ToBorrower::Reply { id: 1, result },

@@ -163,6 +163,32 @@ fn who_waits_for_a_device_that_is_being_returned_does_not_get_what_was_taken_fro
 }
 
 #[test]
+fn a_policy_that_no_message_holds_is_refused_with_its_size_and_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (lender, connector) = started(folder.path());
+    lender.accept_policies(BTreeMap::new());
+    let reload = |count: u32| {
+        let lenders = (0..count).map(|n| format!("rack{n:08}"));
+        let policy = Policy {
+            lenders: lenders.collect(),
+            ..lends_to(&["rack3"])
+        };
+        borrower::reload(&connector, "admin", policy, BTreeMap::new())
+    };
+    // 13 bytes each, with its length.
+    let error = reload(4000).unwrap_err().to_string();
+    let size = error.split(' ').find_map(|word| word.parse::<u32>().ok());
+    assert!(
+        size.is_some_and(|size| (52_000..52_100).contains(&size)),
+        "{error}"
+    );
+    assert!(error.contains("at most 49152"), "{error}");
+    assert_eq!(lender.status()[0].borrowers, ["rack2"]);
+    reload(3700).unwrap();
+    assert_eq!(lender.status()[0].borrowers, ["rack3"]);
+}
+
+#[test]
 fn what_cannot_change_is_refused_with_all_that_could() {
     let folder = tempfile::tempdir().unwrap();
     let (lender, connector) = started(folder.path());

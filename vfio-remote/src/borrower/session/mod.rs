@@ -10,8 +10,8 @@ use super::deadline::Deadline;
 use super::signals::Signals;
 use crate::lender::{TERMS, is_name};
 use crate::protocol::message::{
-    Attached, Fence, MAX_DATA_BYTES, PeerKey, Refusal, Reply, Request, ToBorrower, ToLender,
-    VERSION,
+    Attached, Fence, MAX_DATA_BYTES, MAX_FRAME_BYTES, PeerKey, Refusal, Reply, Request, ToBorrower,
+    ToLender, VERSION,
 };
 use crate::protocol::{ConnectionError, Connector, Received, Receiver, Sender};
 use farlane_pci::{AddressRange, DmaSpace, Region};
@@ -69,6 +69,14 @@ pub enum SessionError {
     /// The connection does not work.
     #[error("The connection to the lender does not work")]
     Connection(#[from] ConnectionError),
+    /// What is to be said is longer than any message. Nothing was sent.
+    #[error(
+        "What is said to the lender has {bytes} bytes: a message has at most {MAX_FRAME_BYTES}"
+    )]
+    TooLong {
+        /// How long it is.
+        bytes: usize,
+    },
     /// The lender speaks another version of the protocol.
     #[error("The lender speaks version {0} of the protocol, not {VERSION}")]
     Version(u32),
