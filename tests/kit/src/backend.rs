@@ -99,6 +99,14 @@ impl Backend {
         self.process.signal(Signal::STOP)
     }
 
+    /// Sends SIGHUP, which is nothing to a daemon.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn hang_up(&mut self) -> Result<()> {
+        self.process.signal(Signal::HUP)
+    }
+
     /// Ends the daemon with SIGKILL.
     ///
     /// # Errors

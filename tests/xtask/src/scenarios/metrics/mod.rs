@@ -111,6 +111,11 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         )?);
     }
 
+    // All of them are asked after it.
+    for daemon in &mut daemons {
+        daemon.hang_up()?;
+    }
+
     let prometheus = Prometheus::start(run, &tree, &network, names.len())?;
     let found = prometheus.query("farlane_build_info")?;
     let known: BTreeSet<_> = names
