@@ -16,6 +16,7 @@
 //! It is turned into words of the command line, so that both are read by one parser and can say the
 //! same; where both have an option that comes once, that of the command line holds.
 
+use crate::logging;
 use clap::error::{ContextKind, ContextValue};
 use clap::{ArgAction, Command, Parser};
 use std::ffi::OsString;
@@ -111,7 +112,7 @@ fn or_end<O: Parser>(parsed: Result<O, ConfigError>) -> O {
         Err(ConfigError::Words(error)) => error.exit(),
         Err(error) => {
             let error = anyhow::Error::from(error);
-            eprintln!("{}: {error:#}", O::command().get_name());
+            logging::print_failure(O::command().get_name(), &error);
             std::process::exit(2)
         }
     }

@@ -92,6 +92,15 @@ pub(crate) fn write_to_journal(out: &mut Formatter, record: &Record<'_>) -> std:
         .try_for_each(|line| writeln!(out, "<{priority}>{line}"))
 }
 
+/// Prints why a program ends, after its name: an error, where the journal reads it.
+pub(crate) fn print_failure(program: &str, error: &anyhow::Error) {
+    let priority = if is_journal() { "<3>" } else { "" };
+    let text = format!("{program}: {error:#}");
+    for line in text.lines() {
+        eprintln!("{priority}{line}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,6 +126,7 @@ mod tests {
             init(builder.filter_level(LevelFilter::Info).build()).unwrap();
             log::warn!("two\nlines");
             log::info!("one");
+            print_failure("daemon", &anyhow::anyhow!("it\nends"));
             return;
         }
         let log = tempfile::NamedTempFile::new().unwrap();
@@ -133,9 +143,13 @@ mod tests {
             std::fs::read_to_string(log.path()).unwrap()
         };
         let target = module_path!();
-        let said = format!("<4>{target}: two\n<4>lines\n<6>{target}: one\n");
+        let said = format!(
+            "<4>{target}: two\n<4>lines\n<6>{target}: one\n\
+             <3>daemon: it\n<3>ends\n"
+        );
         assert_eq!(run(stream_of(&stat)), said);
         let said = run("1:1".to_owned());
         assert!(said.contains(" WARN ") && !said.starts_with('<'), "{said}");
+        assert!(said.ends_with("\ndaemon: it\nends\n"), "{said}");
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::config;
 use crate::control::{Control, Ending, Stopper};
+use crate::logging;
 use crate::metrics::Collect;
 use crate::options::{Capabilities, DaemonOptions};
 use crate::privileges::{self, Needs};
@@ -80,7 +81,7 @@ pub fn exit_code<O: clap::Parser>(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("{}: {e:#}", O::command().get_name());
+            logging::print_failure(O::command().get_name(), &e);
             ExitCode::FAILURE
         }
     }
