@@ -258,7 +258,7 @@ fn units_and_profiles(room: &Room) -> Result<()> {
             "systemd-analyze security --offline=true --threshold=30 {unit}"
         ))?;
     }
-    for profile in ["blk", "net", "rdma"] {
+    for profile in ["blk", "borrow", "lend", "net", "rdma"] {
         room.run(&format!(
             "apparmor_parser --skip-kernel-load --skip-cache \
              /etc/apparmor.d/usr.bin.farlane-{profile}"
