@@ -135,6 +135,23 @@ impl Room {
         check_output(line, self.shell(line), TIMEOUT)
     }
 
+    /// The room's root folder, for programs of [`Room::beside`].
+    pub fn path(&self) -> &Path {
+        &self.root
+    }
+
+    /// A program of this machine, with its root folder, that sees what is mounted in the room.
+    pub fn beside(&self, command: &Command) -> Command {
+        let mut beside = Command::new("nsenter");
+        beside
+            .arg("--target")
+            .arg(self.holder.pid().to_string())
+            .arg("--mount")
+            .arg(command.get_program())
+            .args(command.get_args());
+        beside
+    }
+
     /// All files and folders, but for those that `is_left_out` says.
     ///
     /// # Errors

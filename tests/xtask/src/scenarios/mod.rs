@@ -55,6 +55,7 @@ mod rdma_users;
 mod rdma_verbs;
 mod rdma_vs_rxe;
 mod rdma_workers;
+mod services;
 mod topology;
 mod tracing;
 mod vmkit;

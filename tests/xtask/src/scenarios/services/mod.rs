@@ -1,0 +1,242 @@
+//! The units of the package under a systemd that is process 1, with AppArmor: connected to, killed,
+//! restarted, stopped, and kept from what they may not do.
+
+mod machine;
+mod page;
+
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
+
+use self::machine::{DRIVER, boot};
+use crate::conditions::{no_complaint, wait_until};
+use crate::run::Run;
+
+/// The unit of the first disk.
+const DISK: &str = "farlane-blk@vm0";
+
+/// A disk where the profile allows none, and its unit.
+const ELSEWHERE: &str = "/data/vm1.img";
+const DISK_ELSEWHERE: &str = "farlane-blk@vm1";
+
+/// The units of the other backends, and their configuration: what needs no hardware.
+const OTHERS: &[(&str, &str, &str)] = &[
+    (
+        "farlane-net@vm0",
+        "/etc/farlane/net/vm0.toml",
+        "fd = 3\ntap = \"tap0\"\nqueues = 2\n",
+    ),
+    (
+        "farlane-rdma@vm0",
+        "/etc/farlane/rdma/vm0.toml",
+        "[[vm]]\nfd = 3\ngid = \"10.0.0.1\"\n",
+    ),
+    (
+        "farlane-lend",
+        "/etc/farlane/lend.toml",
+        "listen = [\"unix:/run/farlane/lend.sock\"]\n\
+         [[device]]\nname = \"scratch\"\nsource = \"nvme\"\nnamespace = [{ null = \"1G\" }]\n",
+    ),
+    (
+        "farlane-borrow@vm0",
+        "/etc/farlane/borrow/vm0.toml",
+        "socket-path = [\"/run/farlane/borrow/vm0.sock\"]\ndevice = [\"scratch\"]\n",
+    ),
+];
+
+/// What the kernel has recorded since it began: what AppArmor has denied, and whom a seccomp filter
+/// has stopped (audit records 1400 and 1326).
+const RECORDS: &str = "dmesg | grep -E 'apparmor=\"DENIED\"|type=1326' || test $? -eq 1";
+
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let page = run.context.workspace().root().join("docs/install.md");
+    let page = fs::read_to_string(&page).with_context(|| format!("No {}", page.display()))?;
+    let first_disk = page::block(&page, "cat >/etc/farlane/blk/vm0.toml")?;
+    let other_folder = page::block(&page, "/etc/apparmor.d/local/usr.bin.farlane-blk")?;
+    let guest = boot(run)?;
+    let step = |what: &str, act: &dyn Fn() -> Result<()>| {
+        progress::step(what, act).with_context(|| what.to_owned())
+    };
+    step("Connecting to the first disk", &|| {
+        first_connection(&guest, &first_disk)
+    })?;
+    step("Starting the other backends", &|| others(&guest))?;
+    step("Killing, restarting and stopping", &|| life(&guest))?;
+    let records = guest.run(RECORDS)?;
+    ensure!(records.is_empty(), "The kernel has recorded:\n{records}");
+    step("Serving a disk that the profile does not allow", &|| {
+        elsewhere(&guest, &other_folder)
+    })?;
+    no_complaint(&guest)?;
+    report.add("systemd and AppArmor", "five units in Debian 13", "work");
+    Ok(())
+}
+
+/// The page's lines make a socket, whose first connection starts the service.
+fn first_connection(guest: &Guest, lines: &str) -> Result<()> {
+    guest.run(lines)?;
+    let state = property(guest, DISK, "ActiveState")?;
+    ensure!(
+        state == "inactive",
+        "Without a connection, {DISK} is {state}"
+    );
+    connect(guest)?;
+    is_serving(guest, DISK)
+}
+
+/// Writes to the disk and reads it, over its socket.
+fn connect(guest: &Guest) -> Result<()> {
+    let said = guest.run(&format!(
+        "{DRIVER} --socket /run/farlane/blk/vm0.sock --job cpu=0,memory=0 --requests 50"
+    ))?;
+    ensure!(said.contains("all right"), "The disk's driver says: {said}");
+    Ok(())
+}
+
+/// The others start, confined too, and all are found by `farlane status`.
+fn others(guest: &Guest) -> Result<()> {
+    for (unit, file, text) in OTHERS {
+        guest.write_file(file, 0o644, text.as_bytes())?;
+        guest.run(&format!("systemctl start {unit}.service"))?;
+        is_serving(guest, unit)?;
+    }
+    guest.run("systemctl reload farlane-lend.service")?;
+    is_serving(guest, "farlane-lend")?;
+    let status = guest.run("farlane status")?;
+    let rows = status.lines().skip(1).map(|row| {
+        let mut words = row.split_whitespace();
+        (
+            words.next().unwrap_or_default(),
+            words.next().unwrap_or_default(),
+        )
+    });
+    let rows: Vec<_> = rows.collect();
+    let wanted = [
+        ("blk", "vm0"),
+        ("borrow", "vm0"),
+        ("lend", "lend"),
+        ("net", "vm0"),
+        ("rdma", "vm0"),
+    ];
+    ensure!(rows == wanted, "farlane status shows:\n{status}");
+    Ok(())
+}
+
+/// The service has said that it serves, runs as its user under its profile, and is as confined as
+/// the documentation says.
+fn is_serving(guest: &Guest, unit: &str) -> Result<()> {
+    // As the first connection starts it, it may be starting: this waits.
+    guest.run(&format!("systemctl start {unit}.service"))?;
+    let status = property(guest, unit, "StatusText")?;
+    ensure!(status == "Serving", "{unit} has the status {status:?}");
+    let pid = property(guest, unit, "MainPID")?;
+    let profile = guest.run(&format!("cat /proc/{pid}/attr/current"))?;
+    let program = unit.split('@').next().unwrap_or(unit);
+    ensure!(
+        profile.trim() == format!("{program} (enforce)"),
+        "{unit} is confined by {profile}"
+    );
+    let users = guest.run(&format!(
+        "id -u farlane && sed -n 's/^Uid:\\t//p' /proc/{pid}/status"
+    ))?;
+    let mut users = users.split_whitespace();
+    let user = users.next();
+    ensure!(
+        users.clone().count() == 4 && users.all(|other| Some(other) == user),
+        "{unit} does not run as the user farlane alone"
+    );
+    guest.run(&format!(
+        "systemd-analyze security --threshold=30 {unit}.service"
+    ))?;
+    Ok(())
+}
+
+/// Killed, restarted and stopped, the service serves whoever connects next.
+fn life(guest: &Guest) -> Result<()> {
+    let service = format!("{DISK}.service");
+    let mut last = property(guest, DISK, "MainPID")?;
+    let mut is_another = |after: &str| {
+        connect(guest).with_context(|| format!("After {after}"))?;
+        is_serving(guest, DISK)?;
+        let pid = property(guest, DISK, "MainPID")?;
+        ensure!(pid != last, "After {after}, process {pid} goes on");
+        last = pid;
+        Ok(())
+    };
+    guest.run(&format!("systemctl kill --signal=KILL {service}"))?;
+    wait_until("systemd has seen the end", || {
+        Ok(property(guest, DISK, "NRestarts")? == "1")
+    })?;
+    is_another("kill -9")?;
+    guest.run(&format!("systemctl restart {service}"))?;
+    is_another("a restart")?;
+    guest.run(&format!("systemctl stop {service} 2>&1"))?;
+    let end = [
+        property(guest, DISK, "ActiveState")?,
+        property(guest, DISK, "Result")?,
+        property(guest, DISK, "ExecMainStatus")?,
+    ];
+    ensure!(
+        end == ["inactive", "success", "0"],
+        "Stopped, {DISK} is {end:?}"
+    );
+    is_another("a stop")?;
+    guest.run(&format!(
+        "systemctl stop {DISK}.socket && test ! -e /run/farlane/blk/vm0.sock"
+    ))?;
+    let state = property(guest, DISK, "ActiveState")?;
+    ensure!(state == "inactive", "Without its socket, {DISK} is {state}");
+    Ok(())
+}
+
+/// Such a disk is refused, in the journal as an error and in the kernel's log; with the page's
+/// lines it is served.
+fn elsewhere(guest: &Guest, lines: &str) -> Result<()> {
+    guest.run(&format!(
+        "mkdir /data && truncate -s 64M {ELSEWHERE} && chown -R farlane: /data"
+    ))?;
+    let configuration = format!("fd = 3\npath = \"{ELSEWHERE}\"\n");
+    guest.write_file("/etc/farlane/blk/vm1.toml", 0o644, configuration.as_bytes())?;
+    let start = format!("systemctl start {DISK_ELSEWHERE}.service");
+    ensure!(
+        !guest.exec(&start)?.success(),
+        "{ELSEWHERE} is served without a rule of the profile"
+    );
+    let errors = guest.run(&format!(
+        "journalctl --unit {DISK_ELSEWHERE}.service --priority err --output cat"
+    ))?;
+    ensure!(
+        errors.contains(ELSEWHERE) && errors.contains("Permission denied"),
+        "As errors the journal has:\n{errors}"
+    );
+    let records = guest.run(RECORDS)?;
+    let denied = format!("profile=\"farlane-blk\" name=\"{ELSEWHERE}\"");
+    ensure!(
+        !records.is_empty() && records.lines().all(|line| line.contains(&denied)),
+        "The kernel has recorded:\n{records}"
+    );
+    guest.run(lines)?;
+    // It may have failed too often to be started at once.
+    guest.run(&format!(
+        "systemctl stop {DISK_ELSEWHERE}.service {DISK_ELSEWHERE}.socket && \
+         systemctl reset-failed '{DISK_ELSEWHERE}*'"
+    ))?;
+    let started = guest.exec(&start)?;
+    ensure!(
+        started.success(),
+        "With the page's rule, {DISK_ELSEWHERE} says:\n{}",
+        guest.run(&format!(
+            "journalctl --unit {DISK_ELSEWHERE}.service --output cat | tail -n 20; {RECORDS}"
+        ))?
+    );
+    is_serving(guest, DISK_ELSEWHERE)
+}
+
+/// A property of a unit's service, as systemd says it.
+fn property(guest: &Guest, unit: &str, name: &str) -> Result<String> {
+    let said = guest.run(&format!("systemctl show --value -p {name} {unit}.service"))?;
+    Ok(said.trim().to_owned())
+}
