@@ -1,11 +1,14 @@
-//! Man pages and shell completions of Farlane's programs, made from their command lines.
+//! Man pages, pages for the site, and shell completions of Farlane's programs, made from their
+//! command lines.
 //!
 //! * [`programs`]: which programs there are;
-//! * [`man`]: a page;
+//! * [`man`]: a man page;
+//! * [`reference`]: a page for the site;
 //! * [`write_all`]: all of it, in a folder.
 
 pub mod man;
 pub mod programs;
+pub mod reference;
 
 use anyhow::Context as _;
 use clap_complete::{Shell, generate_to};
@@ -19,7 +22,7 @@ const SHELLS: [(Shell, &str); 3] = [
     (Shell::Fish, "fish"),
 ];
 
-/// Writes `man/*.1`, and completions in `bash`, `zsh` and `fish`, in a folder.
+/// Writes `man/*.1`, `reference/*.md`, and completions in `bash`, `zsh` and `fish`, in a folder.
 ///
 /// # Errors
 /// When something cannot be written.
@@ -30,11 +33,15 @@ pub fn write_all(out: &Path) -> anyhow::Result<()> {
         anyhow::Ok(folder)
     };
     let pages = folder("man")?;
+    let reference = folder("reference")?;
     for program in programs::all() {
         for (name, text) in man::pages(&program)? {
             let path = pages.join(format!("{name}.1"));
             fs::write(&path, text).with_context(|| format!("Cannot write {}", path.display()))?;
         }
+        let path = reference.join(format!("{}.md", program.command.get_name()));
+        fs::write(&path, reference::page(&program))
+            .with_context(|| format!("Cannot write {}", path.display()))?;
         let mut command = program.command;
         let name = command.get_name().to_owned();
         for (shell, into) in SHELLS {
@@ -71,6 +78,7 @@ mod tests {
                 format!("bash/{name}"),
                 format!("zsh/_{name}"),
                 format!("fish/{name}.fish"),
+                format!("reference/{name}.md"),
             ] {
                 assert!(out.path().join(&completion).exists(), "{completion}");
             }

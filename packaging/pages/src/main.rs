@@ -1,11 +1,11 @@
-//! `farlane-pages OUTDIR`: writes man pages and shell completions.
+//! `farlane-pages OUTDIR`: writes man pages, pages for the site and shell completions.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Writes the man pages and shell completions of Farlane's programs
+/// Writes the man pages, pages for the site and shell completions of Farlane's programs
 #[derive(Parser)]
 #[command(name = "farlane-pages")]
 struct Options {
