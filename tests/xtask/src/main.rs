@@ -3,7 +3,9 @@
 
 mod asan;
 mod bench;
+mod book;
 mod capture;
+mod cargo_tool;
 mod check;
 mod checked;
 mod clean;
@@ -23,6 +25,7 @@ mod iperf;
 mod jobs;
 mod kasan;
 mod lending;
+mod links;
 mod metrics;
 mod miri;
 mod mounted;
@@ -151,6 +154,12 @@ enum Task {
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
     },
+    /// Makes the documents a site, in target/book, and checks its links
+    Book {
+        /// Makes it in this folder: a new one, an empty one, or that of an earlier site
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+    },
     /// Boots a virtual machine with its console on this terminal
     Vm,
     /// Removes everything that the VM kit made and keeps
@@ -204,6 +213,7 @@ fn perform(task: Task) -> Result<ExitCode> {
         }
         Task::Kasan { filter } => kasan::run(&workspace, filter.as_deref().unwrap_or_default()),
         Task::Package { out } => package::run(&workspace, out.as_deref()),
+        Task::Book { out } => book::run(&workspace, out.as_deref()),
         Task::Vm => vm::run(&workspace),
         Task::Clean => clean::run(&workspace),
     }

@@ -2,22 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use crate::links::{fenced, targets};
+
 /// Lines that are neither in a fenced block nor of a table, with their numbers.
 pub fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = fenced(text).filter(|(_, _, in_fence)| !in_fence);
     let lines = lines.map(|(number, line, _)| (number, line));
     lines.filter(|(_, line)| !line.trim_start().starts_with('|'))
-}
-
-/// Lines with their numbers, and whether each is in a fenced block.
-fn fenced(text: &str) -> impl Iterator<Item = (usize, &str, bool)> {
-    let mut in_fence = false;
-    text.lines().zip(1..).map(move |(line, number)| {
-        let is_fence = line.trim_start().starts_with("```");
-        let was = in_fence;
-        in_fence ^= is_fence;
-        (number, line, was || is_fence)
-    })
 }
 
 /// Inline code spans, and the commands in fenced blocks, each with its line's number.
@@ -45,14 +36,10 @@ pub fn code(text: &str) -> Vec<(usize, &str)> {
 
 /// Targets of links within the checkout, with the numbers of their lines.
 pub fn links(text: &str) -> Vec<(usize, &str)> {
-    let mut found = Vec::new();
-    for (number, line, in_fence) in fenced(text) {
-        let targets = line.split("](").skip(1);
-        let targets = targets.filter_map(|rest| Some(rest.split_once(')')?.0));
-        let inside = targets.filter(|target| !in_fence && !target.contains("://"));
-        found.extend(inside.map(|target| (number, target)));
-    }
-    found
+    let lines = fenced(text).filter(|(_, _, in_fence)| !in_fence);
+    lines
+        .flat_map(|(number, line, _)| targets(line).map(move |range| (number, &line[range])))
+        .collect()
 }
 
 /// The anchors of a document's headings.

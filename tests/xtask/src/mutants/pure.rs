@@ -15,6 +15,8 @@ use farlane_kit::process::{Process, describe};
 use farlane_kit::progress;
 use farlane_kit::workspace::Workspace;
 
+use crate::cargo_tool;
+
 /// A part of the product: its package, and which of its files, as globs from the root of the
 /// checkout.
 struct Part {
@@ -51,9 +53,6 @@ const SECONDS: &str = "60";
 /// How long one part may take.
 const TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 
-/// How long building cargo-mutants may take.
-const INSTALL_TIMEOUT: Duration = Duration::from_secs(3600);
-
 /// Runs cargo-mutants over the parts whose packages' names contain the filter.
 ///
 /// # Errors
@@ -66,7 +65,7 @@ pub fn run(workspace: &Workspace, filter: Option<&str>) -> Result<ExitCode> {
         "No pure part of the product has {:?} in its package's name",
         filter.unwrap_or_default()
     );
-    let program = install(workspace)?;
+    let program = cargo_tool::ensure(workspace, "cargo-mutants", &[])?;
     let mut survived = Vec::new();
     for part in parts {
         let package = part.package;
@@ -83,25 +82,6 @@ pub fn run(workspace: &Workspace, filter: Option<&str>) -> Result<ExitCode> {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
-}
-
-/// cargo-mutants, built if it is not there.
-fn install(workspace: &Workspace) -> Result<PathBuf> {
-    let tools = workspace.target().join("tools");
-    let program = tools.join("bin/cargo-mutants");
-    if !program.exists() {
-        let mut command = workspace.cargo(&["install", "--locked", "--quiet", "--root"]);
-        command.arg(&tools).arg("cargo-mutants");
-        progress::step("Building cargo-mutants", || {
-            let mut process = Process::spawn("cargo install", command)?;
-            match process.wait(INSTALL_TIMEOUT)? {
-                Some(status) if status.success() => Ok(()),
-                Some(status) => bail!("cargo install failed: {}", describe(status)),
-                None => bail!("cargo install takes over an hour"),
-            }
-        })?;
-    }
-    Ok(program)
 }
 
 /// Runs it over one part, and returns which faults no test has found.

@@ -3,14 +3,15 @@
 use farlane_kit::debian::{HEADERS_6_1, HEADERS_6_12};
 
 use super::{
-    Scenario, blk, blk_crash, blk_vs_qsd, cloud_hypervisor, doctor, driver_builds, driver_device,
-    driver_kernels, gpu_coherence, gpu_hostile, gpu_p2pmem, gpu_raid, gpu_read, gpu_scan, gpu_soft,
-    gpu_stacks, gpu_unmodified, gpu_write, kills, lend_crash, lend_hostile, lend_partition,
-    lend_reassign, lend_soft, lend_vfio, lend_vs_local, libvirt, metrics, metrics_page, net_vs_tap,
-    octo_net, octo_net_flood, octo_net_peers, octo_restart, octo_ssd, octo_ssd_failover, p2p_lent,
-    package, rdma_apps, rdma_buffers, rdma_cm, rdma_crash, rdma_host, rdma_isolation,
-    rdma_perftest, rdma_pingpong, rdma_pyverbs, rdma_stock, rdma_tenants, rdma_ulps, rdma_users,
-    rdma_verbs, rdma_vs_rxe, rdma_workers, services, topology, tracing, vmkit,
+    Scenario, blk, blk_crash, blk_vs_qsd, book, cloud_hypervisor, doctor, driver_builds,
+    driver_device, driver_kernels, gpu_coherence, gpu_hostile, gpu_p2pmem, gpu_raid, gpu_read,
+    gpu_scan, gpu_soft, gpu_stacks, gpu_unmodified, gpu_write, kills, lend_crash, lend_hostile,
+    lend_partition, lend_reassign, lend_soft, lend_vfio, lend_vs_local, libvirt, metrics,
+    metrics_page, net_vs_tap, octo_net, octo_net_flood, octo_net_peers, octo_restart, octo_ssd,
+    octo_ssd_failover, p2p_lent, package, rdma_apps, rdma_buffers, rdma_cm, rdma_crash, rdma_host,
+    rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs, rdma_stock, rdma_tenants,
+    rdma_ulps, rdma_users, rdma_verbs, rdma_vs_rxe, rdma_workers, services, topology, tracing,
+    vmkit,
 };
 use crate::versus::Form;
 
@@ -135,6 +136,8 @@ scenarios! {
     test "doctor" = doctor::run,
         "farlane doctor finds each fault that is made in a container, and that alone; in a VM, the \
          missing module";
+    test "book" = book::run,
+        "the documents become a site by mdBook, each of whose links leads somewhere";
     test "metrics" = metrics::run,
         "Debian's Prometheus reads the metrics of all daemons; each query of the Grafana dashboard \
          has a series; farlane shows them in a table, and in a terminal (tmux)";

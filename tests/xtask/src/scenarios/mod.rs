@@ -3,6 +3,7 @@
 mod blk;
 mod blk_crash;
 mod blk_vs_qsd;
+mod book;
 mod cloud_hypervisor;
 mod doctor;
 mod driver_builds;
