@@ -3,7 +3,7 @@
 //!
 //! * [`programs`]: which programs there are;
 //! * [`man`]: a man page;
-//! * [`reference`]: a page for the site;
+//! * [`mod@reference`]: a page for the site;
 //! * [`write_all`]: all of it, in a folder.
 
 pub mod man;
