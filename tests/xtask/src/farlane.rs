@@ -230,15 +230,25 @@ impl Farlane {
         files: &[GuestFile],
         host: Option<&Path>,
     ) -> Result<Pair> {
+        self.boot_pair_as(run, wire, host, |config| config.files(files.to_vec()))
+    }
+
+    /// Boots two guests that reach each other's device, on this machine's socket too where there is
+    /// one; `with` says what else each has.
+    pub fn boot_pair_as<'w>(
+        &self,
+        run: &Run<'_>,
+        wire: &'w Wire,
+        host: Option<&Path>,
+        with: impl Fn(VmConfig<'w>) -> VmConfig<'w>,
+    ) -> Result<Pair> {
         let sockets = [run.path("a"), run.path("b")];
         let backend = self.daemon(
             run,
             &[(&sockets[0], "10.0.0.1"), (&sockets[1], "10.0.0.2")],
             host,
         )?;
-        let [a, b] = run.boot_pair(wire, |config, end| {
-            self.attach(config, end, &sockets).files(files.to_vec())
-        })?;
+        let [a, b] = run.boot_pair(wire, |config, end| with(self.attach(config, end, &sockets)))?;
         wait_device(&a)?;
         wait_device(&b)?;
         Ok(Pair { a, b, backend })

@@ -65,6 +65,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("docs", "docs"),
     ("guest-driver", "guest-driver"),
     ("guest-lib/farlane/examples/transfer.c", "transfer.c"),
+    ("guest-lib/farlane/examples/transfer.py", "transfer.py"),
     ("guest-lib/farlane/include/farlane.h", "farlane.h"),
     ("packaging/grafana", "grafana"),
     ("qemu-configs", "qemu-configs"),

@@ -1,5 +1,5 @@
-//! Host-allocated buffers and transfers with callbacks: the examples of libfarlane, C and Rust,
-//! against each other; and what becomes of a buffer's memory.
+//! Host-allocated buffers and transfers with callbacks: the examples of libfarlane, in C, Rust and
+//! Python, against each other; and what becomes of a buffer's memory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest_root::GuestFile;
+use farlane_kit::packages;
 use farlane_kit::process::check_output;
 use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
@@ -18,6 +19,9 @@ use crate::tools::{Program, TOOL_TIMEOUT};
 
 /// Lengths of the buffers: a page, a mebibyte, and 8 MiB of which neither end is a whole word.
 const LENGTHS: &[u64] = &[4096, 1 << 20, (8 << 20) + 13, (8 << 20) - 4093];
+
+/// Lengths of the buffers where one end is in Python, which takes long to make a pattern.
+const LENGTHS_IN_PYTHON: &[u64] = &[4096, (1 << 20) - 4093];
 
 /// How long compiling the example may take.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(120);
@@ -33,15 +37,19 @@ const HOST_LIMIT: u64 = 1 << 30;
 struct Programs {
     in_c: String,
     in_rust: String,
+    in_python: String,
     buffers: String,
 }
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    packages::ensure(&["python3"])?;
     let farlane = run.context.farlane()?;
     let (files, on_host) = build(run)?;
     {
         let wire = Wire::new()?;
-        let mut pair = farlane.boot_pair_with(run, &wire, &files, None)?;
+        let mut pair = farlane.boot_pair_as(run, &wire, None, |config| {
+            config.files(files.clone()).python()
+        })?;
         let programs = Programs::at(Path::new(GUEST_FOLDER));
         transfers("two VMs", &programs, &pair.a, &pair.b, report)?;
         memory("VM", &programs, &pair.a, GUEST_LIMIT, report)?;
@@ -62,6 +70,7 @@ impl Programs {
         Self {
             in_c: path("transfer-c"),
             in_rust: path("transfer"),
+            in_python: format!("python3 {}", path("transfer.py")),
             buffers: path("buffers"),
         }
     }
@@ -79,6 +88,12 @@ fn build(run: &Run<'_>) -> Result<(Vec<GuestFile>, Programs)> {
             "buffers",
             workspace.build_example("farlane-rdma-client", "buffers")?,
         ),
+        (
+            "transfer.py",
+            workspace
+                .root()
+                .join("guest-lib/farlane/examples/transfer.py"),
+        ),
     ];
     let files = built.iter().map(|(name, path)| {
         let inside = format!("{GUEST_FOLDER}/{name}");
@@ -92,6 +107,7 @@ fn build(run: &Run<'_>) -> Result<(Vec<GuestFile>, Programs)> {
         in_c: path(0),
         in_rust: path(1),
         buffers: path(2),
+        in_python: format!("python3 {}", path(3)),
     };
     Ok((files.collect(), programs))
 }
@@ -113,7 +129,7 @@ fn compile(workspace: &Workspace, program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The C example serves the Rust one and the other way round, at all lengths.
+/// Each example serves another one, at all lengths; those in C and Rust serve each other.
 fn transfers(
     name: &str,
     programs: &Programs,
@@ -121,9 +137,19 @@ fn transfers(
     client: &dyn Place,
     report: &mut Report,
 ) -> Result<()> {
-    let (c, rust) = (&programs.in_c, &programs.in_rust);
-    for (languages, serving, asking) in [("C serves Rust", c, rust), ("Rust serves C", rust, c)] {
-        for length in LENGTHS {
+    let Programs {
+        in_c: c,
+        in_rust: rust,
+        in_python: python,
+        ..
+    } = programs;
+    for (languages, serving, asking, lengths) in [
+        ("C serves Rust", c, rust, LENGTHS),
+        ("Rust serves C", rust, c, LENGTHS),
+        ("Python serves C", python, c, LENGTHS_IN_PYTHON),
+        ("Rust serves Python", rust, python, LENGTHS_IN_PYTHON),
+    ] {
+        for length in lengths {
             let what = format!("transfer of {length} bytes, {languages}");
             let talk = Program {
                 name: &what,
