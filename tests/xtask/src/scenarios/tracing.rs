@@ -41,7 +41,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         let what = format!("this kernel has no uprobes ({MISSING} is missing)");
         return Err(NotRun(what).into());
     }
-    packages::ensure(&["bpftrace"])?;
+    packages::ensure(&["bpftrace", "ibverbs-utils"])?;
     let workspace = run.context.workspace();
     let names = ["farlane-blk", "farlane-lend", "farlane-vm-front-end"];
     progress::step("Building the daemons", || workspace.build(&names))?;
