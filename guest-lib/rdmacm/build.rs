@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed={verbs}");
 
     let found = Command::new("sh")
-        .args(["-c", "command -v ld.bfd"])
+        .args(["-c", &format!("command -v {}", linker_name()?)])
         .output()?;
     let linker = String::from_utf8(found.stdout)?;
     let linker = linker.trim();
@@ -75,6 +75,17 @@ fn name_verbs(linker: &str, out: &Path, map: &Path) -> Result<(), Box<dyn Error>
     )?;
     fs::copy(&library, out.join("libibverbs.so.1"))?;
     Ok(())
+}
+
+/// The name of the linker; of another architecture it is as GNU's cross tools have it.
+fn linker_name() -> Result<String, env::VarError> {
+    if env::var("HOST")? == env::var("TARGET")? {
+        return Ok("ld.bfd".into());
+    }
+    Ok(format!(
+        "{}-linux-gnu-ld.bfd",
+        env::var("CARGO_CFG_TARGET_ARCH")?
+    ))
 }
 
 /// Writes a linker that drops rustc's version script, a file `list` in a folder `rustc*`.

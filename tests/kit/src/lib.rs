@@ -41,6 +41,7 @@ pub mod report;
 mod root_contents;
 pub mod scratch;
 pub mod tree;
+#[cfg(target_arch = "x86_64")]
 mod tsc;
 mod vm_config;
 pub mod wire;

@@ -15,6 +15,7 @@ use crate::attachments::option_value;
 use crate::numa::node_port;
 use crate::process::check_output;
 use crate::tree::Tree;
+#[cfg(target_arch = "x86_64")]
 use crate::tsc;
 pub use crate::vm_config::VmConfig;
 
@@ -422,6 +423,7 @@ pub(crate) fn kernel_command_line(config: &VmConfig<'_>, accelerator: Accelerato
         format!("farlane.name={}", config.name),
     ];
     if accelerator == Accelerator::Tcg {
+        #[cfg(target_arch = "x86_64")]
         words.push(format!("tsc_early_khz={}", tsc::khz()));
     }
     if let Some((_, end)) = config.wire {

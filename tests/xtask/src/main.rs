@@ -1,6 +1,7 @@
 //! `cargo xtask`: shows, tests and measures Farlane in virtual machines, and makes everything that
 //! this needs.
 
+mod aarch64;
 mod asan;
 mod bench;
 mod book;
@@ -108,6 +109,11 @@ enum Task {
         /// Only packages whose name contains this
         filter: Option<String>,
     },
+    /// Builds for 64-bit Arm, and runs unit tests under QEMU's user emulation
+    Aarch64 {
+        /// Only packages whose name contains this
+        filter: Option<String>,
+    },
     /// Repeats long scenarios and fuzz targets until the time is over
     Soak {
         /// Only scenarios whose name contains this, or only fuzz targets: "fuzz", "fuzz TARGET"
@@ -189,6 +195,7 @@ fn perform(task: Task) -> Result<ExitCode> {
         } => fuzz::run(&workspace, filter.as_deref(), seconds, keep),
         Task::Asan { filter } => asan::run(&workspace, filter.as_deref()),
         Task::Miri { filter } => miri::run(&workspace, filter.as_deref()),
+        Task::Aarch64 { filter } => aarch64::run(&workspace, filter.as_deref()),
         Task::Soak { filter, minutes } => soak::run(&workspace, filter.as_deref(), minutes),
         Task::Scenario { list: true, .. } => {
             scenarios::list();

@@ -55,7 +55,11 @@ pub const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_sendmsg,
     libc::SYS_recvmsg,
     libc::SYS_shutdown,
+    // What the C library's poll() calls.
+    #[cfg(target_arch = "x86_64")]
     libc::SYS_poll,
+    #[cfg(not(target_arch = "x86_64"))]
+    libc::SYS_ppoll,
     libc::SYS_eventfd2,
     libc::SYS_fcntl,
 ];

@@ -38,9 +38,13 @@ const FIRST_MARK: u64 = 1;
 /// System calls that look after several paths.
 pub const SYSTEM_CALLS: &[libc::c_long] = &[
     // Failed paths are opened again, and the kernel is asked where they lead.
+    #[cfg(target_arch = "x86_64")]
     libc::SYS_open,
     libc::SYS_openat,
+    #[cfg(target_arch = "x86_64")]
     libc::SYS_access,
+    #[cfg(not(target_arch = "x86_64"))]
+    libc::SYS_faccessat,
     libc::SYS_getdents64,
     libc::SYS_fstatfs,
     libc::SYS_pread64,

@@ -59,9 +59,11 @@ const COMMON: &[&[libc::c_long]] = &[
         libc::SYS_futex,
         libc::SYS_epoll_create1,
         libc::SYS_epoll_ctl,
+        #[cfg(target_arch = "x86_64")]
         libc::SYS_epoll_wait,
         libc::SYS_epoll_pwait,
         libc::SYS_epoll_pwait2,
+        #[cfg(target_arch = "x86_64")]
         libc::SYS_poll,
         libc::SYS_ppoll,
         libc::SYS_eventfd2,
@@ -108,6 +110,7 @@ const COMMON: &[&[libc::c_long]] = &[
         libc::SYS_statx,
         libc::SYS_fstatfs,
         libc::SYS_lseek,
+        #[cfg(target_arch = "x86_64")]
         libc::SYS_readlink,
         libc::SYS_readlinkat,
     ],
@@ -134,13 +137,21 @@ const COMMON: &[&[libc::c_long]] = &[
         libc::SYS_exit_group,
     ],
     // The sockets' files go when the backend ends.
-    &[libc::SYS_unlink, libc::SYS_unlinkat, libc::SYS_lstat],
+    &[
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_unlink,
+        libc::SYS_unlinkat,
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_lstat,
+    ],
 ];
 
 /// What libraries try and do without: symbols for a backtrace, the number of processors, colours.
 const REFUSED: &[libc::c_long] = &[
+    #[cfg(target_arch = "x86_64")]
     libc::SYS_open,
     libc::SYS_openat,
+    #[cfg(target_arch = "x86_64")]
     libc::SYS_access,
     libc::SYS_faccessat,
     libc::SYS_faccessat2,

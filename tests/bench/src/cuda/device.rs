@@ -91,7 +91,9 @@ impl Device {
         let device = Self {
             driver,
             context,
-            name: name.map(|byte| char::from(byte.cast_unsigned())).collect(),
+            name: name
+                .map(|byte| char::from(u8::from_ne_bytes(byte.to_ne_bytes())))
+                .collect(),
             version,
         };
         device.make_current()?;

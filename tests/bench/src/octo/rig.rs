@@ -35,7 +35,7 @@ pub fn enter() -> Result<()> {
 fn named() -> [libc::c_char; libc::IFNAMSIZ] {
     let mut name = [0; libc::IFNAMSIZ];
     for (to, from) in name.iter_mut().zip(TAP.bytes()) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     name
 }
@@ -93,12 +93,12 @@ pub fn set_up(own: Ipv4Addr, guest: (Ipv4Addr, [u8; 6])) -> Result<[u8; 6]> {
     let data = unsafe { request.ifr_ifru.ifru_hwaddr }.sa_data;
     let mut mac = [0; 6];
     for (to, from) in mac.iter_mut().zip(data) {
-        *to = from.cast_unsigned();
+        *to = u8::from_ne_bytes(from.to_ne_bytes());
     }
     let mut hardware = address(Ipv4Addr::UNSPECIFIED);
     hardware.sa_family = libc::ARPHRD_ETHER;
     for (to, from) in hardware.sa_data.iter_mut().zip(guest.1) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     let mut neighbour = libc::arpreq {
         arp_pa: address(guest.0),

@@ -29,7 +29,7 @@ impl Tap {
         // SAFETY: all zeroes is an ifreq.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         for (to, from) in request.ifr_name.iter_mut().zip(b"steer0") {
-            *to = i8::try_from(*from).unwrap();
+            *to = libc::c_char::try_from(*from).unwrap();
         }
         // IFF_TAP, IFF_NO_PI, IFF_MULTI_QUEUE.
         request.ifr_ifru.ifru_flags = 0x1102;

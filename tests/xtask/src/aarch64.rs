@@ -1,0 +1,223 @@
+//! `cargo xtask aarch64`: everything is built for 64-bit Arm, and unit tests run under QEMU's user
+//! emulation, as far as that carries out the system calls they make.
+
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use farlane_kit::packages;
+use farlane_kit::process::check_output;
+use farlane_kit::workspace::Workspace;
+
+use crate::checked::{Tests, cargo, chosen, in_sysroot, run_tests};
+
+/// The target's name in Rust.
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+
+/// Linker, C library and emulator.
+const PACKAGES: &[&str] = &[
+    "gcc-aarch64-linux-gnu",
+    "libc6-dev-arm64-cross",
+    "qemu-user-static",
+];
+
+/// How a program of the target is started, with the C library of the packages above.
+const RUNNER: &str = "qemu-aarch64-static -L /usr/aarch64-linux-gnu";
+
+/// How long rustup may take to fetch the standard library.
+const RUSTUP_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// A package, and those of its tests that the emulator cannot run.
+struct Covered {
+    package: &'static str,
+    without: &'static [&'static str],
+}
+
+const fn covered(package: &'static str, without: &'static [&'static str]) -> Covered {
+    Covered { package, without }
+}
+
+/// Packages whose unit tests run.
+const COVERED: &[Covered] = &[
+    covered("farlane-abi", &[]),
+    covered("farlane-blk", &[]),
+    covered("farlane-block", &[]),
+    covered("farlane-borrow", &[]),
+    covered(
+        "farlane-daemon",
+        &[
+            // Start their own program again, which is not one of this machine.
+            "control::tests::a_hang_up_ends_nobody_and_a_request_to_end_does",
+            "logging::tests::the_journal_has_priorities_and_is_known_by_its_number",
+            "per_node::tests::a_thread_that_cannot_be_pinned_says_so_a_few_times_only",
+            "seccomp::tests",
+        ],
+    ),
+    covered("farlane-gpu", &[]),
+    covered("farlane-gpu-driver", &[]),
+    covered("farlane-guest-device", &[]),
+    covered(
+        "farlane-io-core",
+        &[
+            // An ioctl of XFS, and looks into the page cache, which the emulator does not know.
+            "files::tests::files_of_a_realtime_device_are_elsewhere",
+            "residency::tests::runs_are_found_as_they_are_and_looking_changes_nothing",
+            "tunnel::tests::envelopes_that_got_onto_a_disk_are_written_over_at_once",
+            // It looks at a buffer before it looks at the descriptor.
+            "sys::tests::an_error_is_returned_and_errno_stays",
+            // Forks in a handler of signals, of which it holds some back.
+            "fork::tests::a_signal_handler_forks_while_its_thread_does",
+            // Read in /proc by number which call a thread sleeps in: the number is x86-64's there.
+            "locks::tests::who_locks_waits_for_those_who_use_a_descriptor_and_a_handler_does_not",
+            "tunnel::tests::a_buffer_that_comes_back_wakes_somebody_who_waits_for_one_of_its_size",
+        ],
+    ),
+    covered("farlane-io-tool", &[]),
+    covered("farlane-lend", &[]),
+    // The emulator has no bpf() and no AF_XDP.
+    covered(
+        "farlane-net",
+        &["ebpf::steering::tests", "port::xdp::tests"],
+    ),
+    // Nor preadv2(), by which eventfds that may block are read.
+    covered(
+        "farlane-ntb",
+        &[
+            "event::tests::an_eventfd_that_blocks_is_drained_without_waiting",
+            "shm::tests::both_ends_have_scratchpads_and_doorbells",
+        ],
+    ),
+    // Nor io_uring.
+    covered("farlane-nvme", &["controller::sync::tests"]),
+    covered("farlane-pages", &[]),
+    covered("farlane-pci", &[]),
+    // No preadv2().
+    covered(
+        "farlane-rdma",
+        &["host::events::tests::an_event_waits_for_its_eventfd"],
+    ),
+    covered("farlane-rdma-client", &[]),
+    covered("farlane-rdma-cm", &[]),
+    covered("farlane-rdma-remoting", &[]),
+    covered("farlane-rdmacm", &[]),
+    covered("farlane-support", &[]),
+    // No preadv2(), and no filters of system calls.
+    covered(
+        "farlane-sys",
+        &[
+            "eventfd::tests::an_adopted_eventfd_never_blocks",
+            "eventfd::tests::a_full_eventfd_does_not_block_who_signals_it",
+            "memory::tests::a_refusal_is_an_error",
+            "memory::tests::memory_is_had_",
+        ],
+    ),
+    // Waits for so long for a shell, which takes longer there.
+    covered(
+        "farlane-tool",
+        &["doctor::program::tests::a_program_is_asked_for_so_long_and_so_much"],
+    ),
+    covered("farlane-topology", &[]),
+    // No ptrace(), by which threads are stopped while memory is moved; those of `guard` do not end
+    // there, and why is not known.
+    covered(
+        "farlane-transport",
+        &[
+            "guard::tests",
+            "moved_memory::tests",
+            "owner::tests",
+            "stop::tests",
+        ],
+    ),
+    // No MADV_POPULATE_WRITE, and no huge pages.
+    covered(
+        "farlane-verbs",
+        &[
+            "advise::tests::pages_are_there_after_an_advice",
+            "dmabuf::tests::huge_pages_are_mapped_and_unmapped_whole",
+        ],
+    ),
+    covered("farlane-verbs-sys", &[]),
+    // No eventfds that the kernel signals for a device.
+    covered("farlane-vfio", &["source::tests::events"]),
+    covered("farlane-vfio-remote", &[]),
+    covered("farlane-vfio-user", &[]),
+    // No preadv2().
+    covered(
+        "farlane-vhost-user",
+        &["call::tests::an_eventfd_that_has_come_to_block_blocks_nobody"],
+    ),
+    covered("farlane-vm-front-end", &[]),
+    covered("farlane-worker", &[]),
+    covered(
+        "farlane-zero-copy",
+        &[
+            // Files in /proc are others there.
+            "memory_file::tests::what_is_not_memory_is_refused",
+            // Memory and groups of another process.
+            "process::tests::a_successor_with_the_same_number_is_not_touched",
+            "process::tests::memory_is_reached_for_as_long_as_its_program_is_there",
+            "process::tests::more_groups_than_are_usual_are_all_said",
+            // Faults of pages that are not there.
+            "region::tests::no_memory_reads_as_zeroes_and_takes_what_is_written",
+        ],
+    ),
+];
+/// Builds the workspace, and runs the tests of those packages whose names contain the filter.
+pub fn run(workspace: &Workspace, filter: Option<&str>) -> Result<ExitCode> {
+    let covered = COVERED.iter().map(|covered| covered.package);
+    let chosen = chosen(covered, filter)?;
+    packages::ensure(PACKAGES)?;
+    ensure_target()?;
+    let mut all = Tests {
+        ended_well: true,
+        ..Tests::default()
+    };
+    if filter.is_none() {
+        let mut command = cargo_for(workspace);
+        command.args(["build", "--workspace", "--all-targets", "--target", TARGET]);
+        all.ended_well &= run_tests("Building for aarch64", command)?.ended_well;
+    }
+    for covered in COVERED
+        .iter()
+        .filter(|covered| chosen.contains(&covered.package))
+    {
+        let mut command = cargo_for(workspace);
+        command.args(["test", "--no-fail-fast", "--lib", "--target", TARGET]);
+        command.args(["--package", covered.package, "--"]);
+        for test in covered.without {
+            command.args(["--skip", test]);
+        }
+        let tests = run_tests(&format!("{} on aarch64", covered.package), command)?;
+        // A package that has lost its tests must not go unnoticed.
+        all.ended_well &= tests.ended_well && tests.passed + tests.failed > 0;
+        all.passed += tests.passed;
+        all.failed += tests.failed;
+    }
+    Ok(all.conclude("aarch64"))
+}
+
+fn cargo_for(workspace: &Workspace) -> Command {
+    let mut command = cargo(workspace, "aarch64");
+    command
+        .env(
+            "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER",
+            "aarch64-linux-gnu-gcc",
+        )
+        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", RUNNER)
+        // The processor is emulated, and what is compiled is run once.
+        .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
+        .env("CARGO_PROFILE_DEV_CODEGEN_UNITS", "16");
+    command
+}
+
+/// Has rustup fetch the target's standard library where the toolchain lacks it.
+fn ensure_target() -> Result<()> {
+    if in_sysroot(Command::new("rustc"), &format!("lib/rustlib/{TARGET}/lib"))? {
+        return Ok(());
+    }
+    let mut command = Command::new("rustup");
+    command.args(["target", "add", TARGET]);
+    check_output("rustup target add", command, RUSTUP_TIMEOUT)
+        .with_context(|| format!("There is no standard library for {TARGET}"))?;
+    Ok(())
+}
