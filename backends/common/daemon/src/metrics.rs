@@ -1,14 +1,17 @@
 //! What a daemon counts, for whoever asks: OpenMetrics text over HTTP.
 //!
-//! [`families`] are what it says, [`http`] is how it is asked, [`exposition`] is how that is read,
-//! [`measures`] is what of it says what of a device. Beside them is a page for browsers that shows
-//! them.
+//! [`families`] are what it says; [`server`] is where it is asked, [`http`] is how, and [`client`]
+//! asks; [`exposition`] is how an answer is read, [`measures`] is what of it says what of a device.
+//! Beside them is a page for browsers that shows them.
 
+mod client;
 pub mod exposition;
 pub mod families;
-pub mod http;
+mod http;
 pub mod measures;
 mod page;
+mod server;
+mod stream;
 
 use crate::access::Access;
 use crate::listener::{Kind, ListenError, Listener};
@@ -22,7 +25,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 pub use families::{Metrics, Sample};
-pub(crate) use http::MetricsSocket;
+pub(crate) use server::MetricsSocket;
 
 /// Collects the metrics of one daemon. It may wait for locks that are held while peers are waited
 /// for: it is called on a thread of its own.
@@ -90,7 +93,7 @@ impl MetricsAddress {
     /// Nobody is there, or it has not answered when `patience` is over, or with something else, or
     /// with more than 16 MiB.
     pub fn ask(&self, patience: Duration) -> io::Result<String> {
-        http::ask(self, patience)
+        client::ask(self, patience)
     }
 
     /// Listens there.
@@ -171,4 +174,46 @@ pub(crate) fn started() -> u64 {
 /// As there.
 pub fn ask(socket: &Path, patience: Duration) -> io::Result<String> {
     MetricsAddress::Path(socket.to_owned()).ask(patience)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_told_to_this_host_alone() {
+        let parse = |text: &str| text.parse::<MetricsAddress>();
+        assert!(matches!(
+            parse("[::1]:9100"),
+            Ok(MetricsAddress::Loopback(_))
+        ));
+        assert!(matches!(parse("/run/m:9100"), Ok(MetricsAddress::Path(_))));
+        for other in ["0.0.0.0:9100", "192.0.2.1:80", "[::]:9100"] {
+            assert!(parse(other).is_err(), "{other}");
+        }
+        let loopback = MetricsAddress::Loopback("127.0.0.1:9100".parse().unwrap());
+        for name in ["localhost:9100", "LocalHost:9100"] {
+            assert_eq!(parse(name).unwrap(), loopback);
+        }
+        for name in [
+            "host.example:9100",
+            ":9100",
+            "localhost:99999",
+            "127.0.0.1.:80",
+        ] {
+            let error = parse(name).unwrap_err();
+            let named = error.contains("127.0.0.1") && error.contains(&format!("./{name}"));
+            assert!(named, "{error}");
+        }
+        for path in [
+            "./localhost:9100",
+            "m",
+            "9100",
+            "m:",
+            "a:b",
+            "m:9100.metrics",
+        ] {
+            assert_eq!(parse(path).unwrap(), MetricsAddress::Path(path.into()));
+        }
+    }
 }

@@ -18,6 +18,7 @@ mod groups;
 mod inbound;
 mod local_copy;
 mod objects;
+mod opcode;
 mod qp;
 mod requester;
 mod responder;
