@@ -126,7 +126,8 @@ class Party:
         self.sock.close()
 
     def check(self, seed):
-        if ctypes.string_at(self.address, self.size) != pattern(seed, self.size):
+        found = (ctypes.c_char * self.size).from_address(self.address).raw
+        if found != pattern(seed, self.size):
             raise ValueError(f"The {self.size} bytes are not those of pattern {seed}")
 
     def start(self, direction, callback):
