@@ -164,7 +164,8 @@ fn apt_get(packages: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn is_installed(package: &str) -> bool {
+/// Whether this machine has a package.
+pub fn is_installed(package: &str) -> bool {
     let mut command = Command::new("dpkg-query");
     command.args(["--show", "--showformat", "${db:Status-Abbrev}", package]);
     check_output("dpkg-query", command, APT_TIMEOUT).is_ok_and(|status| status.starts_with("ii"))

@@ -26,8 +26,8 @@ const MDBOOK: &str = "mdbook@0.5.4";
 /// How it is built: soon, with a search, and without a server for pages that are being written.
 const WORDS: &[&str] = &["--debug", "--no-default-features", "--features", "search"];
 
-/// A file that each site has and hardly another folder: it tells GitHub's Jekyll to let it be.
-const MARK: &str = ".nojekyll";
+/// A file of each site that was made here, and of no other folder: mdBook empties where it writes.
+const MARK: &str = ".farlane-book";
 
 /// How long one step may take.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -54,14 +54,7 @@ pub fn run(workspace: &Workspace, out: Option<&Path>) -> Result<ExitCode> {
             .with_context(|| format!("There is no way to {}", out.display()))?,
         None => workspace.target().join("book"),
     };
-    // mdBook empties the folder first.
-    let is_site = out.join(MARK).exists();
-    let mut files = fs::read_dir(&out).into_iter().flatten();
-    ensure!(
-        is_site || files.next().is_none(),
-        "{} has files that are not those of a site",
-        out.display()
-    );
+    ensure_may_be_emptied(&out)?;
     let made = make(workspace, &workspace.target().join("book-source"), &out)?;
     println!(
         "{}: {} pages, {} links",
@@ -70,6 +63,21 @@ pub fn run(workspace: &Workspace, out: Option<&Path>) -> Result<ExitCode> {
         made.links
     );
     Ok(ExitCode::SUCCESS)
+}
+
+/// A folder that is empty, or has a site of ours and nobody's history.
+fn ensure_may_be_emptied(out: &Path) -> Result<()> {
+    let mut files = match fs::read_dir(out) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        files => files.with_context(|| format!("Cannot read {}", out.display()))?,
+    };
+    let is_ours = out.join(MARK).exists() && !out.join(".git").exists();
+    ensure!(
+        is_ours || files.next().is_none(),
+        "{} has files that are not those of a site made here",
+        out.display()
+    );
+    Ok(())
 }
 
 /// Makes the site in the folder `out`, of what it lays out in `folder`; what both have had goes.
@@ -106,6 +114,8 @@ pub fn make(workspace: &Workspace, folder: &Path, out: &Path) -> Result<site::Co
     progress::step("Making the site", || {
         check_output("mdbook", command, TIMEOUT)
     })?;
+    let mark = out.join(MARK);
+    fs::write(&mark, "").with_context(|| format!("Cannot write {}", mark.display()))?;
     let (counted, dead) = site::check(out)?;
     ensure!(dead.is_empty(), "Links lead nowhere:\n{}", dead.join("\n"));
     Ok(counted)
@@ -124,4 +134,23 @@ fn reference(made: &Path, to: &Path) -> Result<Vec<String>> {
     names.sort();
     ensure!(!names.is_empty(), "farlane-pages made no reference");
     Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_site_made_here_is_emptied() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path();
+        ensure_may_be_emptied(&out.join("new")).unwrap();
+        ensure_may_be_emptied(out).unwrap();
+        fs::write(out.join(".nojekyll"), "").unwrap();
+        assert!(ensure_may_be_emptied(out).is_err());
+        fs::write(out.join(MARK), "").unwrap();
+        ensure_may_be_emptied(out).unwrap();
+        fs::create_dir(out.join(".git")).unwrap();
+        assert!(ensure_may_be_emptied(out).is_err());
+    }
 }

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use farlane_kit::debian::HEADERS_6_12;
 use farlane_kit::guest::Guest;
 use farlane_kit::guest_root::GuestFile;
 use farlane_kit::kit::Kit;
@@ -80,16 +79,15 @@ const LEFT_OUT: &[&str] = &[
 ];
 
 /// Boots one.
-pub fn boot(run: &Run<'_>) -> Result<Guest> {
+pub fn boot(run: &Run<'_>, tree: &Tree) -> Result<Guest> {
     let workspace = run.context.workspace();
-    let tree = Tree::ensure(workspace, &HEADERS_6_12)?;
-    let kit = run.context.kit()?.with_kernel_of(&tree)?;
+    let kit = run.context.kit()?.with_kernel_of(tree)?;
     workspace.build(&["farlane-vm-front-end"])?;
     let trial = Trial::new(workspace, "services-test");
     trial.pack(VERSION)?;
     let packages = trial.folder().join(VERSION);
     let image = progress::step("Installing our packages beside systemd", || {
-        image(run, &kit, &tree, &packages)
+        image(run, &kit, tree, &packages)
     })?;
     let mut config = VmConfig::new("services")
         .image(image)

@@ -7,13 +7,17 @@ mod page;
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
+use farlane_kit::debian::HEADERS_6_12;
 use farlane_kit::guest::Guest;
 use farlane_kit::progress;
 use farlane_kit::report::Report;
+use farlane_kit::tree::Tree;
 
 use self::machine::{DRIVER, boot};
 use crate::conditions::{no_complaint, wait_until};
 use crate::run::Run;
+use crate::scenarios::NotRun;
+use crate::scenarios::package::has_c_library;
 
 /// The unit of the first disk.
 const DISK: &str = "farlane-blk@vm0";
@@ -38,7 +42,8 @@ const OTHERS: &[(&str, &str, &str)] = &[
         "farlane-lend",
         "/etc/farlane/lend.toml",
         "listen = [\"unix:/run/farlane/lend.sock\"]\n\
-         [[device]]\nname = \"scratch\"\nsource = \"nvme\"\nnamespace = [{ null = \"1G\" }]\n",
+         [[device]]\nname = \"scratch\"\nsource = \"nvme\"\n\
+         namespace = [{ file = \"/srv/scratch.img\" }]\n",
     ),
     (
         "farlane-borrow@vm0",
@@ -56,7 +61,11 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let page = fs::read_to_string(&page).with_context(|| format!("No {}", page.display()))?;
     let first_disk = page::block(&page, "cat >/etc/farlane/blk/vm0.toml")?;
     let other_folder = page::block(&page, "/etc/apparmor.d/local/usr.bin.farlane-blk")?;
-    let guest = boot(run)?;
+    let tree = Tree::ensure(run.context.workspace(), &HEADERS_6_12)?;
+    if !has_c_library(&tree, "trixie", report)? {
+        return Err(NotRun("the packages need a newer C library than Debian 13's".into()).into());
+    }
+    let guest = boot(run, &tree)?;
     let step = |what: &str, act: &dyn Fn() -> Result<()>| {
         progress::step(what, act).with_context(|| what.to_owned())
     };
@@ -96,11 +105,20 @@ fn connect(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// The others start, confined too, and all are found by `farlane status`.
+/// The others start, confined too, also after they were killed, and all are found by `farlane
+/// status`.
 fn others(guest: &Guest) -> Result<()> {
+    guest.run(
+        "mkdir -p /srv && truncate -s 64M /srv/scratch.img && chown farlane: /srv/scratch.img",
+    )?;
     for (unit, file, text) in OTHERS {
         guest.write_file(file, 0o644, text.as_bytes())?;
         guest.run(&format!("systemctl start {unit}.service"))?;
+        is_serving(guest, unit)?;
+        guest.run(&format!("systemctl kill --signal=KILL {unit}.service"))?;
+        wait_until("systemd has seen the end", || {
+            Ok(property(guest, unit, "NRestarts")? == "1")
+        })?;
         is_serving(guest, unit)?;
     }
     guest.run("systemctl reload farlane-lend.service")?;
