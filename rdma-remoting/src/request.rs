@@ -407,8 +407,7 @@ pub struct SendFormat {
 }
 
 impl SendWqe {
-    /// Whether the entry that it was parsed from is none: but its number, what it has is of the
-    /// requests before.
+    /// Whether its entry could not be parsed: what it has means nothing then.
     #[must_use]
     pub fn is_bad(&self) -> bool {
         self.is_bad

@@ -1,6 +1,7 @@
 //! The daemon's log: `env_logger`, with a limit on what the floors below can be made to say.
 
 use crate::log_limit::LogLimit;
+use crate::terminal;
 use env_logger::fmt::Formatter;
 use log::{Level, LevelFilter, Log, Metadata, Record, SetLoggerError};
 use std::io::Write as _;
@@ -92,10 +93,11 @@ pub(crate) fn write_to_journal(out: &mut Formatter, record: &Record<'_>) -> std:
         .try_for_each(|line| writeln!(out, "<{priority}>{line}"))
 }
 
-/// Prints why a program ends, after its name: an error, where the journal reads it.
+/// Prints why a program ends, after its name: an error, where the journal reads it. What others
+/// have said may be in it.
 pub(crate) fn print_failure(program: &str, error: &anyhow::Error) {
     let priority = if is_journal() { "<3>" } else { "" };
-    let text = format!("{program}: {error:#}");
+    let text = terminal::message(&format!("{program}: {error:#}"));
     for line in text.lines() {
         eprintln!("{priority}{line}");
     }
@@ -126,7 +128,7 @@ mod tests {
             init(builder.filter_level(LevelFilter::Info).build()).unwrap();
             log::warn!("two\nlines");
             log::info!("one");
-            print_failure("daemon", &anyhow::anyhow!("it\nends"));
+            print_failure("daemon", &anyhow::anyhow!("it\nends\u{1b}"));
             return;
         }
         let log = tempfile::NamedTempFile::new().unwrap();
@@ -145,11 +147,11 @@ mod tests {
         let target = module_path!();
         let said = format!(
             "<4>{target}: two\n<4>lines\n<6>{target}: one\n\
-             <3>daemon: it\n<3>ends\n"
+             <3>daemon: it\n<3>ends\\u{{1b}}\n"
         );
         assert_eq!(run(stream_of(&stat)), said);
         let said = run("1:1".to_owned());
         assert!(said.contains(" WARN ") && !said.starts_with('<'), "{said}");
-        assert!(said.ends_with("\ndaemon: it\nends\n"), "{said}");
+        assert!(said.ends_with("\ndaemon: it\nends\\u{1b}\n"), "{said}");
     }
 }

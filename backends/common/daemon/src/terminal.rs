@@ -1,5 +1,6 @@
 //! Programs that print and end: their tables, text of others on a terminal, how they end.
 
+use crate::logging;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write as _};
@@ -91,7 +92,7 @@ pub fn print(text: &str) -> io::Result<()> {
 
 /// A message of several lines, as what others have said may be in it: all but the ends of lines is
 /// [printable].
-fn message(text: &str) -> String {
+pub(crate) fn message(text: &str) -> String {
     let lines = text.lines().map(|line| shortened(line, MOST_OF_CELL));
     lines.collect::<Vec<_>>().join("\n")
 }
@@ -108,7 +109,7 @@ pub fn exit_code(program: &str, result: anyhow::Result<ExitCode>) -> ExitCode {
         Ok(code) => code,
         Err(error) if is_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{program}: {}", message(&format!("{error:#}")));
+            logging::print_failure(program, &error);
             ExitCode::FAILURE
         }
     }

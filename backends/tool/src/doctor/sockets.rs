@@ -121,25 +121,33 @@ fn real(path: &Path) -> PathBuf {
 /// these names: others may be anybody's, in folders that wait for whoever looks into them. Relative
 /// ones are of a folder that is not told.
 fn served(root: &Root, list: &[u8], names: &HashSet<&OsStr>) -> HashSet<PathBuf> {
-    let mut entries: Vec<(bool, Vec<u8>)> = Vec::new();
-    let list = list.strip_suffix(b"\n").unwrap_or(list);
-    for line in list.split(|byte| *byte == b'\n') {
-        match (entry(line), entries.last_mut()) {
-            (Some((is_served, path)), _) => entries.push((is_served, path.to_vec())),
-            // A path that has this character goes on.
-            (None, Some((_, path))) => {
-                path.push(b'\n');
-                path.extend_from_slice(line);
-            }
-            (None, None) => {}
-        }
-    }
-    let of = |(is_served, path): (bool, Vec<u8>)| {
-        let path = Path::new(OsStr::from_bytes(&path));
+    let mut found = HashSet::new();
+    let mut add = |is_served: bool, path: &[u8]| {
+        let path = Path::new(OsStr::from_bytes(path));
         let is_named = path.file_name().is_some_and(|name| names.contains(name));
-        (is_served && is_named && path.is_absolute()).then(|| real(&root.path(path)))
+        if is_served && is_named && path.is_absolute() {
+            found.insert(real(&root.path(path)));
+        }
     };
-    entries.into_iter().filter_map(of).collect()
+    let list = list.strip_suffix(b"\n").unwrap_or(list);
+    // The entry at hand, and where in the list its path begins: that goes on to where the next
+    // entry begins, as it may have ends of lines. Whoever binds a socket can so have a line that
+    // looks like an entry: what is told of sockets that nobody serves is not proof against that.
+    let mut open: Option<(bool, usize)> = None;
+    let mut at = 0;
+    for line in list.split(|byte| *byte == b'\n') {
+        if let Some((is_served, path)) = entry(line) {
+            let begin = at + line.len() - path.len();
+            if let Some((was_served, begin)) = open.replace((is_served, begin)) {
+                add(was_served, &list[begin..at - 1]);
+            }
+        }
+        at += line.len() + 1;
+    }
+    if let Some((is_served, begin)) = open {
+        add(is_served, &list[begin..]);
+    }
+    found
 }
 
 /// Whether somebody listens or is connected at a socket, and the beginning of its path, from the
@@ -243,14 +251,31 @@ mod tests {
     use super::*;
     use crate::doctor::finding::Level::{Note, Ok as Fine, Problem};
     use crate::doctor::finding::tests::levels;
+    use proptest::collection;
     use proptest::prelude::*;
     use std::os::unix::fs::{PermissionsExt as _, symlink};
     use std::os::unix::net::UnixListener;
 
     proptest! {
         #[test]
-        fn any_list_is_read(list in "([0-9a-f:]{1,9} ){0,7}.*") {
-            served(&Root::new("/none"), list.as_bytes(), &HashSet::new());
+        fn any_list_is_read(
+            parts in collection::vec(
+                prop_oneof![
+                    "([0-9a-f:]{1,9} ){0,7}.{0,20}".prop_map(String::into_bytes),
+                    Just(b"0000000000000000: 2 0 10000 1 1 5 /none/x".to_vec()),
+                    Just(b"\n".to_vec()),
+                    collection::vec(any::<u8>(), 0..20),
+                ],
+                0..12,
+            ),
+        ) {
+            let name = OsStr::new("x");
+            let of = |list: &[u8]| served(&Root::new("/"), list, &HashSet::from([name]));
+            let mut list = parts.concat();
+            of(&list);
+            // Whatever stands before it, one at which somebody listens is found.
+            list.extend(b"\n0000000000000000: 2 0 10000 1 1 5 /none/x\n");
+            prop_assert!(of(&list).contains(Path::new("/none/x")));
         }
     }
 

@@ -66,7 +66,7 @@ fn parse(request: &[u8]) -> Asked {
     };
     // Also at a UNIX socket, to which a forwarded port may lead.
     if !named("host").all(|field| is_for_this_host(field.value)) {
-        return Asked::Nothing("403 Forbidden");
+        return Asked::Nothing("403 The Host is to be localhost or an address");
     }
     let path = parsed.path.unwrap_or_default();
     // A whole address is as good as its path (RFC 9112, 3.2.2).

@@ -55,7 +55,7 @@ impl File {
 fn script() -> String {
     let measures: BTreeMap<_, _> = MEASURES.iter().copied().collect();
     format!(
-        "const MEASURES = {};\nconst DEVICES = {};\n{}",
+        "'use strict';\nconst MEASURES = {};\nconst DEVICES = {};\n{}",
         serde_json::json!(measures),
         serde_json::json!(DEVICES),
         include_str!("page/page.js")
@@ -101,6 +101,8 @@ mod tests {
     fn the_script_has_the_measures_of_farlane_top() {
         let script = script();
         let mut lines = script.lines();
+        // Elsewhere it would mean nothing (ECMA-262, 11.2.1).
+        assert_eq!(lines.next(), Some("'use strict';"));
         let mut table = |name| -> serde_json::Value {
             let line = lines.next().unwrap();
             let line = line.strip_prefix(&format!("const {name} = ")).unwrap();

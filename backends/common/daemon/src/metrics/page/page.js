@@ -3,7 +3,6 @@
 // The server puts MEASURES (what a family adds to) and DEVICES (labels that name a device) before
 // this. Rates and times are those of `farlane top`. Whatever is read may be anybody's: it becomes
 // text and numbers, never markup.
-'use strict';
 
 /** Milliseconds from one question to the next, and that an answer may take. */
 const INTERVAL = 1000;
@@ -42,7 +41,10 @@ function integer(text) {
 }
 
 function bound(text) {
-  const value = text === '+Inf' ? Infinity : Number(text);
+  if (text === '+Inf') {
+    return Infinity;
+  }
+  const value = /^[0-9.]+([eE][+-]?\d+)?$/.test(text) ? Number(text) : NaN;
   return value >= 0 ? value : null;
 }
 
@@ -71,8 +73,8 @@ function parse(text) {
     }
     const { name, labels, value } = found;
     if (name === 'farlane_build_info') {
-      backend.program = cut(labels.get('program') || '');
-      backend.version = cut(labels.get('version') || '');
+      backend.program = printable(cut(labels.get('program') || ''));
+      backend.version = printable(cut(labels.get('version') || ''));
     } else if (name === 'farlane_daemon_start_time_seconds') {
       backend.started = integer(value);
     } else {
@@ -549,6 +551,10 @@ async function look() {
     const now = performance.now() / 1000;
     page.anew.hidden = page.anewAt < now - WINDOW;
     page.cards.forEach((card) => card.draw(now));
+  } catch (error) {
+    // What fails in the page is not said to be the backend's.
+    say('silent', 'The page has failed: load it again.');
+    throw error;
   } finally {
     // One question at a time.
     setTimeout(look, Math.max(0, INTERVAL - (performance.now() - begin)));
