@@ -1,4 +1,5 @@
-//! UNIX sockets: messages with descriptors beside them (`SCM_RIGHTS`), and waiting with a deadline.
+//! UNIX sockets: messages with descriptors beside them (`SCM_RIGHTS`), and waiting with a deadline;
+//! what of sockets of TCP has no function elsewhere.
 
 use rustix::event::{PollFd, Timespec, poll};
 use rustix::io::Errno;
@@ -9,7 +10,7 @@ use rustix::net::{
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 /// Descriptors that one message can have (the kernel's `SCM_MAX_FD`).
@@ -37,6 +38,31 @@ pub struct Received {
 pub fn packet_socket() -> Result<OwnedFd, Errno> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     socket_with(family, kind, SocketFlags::CLOEXEC, None)
+}
+
+/// Has a listener of TCP accept a connection only when it has bytes, or after about so many seconds
+/// (`TCP_DEFER_ACCEPT` of tcp(7)).
+///
+/// # Errors
+/// It is no socket of TCP.
+pub fn defer_accept(listener: impl AsFd, seconds: u8) -> Result<(), Errno> {
+    let seconds = libc::c_int::from(seconds);
+    // SAFETY: the option is a number, which lives throughout the call, and its length is told.
+    let rc = unsafe {
+        libc::setsockopt(
+            listener.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_DEFER_ACCEPT,
+            (&raw const seconds).cast(),
+            4,
+        )
+    };
+    match rc {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()
+            .raw_os_error()
+            .map_or(Errno::INVAL, Errno::from_raw_os_error)),
+    }
 }
 
 /// Two that are connected to each other.

@@ -27,6 +27,9 @@ use std::time::{Duration, SystemTime};
 pub use families::{Metrics, Sample};
 pub(crate) use server::MetricsSocket;
 
+/// How long a connection to a port may say nothing and not be accepted for it.
+const SILENT_SECONDS: u8 = 10;
+
 /// Collects the metrics of one daemon. It may wait for locks that are held while peers are waited
 /// for: it is called on a thread of its own.
 pub type Collect = Arc<dyn Fn() -> Metrics + Send + Sync>;
@@ -106,12 +109,16 @@ impl MetricsAddress {
                 Listener::bind(path, Kind::Stream, access).map(MetricsListener::Unix)
             }
             Self::Loopback(address) => {
-                let listener = TcpListener::bind(address);
-                let listener = listener.map_err(|source| ListenError::Port {
+                let listen = || {
+                    let listener = TcpListener::bind(address)?;
+                    // Browsers connect ahead of need, and readers are answered one by one.
+                    farlane_sys::socket::defer_accept(&listener, SILENT_SECONDS)?;
+                    Ok(MetricsListener::Tcp(listener.into()))
+                };
+                listen().map_err(|source| ListenError::Port {
                     address: *address,
                     source,
-                });
-                listener.map(|listener| MetricsListener::Tcp(listener.into()))
+                })
             }
         }
     }
@@ -179,6 +186,31 @@ pub fn ask(socket: &Path, patience: Duration) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use std::io::Write as _;
+    use std::net::TcpStream;
+
+    #[test]
+    fn a_connection_that_says_nothing_is_not_accepted_before_others() {
+        let address = MetricsAddress::Loopback("127.0.0.1:0".parse().unwrap());
+        let listener = address.listen(&Access::default()).unwrap();
+        let address = rustix::net::getsockname(&listener).unwrap();
+        let address = SocketAddr::try_from(address).unwrap();
+        let is_there = |limit: Option<&Timespec>| {
+            let mut ready = [PollFd::new(&listener, PollFlags::IN)];
+            poll(&mut ready, limit).unwrap() == 1
+        };
+        let silent = TcpStream::connect(address).unwrap();
+        assert!(!is_there(Some(&Timespec::default())));
+        let mut asking = TcpStream::connect(address).unwrap();
+        asking.write_all(b"G").unwrap();
+        assert!(is_there(None));
+        let (accepted, from) = rustix::net::acceptfrom(&listener).unwrap();
+        drop(accepted);
+        let from = SocketAddr::try_from(from.unwrap()).unwrap();
+        assert_eq!(from, asking.local_addr().unwrap());
+        drop(silent);
+    }
 
     #[test]
     fn metrics_are_told_to_this_host_alone() {
