@@ -19,14 +19,8 @@ pub fn pages(program: &Program) -> io::Result<Vec<(String, Vec<u8>)>> {
     command.build();
     let mut pages = vec![page(program, &command, program.see_also)?];
     let name = format!("{}(1)", command.get_name());
-    let all = programs::all();
-    let is_program = |subcommand: &Command| {
-        let name = subcommand.get_display_name();
-        all.iter()
-            .any(|program| Some(program.command.get_name()) == name)
-    };
     let subcommands = command.get_subcommands().filter(|s| !s.is_hide_set());
-    for subcommand in subcommands.filter(|subcommand| !is_program(subcommand)) {
+    for subcommand in subcommands.filter(|subcommand| programs::of(subcommand).is_none()) {
         pages.push(page(program, subcommand, &[&name])?);
     }
     Ok(pages)

@@ -12,6 +12,14 @@ pub struct Program {
     pub see_also: &'static [&'static str],
 }
 
+/// The program that a subcommand of another one is, by the same name with a dash: its name.
+#[must_use]
+pub fn of(subcommand: &Command) -> Option<String> {
+    let name = subcommand.get_display_name()?;
+    let is_one = all().iter().any(|one| one.command.get_name() == name);
+    is_one.then(|| name.to_owned())
+}
+
 /// All programs.
 #[must_use]
 pub fn all() -> Vec<Program> {

@@ -17,7 +17,15 @@ pub fn page(program: &Program) -> String {
     for subcommand in command.get_subcommands().filter(|s| !s.is_hide_set()) {
         let name = subcommand.get_bin_name().unwrap_or(subcommand.get_name());
         let _ = write!(text, "\n## {name}\n");
-        section(subcommand, &mut text);
+        match programs::of(subcommand) {
+            Some(program) => {
+                let _ = write!(
+                    text,
+                    "\n[{program}]({program}.md), with all of its options.\n"
+                );
+            }
+            None => section(subcommand, &mut text),
+        }
     }
     text.push_str("\n## Files\n\n| file | what |\n|---|---|\n");
     for (file, what) in program.files {
@@ -181,11 +189,23 @@ mod tests {
     fn the_pages_of_programs_have_their_options() {
         for program in programs::all() {
             let page = page(&program);
-            for argument in program.command.get_arguments() {
-                let Some(long) = argument.get_long().filter(|_| !argument.is_hide_set()) else {
-                    continue;
-                };
-                assert!(page.contains(&format!("`--{long}")), "--{long}:\n{page}");
+            let mut command = program.command.clone();
+            command.build();
+            let mut commands = vec![&command];
+            while let Some(command) = commands.pop() {
+                let arguments = command.get_arguments().filter(|one| !one.is_hide_set());
+                for long in arguments.filter_map(Arg::get_long) {
+                    let is_help = ["help", "version"].contains(&long);
+                    let is_there = is_help || page.contains(&format!("`--{long}"));
+                    assert!(is_there, "--{long}:\n{page}");
+                }
+                let below = command.get_subcommands().filter(|one| !one.is_hide_set());
+                for subcommand in below.filter(|one| one.get_name() != "help") {
+                    match programs::of(subcommand) {
+                        Some(name) => assert!(page.contains(&format!("({name}.md)"))),
+                        None => commands.push(subcommand),
+                    }
+                }
             }
         }
     }

@@ -33,8 +33,8 @@ enum Role {
         /// The backend's socket for processes.
         socket: PathBuf,
     },
-    /// A VM that moves bytes, says that they have arrived as they were ("checked"), and then has
-    /// far more to move than it comes to ("busy").
+    /// A VM that moves bytes, says that they have arrived as they were ("checked"), and then moves
+    /// bytes without end ("busy").
     Victim {
         /// The backend's socket for a VM, which this program plays.
         socket: PathBuf,

@@ -39,6 +39,7 @@ const fn covered(package: &'static str, without: &'static [&'static str]) -> Cov
 
 /// Packages whose unit tests run.
 const COVERED: &[Covered] = &[
+    covered("farlane", &[]),
     covered("farlane-abi", &[]),
     covered("farlane-blk", &[]),
     covered("farlane-block", &[]),
@@ -100,6 +101,7 @@ const COVERED: &[Covered] = &[
     covered("farlane-rdma-cm", &[]),
     covered("farlane-rdma-remoting", &[]),
     covered("farlane-rdmacm", &[]),
+    covered("farlane-run", &[]),
     covered("farlane-support", &[]),
     // No preadv2(), and no filters of system calls.
     covered(
@@ -162,6 +164,7 @@ const COVERED: &[Covered] = &[
         ],
     ),
 ];
+
 /// Builds the workspace, and runs the tests of those packages whose names contain the filter.
 pub fn run(workspace: &Workspace, filter: Option<&str>) -> Result<ExitCode> {
     let covered = COVERED.iter().map(|covered| covered.package);
@@ -220,4 +223,17 @@ fn ensure_target() -> Result<()> {
     check_output("rustup target add", command, RUSTUP_TIMEOUT)
         .with_context(|| format!("There is no standard library for {TARGET}"))?;
     Ok(())
+}
+
+#[test]
+fn every_package_of_the_product_that_has_tests_is_covered() {
+    let workspace = Workspace::find().unwrap();
+    let packages = crate::unit::Package::all(&workspace).unwrap();
+    let left = packages.iter().filter_map(|package| {
+        let (name, folder, has_tests) = package.tested();
+        let is_covered = COVERED.iter().any(|covered| covered.package == name);
+        (has_tests && !folder.starts_with("tests/") && !is_covered).then_some(name)
+    });
+    // Its tests are programs in `tests`.
+    assert_eq!(left.collect::<Vec<_>>(), ["farlane-io"]);
 }

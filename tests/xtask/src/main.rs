@@ -26,7 +26,7 @@ mod iperf;
 mod jobs;
 mod kasan;
 mod lending;
-mod links;
+mod markdown;
 mod metrics;
 mod miri;
 mod mounted;

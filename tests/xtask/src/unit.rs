@@ -71,6 +71,12 @@ impl Package {
         })
     }
 
+    /// Its name, its folder in the checkout, and whether it has tests.
+    #[cfg(test)]
+    pub fn tested(&self) -> (&str, &str, bool) {
+        (&self.name, &self.folder, !self.tests.is_empty())
+    }
+
     /// Whether a filter means the package or some of its tests.
     fn is_meant(&self, filter: &str) -> bool {
         // The filter may name a test program, such as `blk/tests/disk`.

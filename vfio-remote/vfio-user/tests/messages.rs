@@ -371,7 +371,7 @@ fn ranges_of_memory_are_pages_of_a_file_that_is_long_enough() {
         Errno::ACCESS,
     );
     let name = path(&again, OFlags::PATH);
-    refused(peer.map(0, PAGE, Some((name.as_fd(), 0))), Errno::INVAL);
+    refused(peer.map(0, PAGE, Some((name.as_fd(), 0))), Errno::ACCESS);
     // A page long, and served by others than the memory or a disk: a fault in it might never end.
     let served_by_others = path(
         "/sys/kernel/mm/transparent_hugepage/enabled",

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::links::{fenced, targets};
+use crate::markdown::{fenced, targets};
 
 /// The list of the pages, in the checkout.
 const SUMMARY: &str = "docs/SUMMARY.md";

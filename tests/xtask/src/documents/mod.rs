@@ -2,7 +2,7 @@
 //! counts as a citation.
 
 mod cited;
-mod markdown;
+mod parts;
 mod sources;
 
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ fn what_documents_cite_exists() {
     let sources = &*SOURCES;
     let mut found = Vec::new();
     for (path, text) in documents(sources) {
-        for (line, code) in markdown::code(&text) {
+        for (line, code) in parts::code(&text) {
             for problem in cited::problems(sources, path, code) {
                 found.push(format!("{}:{line}: `{code}`: {problem}", path.display()));
             }
@@ -69,14 +69,14 @@ fn links_of_documents_lead_somewhere() {
     let sources = &*SOURCES;
     let mut found = Vec::new();
     for (path, text) in documents(sources) {
-        for (line, target) in markdown::links(&text) {
+        for (line, target) in parts::links(&text) {
             let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
             let to = match file {
                 "" => root().join(path),
                 file => root().join(path).parent().unwrap().join(file),
             };
-            let is_there = to.exists()
-                && (anchor.is_empty() || markdown::anchors(&read(&to)).contains(anchor));
+            let is_there =
+                to.exists() && (anchor.is_empty() || parts::anchors(&read(&to)).contains(anchor));
             if !is_there {
                 found.push(format!("{}:{line}: {target}", path.display()));
             }
@@ -103,7 +103,7 @@ fn lines_are_short() {
     let is_long = |line: &str| line.chars().count() > COLUMNS;
     let mut found = Vec::new();
     for (path, text) in documents(sources) {
-        let long = markdown::prose(&text).filter(|(_, line)| is_long(line));
+        let long = parts::prose(&text).filter(|(_, line)| is_long(line));
         found.extend(long.map(|(number, _)| format!("{}:{number}", path.display())));
     }
     let is_rust = |path: &&PathBuf| path.extension().is_some_and(|end| end == "rs");

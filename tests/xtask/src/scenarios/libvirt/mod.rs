@@ -95,19 +95,19 @@ fn in_release(
     let mut disk = Backend::start(
         &host,
         "farlane-blk",
-        page.file("/etc/farlane/blk/vm0.toml")?,
+        &page.file("/etc/farlane/blk/vm0.toml")?,
     )?;
     let mut net = Backend::start(
         &host,
         "farlane-net",
-        page.file("/etc/farlane/net/vm0.toml")?,
+        &page.file("/etc/farlane/net/vm0.toml")?,
     )?;
     // Of all processes of this machine, its own are found by it.
     let name = format!("vm0-{}", process::id());
     let last = release.emulated.map(|section| page.xml(section));
     let last = last.transpose()?.unwrap_or_default();
     let domain = progress::step(&step("Booting a VM of libvirt"), || {
-        Domain::start(&host, &name, &kit, &page, last)
+        Domain::start(&host, &name, &kit, &page, &last)
     })?;
     host.runs_as_its_user(&name)?;
     virtiofs(&domain)?;

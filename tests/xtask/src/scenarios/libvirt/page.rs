@@ -5,11 +5,10 @@ use std::fs;
 use anyhow::{Context as _, Result};
 use farlane_kit::workspace::Workspace;
 
+use crate::markdown::blocks;
+
 /// The page.
 const PAGE: &str = "docs/libvirt.md";
-
-/// Where a fenced block begins and ends.
-const FENCE: &str = "```";
 
 /// Its text.
 pub struct Page(String);
@@ -22,23 +21,23 @@ impl Page {
     }
 
     /// The XML of a section.
-    pub fn xml(&self, section: &str) -> Result<&str> {
+    pub fn xml(&self, section: &str) -> Result<String> {
         self.block("xml", &format!("\n## {section}\n"))
             .with_context(|| format!("{PAGE} has no XML in {section:?}"))
     }
 
     /// The file whose path stands before it.
-    pub fn file(&self, path: &str) -> Result<&str> {
+    pub fn file(&self, path: &str) -> Result<String> {
         self.block("toml", path)
             .with_context(|| format!("{PAGE} has no file {path}"))
     }
 
     /// The first block of a language behind a text, in the same section.
-    fn block(&self, language: &str, behind: &str) -> Option<&str> {
+    fn block(&self, language: &str, behind: &str) -> Option<String> {
         let (_, rest) = self.0.split_once(behind)?;
         let section = rest.split("\n## ").next()?;
-        let mut blocks = section.split(FENCE).skip(1).step_by(2);
-        blocks.find_map(|block| block.strip_prefix(language)?.strip_prefix('\n'))
+        let mut blocks = blocks(section).into_iter();
+        blocks.find_map(|(words, block)| (words == language).then_some(block))
     }
 }
 

@@ -2,7 +2,6 @@
 //! restarted, stopped, and kept from what they may not do.
 
 mod machine;
-mod page;
 
 use std::fs;
 
@@ -15,6 +14,7 @@ use farlane_kit::tree::Tree;
 
 use self::machine::{DRIVER, boot};
 use crate::conditions::{no_complaint, wait_until};
+use crate::markdown;
 use crate::run::Run;
 use crate::scenarios::NotRun;
 use crate::scenarios::package::has_c_library;
@@ -59,8 +59,8 @@ const RECORDS: &str = "dmesg | grep -E 'apparmor=\"DENIED\"|type=1326' || test $
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let page = run.context.workspace().root().join("docs/install.md");
     let page = fs::read_to_string(&page).with_context(|| format!("No {}", page.display()))?;
-    let first_disk = page::block(&page, "cat >/etc/farlane/blk/vm0.toml")?;
-    let other_folder = page::block(&page, "/etc/apparmor.d/local/usr.bin.farlane-blk")?;
+    let first_disk = block(&page, "cat >/etc/farlane/blk/vm0.toml")?;
+    let other_folder = block(&page, "/etc/apparmor.d/local/usr.bin.farlane-blk")?;
     let tree = Tree::ensure(run.context.workspace(), &HEADERS_6_12)?;
     if !has_c_library(&tree, "trixie", report)? {
         return Err(NotRun("the packages need a newer C library than Debian 13's".into()).into());
@@ -82,6 +82,14 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     no_complaint(&guest)?;
     report.add("systemd and AppArmor", "five units in Debian 13", "work");
     Ok(())
+}
+
+/// The page's only fenced block that has these words.
+fn block(page: &str, words: &str) -> Result<String> {
+    let found = markdown::blocks(page).into_iter().map(|(_, block)| block);
+    let mut found = found.filter(|block| block.contains(words));
+    let block = found.next().filter(|_| found.next().is_none());
+    block.with_context(|| format!("Not one block of the page has {words}"))
 }
 
 /// The page's lines make a socket, whose first connection starts the service.

@@ -1,8 +1,8 @@
-//! As much of Markdown as the documents use.
+//! What is checked of a document: its prose, code, links, and anchors.
 
 use std::collections::BTreeSet;
 
-use crate::links::{fenced, targets};
+use crate::markdown::{fenced, targets};
 
 /// Lines that are neither in a fenced block nor of a table, with their numbers.
 pub fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
