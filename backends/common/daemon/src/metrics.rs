@@ -1,6 +1,6 @@
 //! What a daemon counts, for whoever asks: OpenMetrics text over HTTP.
 //!
-//! [`families`] are what it says; [`server`] is where it is asked, [`http`] is how, and [`client`]
+//! [`families`] are what it says; `server` is where it is asked, `http` is how, and `client`
 //! asks; [`exposition`] is how an answer is read, [`measures`] is what of it says what of a device.
 //! Beside them is a page for browsers that shows them.
 
