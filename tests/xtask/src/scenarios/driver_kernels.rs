@@ -1,12 +1,13 @@
-//! The guest driver in kernels of earlier Debian releases: it loads, does what its own scenario
-//! asks of it, and carries RDMA, with our library and with the distribution's.
+//! Guests of the kernels of earlier Debian releases: the guest driver loads, does what its own
+//! scenario asks of it, and carries RDMA, with our library and with the distribution's; and the
+//! kernel's own driver drives a lent disk.
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::debian::TreeSpec;
 use farlane_kit::report::Report;
 use farlane_kit::tree::Tree;
 
-use super::{driver_device, rdma_pingpong, rdma_stock};
+use super::{driver_device, lend_soft, rdma_pingpong, rdma_stock};
 use crate::run::{Context, Run};
 
 pub fn in_kernel(run: &Run<'_>, report: &mut Report, spec: &TreeSpec, release: &str) -> Result<()> {
@@ -29,6 +30,7 @@ pub fn in_kernel(run: &Run<'_>, report: &mut Report, spec: &TreeSpec, release: &
     inner("driver-device", driver_device::run)?;
     inner("rdma-pingpong", rdma_pingpong::run)?;
     inner("rdma-stock", rdma_stock::run)?;
+    inner("lend-soft", lend_soft::show)?;
     report.add("guest driver", format!("in Linux {kernel}"), "works");
     Ok(())
 }

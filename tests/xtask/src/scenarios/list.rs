@@ -156,9 +156,9 @@ scenarios! {
         "Debian 13 with systemd as process 1 and AppArmor: the packages' units are connected to, \
          killed, restarted and stopped, and confined as their profiles say";
     test "driver-6.1" = |run, to| driver_kernels::in_kernel(run, to, &HEADERS_6_1, "6.1."),
-        "driver-device, rdma-pingpong and rdma-stock in guests with Linux 6.1";
+        "driver-device, rdma-pingpong, rdma-stock and a lent disk in guests with Linux 6.1";
     test "driver-6.12" = |run, to| driver_kernels::in_kernel(run, to, &HEADERS_6_12, "6.12."),
-        "driver-device, rdma-pingpong and rdma-stock in guests with Linux 6.12";
+        "driver-device, rdma-pingpong, rdma-stock and a lent disk in guests with Linux 6.12";
     test "lend-reassign" = lend_reassign::run,
         "three VMs take turns with one lent NVMe, 20 rounds of hot-plug; then it is revoked from \
          one that uses it";
