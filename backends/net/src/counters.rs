@@ -1,4 +1,6 @@
-//! What an interface counts.
+//! What an interface counts, and how long frames take.
+
+use farlane_worker::histogram::Histogram;
 
 pub use farlane_worker::counters::count;
 
@@ -24,4 +26,24 @@ farlane_worker::counters! {
     kicks: "Notifications of drivers.",
     interrupts: "Notifications to drivers.",
     broken_queues: "Queues that stopped because their driver violated the specification.",
+}
+
+/// How long a worker has to do with frames. A worker moves several at a time, and looks at the clock
+/// before the first and after the last of them.
+#[derive(Debug, Default)]
+pub struct FrameTimes {
+    /// From when a frame is read from the port until it lies in the guest's buffers: it may wait
+    /// for these, or for its flow to come to another queue.
+    pub receive: Histogram,
+    /// From when a worker looks at a frame of the guest until the port has it: it may wait for room
+    /// there.
+    pub transmit: Histogram,
+}
+
+impl FrameTimes {
+    /// Those of each direction, with the directions' names.
+    #[must_use]
+    pub fn all(&self) -> [(&'static str, &Histogram); 2] {
+        [("rx", &self.receive), ("tx", &self.transmit)]
+    }
 }

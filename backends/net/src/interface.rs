@@ -1,7 +1,7 @@
 //! A network interface: its port on the host, what guests see of it, and what it counts.
 
 use crate::bits::{Config, DUPLEX_UNKNOWN, SPEED_UNKNOWN, feature, status};
-use crate::counters::Counters;
+use crate::counters::{Counters, FrameTimes};
 use crate::flow::FlowTable;
 use crate::pairs::PairCount;
 use crate::port::Port;
@@ -40,6 +40,8 @@ pub struct Interface {
     pub port: Box<dyn Port>,
     /// What it counts.
     pub counters: Counters,
+    /// How long its frames take.
+    pub times: FrameTimes,
     /// What moved where.
     pub locality: Directions,
     /// Its log lines that a guest can cause.
@@ -81,6 +83,7 @@ impl Interface {
                 transmit: locality(),
             },
             counters: Counters::default(),
+            times: FrameTimes::default(),
             limit: LogLimit::new(),
             mac: mac.unwrap_or_else(|| address_for(&*port)),
             link: AtomicBool::new(port.link_is_up()),

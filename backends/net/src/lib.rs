@@ -63,6 +63,9 @@ pub fn try_steering() -> Result<(), BpfError> {
     ebpf::TapSteering::new(pairs::PairCount(1)).map(drop)
 }
 
+const FRAME_SECONDS: &str = "Time from when a worker takes a frame from the port until the guest's \
+     buffers have it (rx), or from when it looks at one of the guest until the port has it (tx).";
+
 /// The counters of all interfaces.
 #[must_use]
 pub fn metrics(interfaces: &[Arc<Interface>]) -> Metrics {
@@ -70,6 +73,10 @@ pub fn metrics(interfaces: &[Arc<Interface>]) -> Metrics {
     for interface in interfaces {
         let labels = [("net", &*interface.name)];
         metrics.add("farlane_net", &labels, interface.counters.samples());
+        for (way, times) in interface.times.all() {
+            let labels = [labels[0], ("direction", way)];
+            metrics.add_times("farlane_net_frame_seconds", FRAME_SECONDS, &labels, times);
+        }
         let flows = interface.flow_samples().into_iter().flatten();
         metrics.add("farlane_net", &labels, flows);
         for (way, locality) in interface.localities() {

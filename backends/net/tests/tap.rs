@@ -8,6 +8,7 @@ use common::{
     Backend, GUEST, HOST, TAP, datagram, echo, host_socket, ip, next_datagram, wait_for_carrier,
     wait_until,
 };
+use farlane_support::process::metric;
 use farlane_vm_front_end::net::frame::{self, End};
 use farlane_vm_front_end::net::{Header, Nic, Options, feature};
 use std::fs::{File, OpenOptions};
@@ -26,6 +27,20 @@ fn datagrams_go_both_ways() {
     }
     assert_eq!(backend.metric("tx_frames"), 4);
     assert!(backend.metric("rx_frames") >= 4);
+    each_has_a_time(&backend);
+}
+
+/// Each frame has a time, whichever way it has come.
+fn each_has_a_time(backend: &Backend) {
+    for way in ["rx", "tx"] {
+        let labels = [("direction", way)];
+        let times = "farlane_net_frame_seconds_count{";
+        wait_until(|| {
+            let metrics = backend.metrics();
+            let frames = metric(&metrics, &format!("farlane_net_{way}_frames{{"), &[]);
+            frames > 0 && metric(&metrics, times, &labels) == frames
+        });
+    }
 }
 
 #[test]
@@ -235,6 +250,8 @@ fn a_flow_comes_to_where_the_guest_sends_it_from_in_order() {
         }
     }
     assert!(moves >= 30, "it has followed {moves} times of 40");
+    assert!(backend.metric("handed_over") > 0);
+    each_has_a_time(&backend);
 }
 
 /// The guest sends on a queue until the tap itself gives the flow to that pair, and nothing is

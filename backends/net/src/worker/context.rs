@@ -4,7 +4,7 @@ use super::buffers::Places;
 use super::frame::Frame;
 use super::pair::Pair;
 use crate::control::filter::Filter;
-use crate::counters::{Counters, count};
+use crate::counters::count;
 use crate::flow::{FlowTable, Route};
 use crate::guest::Guest;
 use crate::interface::Interface;
@@ -12,6 +12,7 @@ use crate::pairs::PairId;
 use crate::port::Offloads;
 use farlane_zero_copy::topology::Node;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What a worker knows while it moves frames.
 pub(super) struct Context {
@@ -136,11 +137,20 @@ pub(super) struct Tally {
     pub too_large: u64,
     pub filtered: u64,
     pub handed_over: u64,
+    /// When the turn's first frame was read from the port.
+    pub since: Option<Instant>,
+    /// Of the frames, those that went straight from the port into buffers.
+    pub direct: u64,
 }
 
 impl Tally {
-    /// Adds them to the interface's counters.
-    pub fn count(&self, counters: &Counters) {
+    /// Adds them to the interface's counters and times.
+    pub fn count(&self, interface: &Interface) {
+        let counters = &interface.counters;
+        if let Some(since) = self.since.filter(|_| self.direct > 0) {
+            let receive = &interface.times.receive;
+            receive.add_each(since.elapsed(), self.direct);
+        }
         for (counter, value) in [
             (&counters.rx_frames, self.frames),
             (&counters.rx_bytes, self.bytes),

@@ -3,6 +3,7 @@
 use crate::bits::FrameHeader;
 use crate::flow::Route;
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// Most frames of a queue, and most bytes of them: some 64 of the largest.
 pub(super) const MAX_FRAMES: usize = 1024;
@@ -16,6 +17,8 @@ pub struct Frame {
     pub bytes: Box<[u8]>,
     /// Where it goes next.
     pub route: Route,
+    /// When it was read from the port.
+    pub since: Instant,
 }
 
 /// Frames that wait, in order.

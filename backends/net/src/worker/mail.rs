@@ -169,6 +169,7 @@ mod tests {
         Frame {
             header: FrameHeader::new_zeroed(),
             bytes: vec![0; bytes].into(),
+            since: std::time::Instant::now(),
             route: Route::Deliver,
         }
     }

@@ -214,7 +214,7 @@ impl PairWorker {
         for frame in self.forwarded.drain(..) {
             context.lose(&mut tally, &frame);
         }
-        tally.count(&context.interface.counters);
+        tally.count(&context.interface);
         result
     }
 
@@ -237,7 +237,7 @@ impl PairWorker {
                 for frame in receive.drain().chain(self.forwarded.drain(..)) {
                     context.lose(&mut tally, &frame);
                 }
-                tally.count(&context.interface.counters);
+                tally.count(&context.interface);
                 context.read_consumed(context.pair.id);
                 show(&context.interface, &mut receive.queue);
                 receive.queue.progress.next_available

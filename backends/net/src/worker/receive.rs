@@ -20,7 +20,10 @@ use crate::port::{FrameRoom, PortQueue};
 use farlane_abi::width::to_u64;
 use farlane_zero_copy::slices::GuestRuns;
 use farlane_zero_copy::topology::Node;
+use probe::probe;
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
 /// Bytes that the next frame is expected to have, at least.
@@ -52,6 +55,8 @@ pub(super) struct Receive {
 /// A frame on its way into buffers.
 struct Arrival<'a> {
     header: FrameHeader,
+    /// When it was read from the port.
+    since: Instant,
     /// How many of its first bytes lie in the buffers that are known.
     in_buffers: usize,
     rest: &'a [u8],
@@ -231,6 +236,7 @@ impl Receive {
     ) -> Result<bool, QueueError> {
         let arrival = Arrival {
             header: frame.header,
+            since: frame.since,
             in_buffers: 0,
             rest: &frame.bytes,
         };
@@ -238,6 +244,7 @@ impl Receive {
         // Who counts on the frame is told, too, where the queue cannot go on.
         match delivery.inspect_err(|_| context.lose(tally, &frame))? {
             Delivery::Done => {
+                context.interface.times.receive.add(frame.since.elapsed());
                 if let Some(table) = &context.table
                     && let Some(ticket) = frame.route.ticket()
                 {
@@ -297,6 +304,13 @@ impl Receive {
         context.pair.advance(used.into());
         tally.frames += 1;
         tally.bytes += to_u64(frame);
+        probe!(
+            farlane,
+            net_rx_end,
+            Arc::as_ptr(&context.interface),
+            self.queue.index(),
+            frame
+        );
         Ok(Delivery::Done)
     }
 
@@ -342,6 +356,14 @@ impl Receive {
             return Ok(Intake::Frame);
         };
         let frame = frame.min(MAX_FRAME);
+        let since = *tally.since.get_or_insert_with(Instant::now);
+        probe!(
+            farlane,
+            net_rx_begin,
+            Arc::as_ptr(&context.interface),
+            self.queue.index(),
+            frame
+        );
         self.expected = frame
             .max(self.expected - self.expected / 8)
             .max(LEAST_EXPECTED);
@@ -349,6 +371,7 @@ impl Receive {
         let scratch = std::mem::take(&mut self.scratch);
         let arrival = Arrival {
             header,
+            since,
             in_buffers,
             rest: scratch
                 .get(guest_bytes..guest_bytes + frame - in_buffers)
@@ -371,9 +394,13 @@ impl Receive {
             return Ok(());
         };
         if route == Route::Deliver {
-            if let Delivery::NoBuffers = self.place(context, tally, arrival)? {
-                let frame = self.own(arrival, route);
-                self.starve_for(frame);
+            match self.place(context, tally, arrival)? {
+                Delivery::Done => tally.direct += 1,
+                Delivery::NoBuffers => {
+                    let frame = self.own(arrival, route);
+                    self.starve_for(frame);
+                }
+                Delivery::TooLarge => (),
             }
             return Ok(());
         }
@@ -436,6 +463,7 @@ impl Receive {
             header: arrival.header,
             bytes: bytes.into(),
             route,
+            since: arrival.since,
         }
     }
 }

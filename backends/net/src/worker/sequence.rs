@@ -90,6 +90,7 @@ mod tests {
         Frame {
             header: FrameHeader::new_zeroed(),
             bytes: frame.into(),
+            since: std::time::Instant::now(),
             route: Route::Deliver,
         }
     }

@@ -42,6 +42,8 @@ pub(super) struct Transmit {
     scratch: Vec<u8>,
     /// Since when used buffers wait to be shown.
     hidden: Option<Instant>,
+    /// Since when the first frame waits for room in the port.
+    waits: Option<Instant>,
 }
 
 /// What became of a frame.
@@ -66,6 +68,7 @@ impl Transmit {
             list: SliceList::default(),
             scratch: Vec::new(),
             hidden: None,
+            waits: None,
         }
     }
 
@@ -103,23 +106,30 @@ impl Transmit {
         }
         let rings = self.queue.rings()?;
         let counters = &context.interface.counters;
-        let (mut frames, mut total) = (0, 0);
-        let mut worked = false;
+        // Of the frames, those that have not waited for room.
+        let (mut frames, mut total, mut prompt) = (0, 0, 0);
+        let (mut worked, mut since) = (false, None);
         for _ in 0..AT_ONCE {
             let Some(head) = self.queue.progress.peek(&rings, 0)? else {
                 break;
             };
             self.chain.follow(&rings, head)?;
+            let since = *since.get_or_insert_with(Instant::now);
             let interface = Arc::as_ptr(&context.interface);
             let queue = self.queue.index();
             probe!(farlane, net_tx_begin, interface, queue, head);
             match self.send(context, port, rings.view())? {
                 SendOutcome::Yes(bytes) => {
+                    match self.waits.take() {
+                        Some(since) => context.interface.times.transmit.add(since.elapsed()),
+                        None => prompt += 1,
+                    }
                     frames += 1;
                     total += bytes;
                     probe!(farlane, net_tx_end, interface, queue, head, bytes);
                 }
                 SendOutcome::Later => {
+                    self.waits.get_or_insert(since);
                     self.blocked = true;
                     break;
                 }
@@ -127,11 +137,16 @@ impl Transmit {
                 SendOutcome::Invalid => count(&counters.tx_invalid, 1),
             }
             worked = true;
+            self.waits = None;
             self.queue.progress.skip(1);
             self.queue.progress.put(&rings, head, 0);
         }
         if worked && let Err(e) = port.flush() {
             port_failed(&context.interface, "send", &e);
+        }
+        if let Some(since) = since.filter(|_| prompt > 0) {
+            let transmit = &context.interface.times.transmit;
+            transmit.add_each(since.elapsed(), prompt);
         }
         if frames > 0 {
             count(&counters.tx_frames, frames);
