@@ -52,6 +52,7 @@ pub mod peers;
 pub mod port;
 mod ready;
 pub mod request;
+pub mod request_times;
 mod ring;
 mod round;
 mod schedule;

@@ -8,6 +8,7 @@ use crate::engine::{PortAddress, RawGid};
 use crate::gids::{GidPolicy, PortGids};
 use crate::ledger::{Account, Limits, Resource, Share};
 use crate::peers::{Peers, Reach};
+use crate::request_times::RequestTimes;
 use crate::shared_contexts::SharedContexts;
 use crate::throughput::{Rates, Throughput};
 use crate::traffic::Traffic;
@@ -243,6 +244,12 @@ impl Port {
     #[must_use]
     pub fn call_times(&self) -> &Histogram {
         &self.traffic.calls
+    }
+
+    /// How long its send requests take, of one in 61.
+    #[must_use]
+    pub fn request_times(&self) -> &RequestTimes {
+        &self.traffic.requests
     }
 
     fn contexts(&self) -> MutexGuard<'_, HashMap<ContextId, Arc<Context>>> {

@@ -4,6 +4,7 @@
 //! Each worker adds to numbers of its own, and who reads them adds those of all workers up: no
 //! cache line goes to and fro between workers.
 
+use crate::request_times::RequestTimes;
 use farlane_abi::rdma::PortCounters;
 use farlane_sys::sync::lock;
 use farlane_worker::counters::{Sample, count, count_alone};
@@ -107,6 +108,8 @@ pub struct Traffic {
     stripes: Box<[Stripe]>,
     /// How long its calls take, from when a worker begins with them until they are answered.
     pub(crate) calls: Histogram,
+    /// How long its send requests take.
+    pub(crate) requests: RequestTimes,
 }
 
 /// Of a port of a server without workers.
@@ -122,6 +125,7 @@ impl Traffic {
         Self {
             stripes: (0..=workers).map(|_| Stripe::default()).collect(),
             calls: Histogram::default(),
+            requests: RequestTimes::default(),
         }
     }
 

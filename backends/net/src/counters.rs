@@ -28,8 +28,8 @@ farlane_worker::counters! {
     broken_queues: "Queues that stopped because their driver violated the specification.",
 }
 
-/// How long a worker has to do with frames. A worker moves several at a time, and looks at the clock
-/// before the first and after the last of them.
+/// How long a worker has to do with frames. A worker moves several at a time, and looks at the
+/// clock before the first and after the last of them.
 #[derive(Debug, Default)]
 pub struct FrameTimes {
     /// From when a frame is read from the port until it lies in the guest's buffers: it may wait

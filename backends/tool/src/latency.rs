@@ -1,10 +1,11 @@
 //! How long things take, from histograms of times (OpenMetrics 1.0.0, "Histogram").
 
 use farlane_daemon::metrics::exposition::SampleLine;
+use farlane_daemon::metrics::measures::is_of_requests;
 use std::collections::BTreeMap;
 
-/// Histograms whose unit is the second: the names of their samples end so.
-const ENDING: &str = "_seconds_bucket";
+/// How names of a histogram's counts end, behind its own.
+const ENDING: &str = "_bucket";
 /// Most buckets of a device, and bytes of a name and its labels.
 const MOST: usize = 4096;
 const MOST_BYTES: usize = 1024;
@@ -17,7 +18,9 @@ pub struct Histograms(BTreeMap<(String, u64), u64>);
 impl Histograms {
     /// Takes a sample, where it is one of such a histogram.
     pub fn take(&mut self, sample: &SampleLine<'_>) {
-        let (true, Some(bound)) = (sample.name.ends_with(ENDING), sample.label("le")) else {
+        let family = sample.name.strip_suffix(ENDING);
+        let (Some(_), Some(bound)) = (family.filter(|of| is_of_requests(of)), sample.label("le"))
+        else {
             return;
         };
         let bound = bound.parse().ok().filter(|bound: &f64| *bound >= 0.0);
@@ -146,6 +149,7 @@ mod tests {
     fn what_is_no_histogram_of_times_is_left_out() {
         let text = [
             bucket("x_bytes", "1", 1),
+            bucket("farlane_rdma_vm_call_seconds", "1", 1),
             bucket("x_seconds", "-1", 1),
             bucket("x_seconds", "NaN", 1),
             bucket("x_seconds", "many", 1),

@@ -15,6 +15,7 @@ use crate::engine::{Progress, Spending, Turn};
 use crate::memory::{Part, Use};
 use crate::nodes::TransferObserver;
 use crate::request::{Opcode, SendWqe, Target as RequestTarget};
+use crate::request_times::Sampling;
 use crate::traffic::{Count, Traffic};
 use crate::work_queue::{QueueError, WorkSource};
 use datagrams::Copies;
@@ -89,6 +90,9 @@ pub struct Requester<C: Carrier> {
     /// Told of what it has moved.
     transfers: Option<Arc<dyn TransferObserver>>,
     request: SendWqe,
+    /// When the request at hand was taken, if it is timed.
+    begun: Option<Instant>,
+    sampling: Sampling,
     parts: Vec<Part>,
     active: Option<Active>,
     /// So many requests, which were posted before it went on from SQE, are flushed before others
@@ -127,6 +131,8 @@ impl<C: Carrier> Requester<C> {
             carrier,
             transfers,
             request: SendWqe::default(),
+            begun: None,
+            sampling: Sampling::default(),
             parts: Vec::new(),
             active: None,
             to_flush: 0,
@@ -328,6 +334,7 @@ impl<C: Carrier> Requester<C> {
                 return Taken::GivenUp;
             }
         }
+        self.begun = self.sampling.begin();
         let opcode = wc_opcode(self.request.opcode);
         probe!(
             farlane,
@@ -435,6 +442,7 @@ impl<C: Carrier> Requester<C> {
             moved
         );
         count_success(&qp.traffic, opcode, moved);
+        let begun = self.begun.take();
         if self.request.signalled || qp.signal_all {
             self.push(
                 qp,
@@ -448,6 +456,9 @@ impl<C: Carrier> Requester<C> {
                     ..Default::default()
                 },
             );
+        }
+        if let Some(begun) = begun {
+            qp.traffic.requests.of(opcode).add(begun.elapsed());
         }
     }
 
@@ -469,6 +480,7 @@ impl<C: Carrier> Requester<C> {
         let opcode = told_opcode(&self.request);
         probe!(farlane, rdma_end, qp.number.get(), opcode, status, 0);
         self.active = None;
+        self.begun = None;
         self.parts.clear();
         self.source.retire();
         self.push(

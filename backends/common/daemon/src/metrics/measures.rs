@@ -69,6 +69,16 @@ pub(super) const MEASURES: &[(&str, Measure)] = &[
 /// Labels that name a device: a disk, an interface, a VM's port, a PCI function.
 pub(super) const DEVICES: &[&str] = &["disk", "net", "vm", "device"];
 
+/// Histograms that say nothing of how long requests take, but something else: calls of processes
+/// that set things up.
+pub(super) const ASIDE: &[&str] = &["farlane_rdma_vm_call_seconds"];
+
+/// Whether a family is a histogram of how long a device's requests take.
+#[must_use]
+pub fn is_of_requests(family: &str) -> bool {
+    family.ends_with("_seconds") && !ASIDE.contains(&family)
+}
+
 /// What a family adds to.
 #[must_use]
 pub fn measure(family: &str) -> Option<Measure> {
@@ -94,5 +104,12 @@ mod tests {
             assert_eq!(measure(name), Some(*what));
         }
         assert_eq!(measure("farlane_blk_kicks"), None);
+    }
+
+    #[test]
+    fn calls_are_no_requests() {
+        let [requests, calls, bytes] = ["request_seconds", "call_seconds", "bytes"]
+            .map(|name| is_of_requests(&format!("farlane_rdma_vm_{name}")));
+        assert_eq!((requests, calls, bytes), (true, false, false));
     }
 }

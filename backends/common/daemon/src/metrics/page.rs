@@ -3,7 +3,7 @@
 //! It is three files that are served as they are, beside the metrics that it reads. Nothing of it
 //! comes from elsewhere, and nothing else is run there, which [`POLICY`] has browsers see to.
 
-use super::measures::{DEVICES, MEASURES};
+use super::measures::{ASIDE, DEVICES, MEASURES};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -55,9 +55,10 @@ impl File {
 fn script() -> String {
     let measures: BTreeMap<_, _> = MEASURES.iter().copied().collect();
     format!(
-        "'use strict';\nconst MEASURES = {};\nconst DEVICES = {};\n{}",
+        "'use strict';\nconst MEASURES = {};\nconst DEVICES = {};\nconst ASIDE = {};\n{}",
         serde_json::json!(measures),
         serde_json::json!(DEVICES),
+        serde_json::json!(ASIDE),
         include_str!("page/page.js")
     )
 }
@@ -114,6 +115,7 @@ mod tests {
         assert_eq!(measures["farlane_net_locality_all_bytes"], "all-bytes");
         assert_eq!(measures["farlane_blk_kicks"], serde_json::Value::Null);
         assert_eq!(table("DEVICES"), serde_json::json!(DEVICES));
+        assert_eq!(table("ASIDE"), serde_json::json!(ASIDE));
         // Names that it asks for are names of these.
         for word in [
             "bytes",

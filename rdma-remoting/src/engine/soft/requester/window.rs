@@ -25,6 +25,8 @@ const ANSWERS_IN_A_TURN: usize = 128;
 /// A request that has no answer.
 struct Outstanding {
     request: SendWqe,
+    /// When it was taken, if it is timed.
+    begun: Option<Instant>,
     parts: Vec<Part>,
     /// What of it was sent.
     transfer: Transfer,
@@ -359,6 +361,7 @@ impl<C: Carrier> Requester<C> {
         let spare = self.window.spare.pop().unwrap_or_default();
         self.window.requests.push_back(Outstanding {
             request: std::mem::replace(&mut self.request, spare),
+            begun: self.begun.take(),
             parts: std::mem::take(&mut self.parts),
             transfer: Transfer::new(length),
             fetched: 0,
@@ -440,9 +443,11 @@ impl<C: Carrier> Requester<C> {
     fn at_hand(&mut self, mut one: Outstanding, end: impl FnOnce(&mut Self, u32)) {
         let active = self.active.take();
         std::mem::swap(&mut self.request, &mut one.request);
+        std::mem::swap(&mut self.begun, &mut one.begun);
         std::mem::swap(&mut self.parts, &mut one.parts);
         end(self, one.transfer.length);
         std::mem::swap(&mut self.request, &mut one.request);
+        self.begun = one.begun;
         if !self.dead {
             self.parts = one.parts;
             self.active = active;

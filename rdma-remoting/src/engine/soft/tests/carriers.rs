@@ -10,6 +10,7 @@ use crate::address::{AddressVector, AhHandle, Datagram, GroupGid, Recipients};
 use crate::engine::{Budget, OPERATION_COST, Turn};
 use crate::memory::{Access, MemoryRegion};
 use crate::request::{Element, MemoryKey, Target as RequestTarget};
+use crate::traffic::Traffic;
 use farlane_abi::queue::{
     Completion, GRH_BYTES, WC_FLAG_IMM, WC_OPCODE_RECV, WC_STATUS_REM_ACCESS_ERR,
     WC_STATUS_RNR_RETRY_EXC_ERR,
@@ -53,6 +54,7 @@ impl Made for LocalCopy {
 /// A queue pair with memory.
 struct Side<C: Carrier> {
     qp: SoftQp<C>,
+    traffic: Arc<Traffic>,
     sends: LocalQueue<SendWqe>,
     recvs: LocalQueue<RecvWqe>,
     cq: Arc<LocalCompletionQueue>,
@@ -83,8 +85,12 @@ impl<C: Made> Side<C> {
         });
         let (sends, recvs) = (LocalQueue::default(), LocalQueue::default());
         let cq = LocalCompletionQueue::new(64);
+        let traffic = Arc::new(Traffic::default());
         let owner = Owner {
-            spec: ContextSpec::default(),
+            spec: ContextSpec {
+                traffic: traffic.clone(),
+                ..ContextSpec::default()
+            },
             memory,
         };
         let spec = QpSpec {
@@ -104,6 +110,7 @@ impl<C: Made> Side<C> {
         let told = carrier.told();
         Self {
             qp: SoftQp::over(carrier, &owner, spec, transport, fabric, MAX_QUEUE_PAIRS).unwrap(),
+            traffic,
             sends,
             recvs,
             cq,
@@ -273,6 +280,36 @@ fn a_reliable_connection_is_one_over_any_carrier() {
     a_reliable_connection_carries_all_out::<LocalCopy>(0);
     a_reliable_connection_carries_all_out::<Wire>(0);
     a_reliable_connection_carries_all_out::<Wire>(0b1101);
+}
+
+/// Of requests that succeed the first one is timed, and each 61st after it: those that fail begin
+/// none anew.
+fn some_requests_are_timed<C: Made>() {
+    let mut pair = Pair::<C>::new(QPT_RC);
+    let timed = |pair: &Pair<C>| {
+        let all = pair.a.traffic.requests.all();
+        all.map(|(of, times)| (of, times.distribution().count()))
+    };
+    let rest = [("read", 0), ("atomic", 0), ("local", 0)];
+    for n in 0_u64..130 {
+        pair.carry_out(pair.request(Opcode::Write, LONG, 100));
+        let expected = [[("send", 0), ("write", n / 61 + 1)].as_slice(), &rest].concat();
+        assert_eq!(timed(&pair).as_slice(), expected);
+    }
+    let before = timed(&pair);
+    // This one would be timed, and is received by nobody.
+    for _ in 130..183 {
+        pair.carry_out(pair.request(Opcode::Write, 8, 100));
+    }
+    let done = pair.carry_out(pair.request(Opcode::Send, 8, 0));
+    assert_eq!(done.status, WC_STATUS_RNR_RETRY_EXC_ERR);
+    assert_eq!(timed(&pair), before);
+}
+
+#[test]
+fn some_requests_are_timed_over_any_carrier() {
+    some_requests_are_timed::<LocalCopy>();
+    some_requests_are_timed::<Wire>();
 }
 
 #[test]

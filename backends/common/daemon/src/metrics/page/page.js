@@ -1,6 +1,7 @@
 // Reads the metrics that are served beside this page once a second, and plots what devices do.
 //
-// The server puts MEASURES (what a family adds to) and DEVICES (labels that name a device) before
+// The server puts MEASURES (what a family adds to), DEVICES (labels that name a device) and ASIDE
+// (histograms of what is no request) before
 // this. Rates and times are those of `farlane top`. Whatever is read may be anybody's: it becomes
 // text and numbers, never markup.
 
@@ -112,7 +113,8 @@ function take(backend, others, { name, labels, value }) {
     device.totals.set(measure, (device.totals.get(measure) || 0n) + count);
   }
   const upper = labels.has('le') ? bound(labels.get('le')) : null;
-  if (name.endsWith('_seconds_bucket') && upper !== null && device.buckets < MOST_BUCKETS) {
+  const isTime = name.endsWith('_seconds_bucket') && !ASIDE.includes(name.replace(/_bucket$/, ''));
+  if (isTime && upper !== null && device.buckets < MOST_BUCKETS) {
     const rest = Array.from(labels).filter(([label]) => label !== 'le');
     const series = JSON.stringify([name, rest]);
     const counts = device.times.get(series) || new Map();
