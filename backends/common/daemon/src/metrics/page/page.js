@@ -1,9 +1,8 @@
 // Reads the metrics that are served beside this page once a second, and plots what devices do.
 //
 // The server puts MEASURES (what a family adds to), DEVICES (labels that name a device) and ASIDE
-// (histograms of what is no request) before
-// this. Rates and times are those of `farlane top`. Whatever is read may be anybody's: it becomes
-// text and numbers, never markup.
+// (histograms of what is no request) before this. Rates and times are those of `farlane top`.
+// Whatever is read may be anybody's: it becomes text and numbers, never markup.
 
 /** Milliseconds from one question to the next, and that an answer may take. */
 const INTERVAL = 1000;
