@@ -23,6 +23,7 @@ fn it_keeps_the_conventions() {
             format!("--publish={}", folder.path().join("publish").display()),
         ],
         by_file: true,
+        follows: true,
         folder: folder.path(),
         sockets: &["vm"],
         private: &["publish"],

@@ -115,6 +115,7 @@ fn it_keeps_the_conventions() {
             "--device=nvme0=nvme,null=1G".to_owned(),
         ],
         by_file: false,
+        follows: false,
         folder: folder.path(),
         sockets: &["lend"],
         private: &[],

@@ -110,12 +110,12 @@ pub(crate) fn live<D: Daemon>(
     common.start_logging();
     let manager = ServiceManager::find();
     let mut daemon = D::open(options)?;
-    let metrics = common.listen_for_metrics()?;
     let asked = match asked {
         // Its own user's alone, whoever may connect to the others.
         Some(path) => Some(Listener::bind(path, Kind::Stream, &Access::default())?),
         None => None,
     };
+    let metrics = common.listen_for_metrics()?;
     privileges::give_up(daemon.needs())?;
     let collect = daemon.start(options, &control.stopper())?;
     for listener in metrics {
