@@ -531,6 +531,42 @@ mod tests {
     }
 
     #[test]
+    fn what_was_said_is_told_by_keys_and_lines() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = "read-only = true\nhost-socket = { path = '/h', user = ['a', 'b'] }\n\
+                    [[disk]]\nsocket = '/s'\n[[disk]]\nsocket = '/t'\npath = '/f,g'\n";
+        std::fs::write(file.path(), text).unwrap();
+        // The file that is given comes before the one that the words name.
+        let words = ["daemon", "--config=/nowhere/at all", "--disk", "socket=/u"];
+        let words = words.map(OsString::from).into();
+        let said = said::<Options>(words, Some(file.path())).unwrap();
+        let keys = |keys: &[(&str, &str)]| -> BTreeMap<String, String> {
+            let both = keys.iter();
+            both.map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+                .collect()
+        };
+        assert_eq!(said.values["read-only"], [keys(&[("", "true")])]);
+        assert_eq!(said.values["workers"], [keys(&[("", "1")])]);
+        let host = keys(&[("path", "/h"), ("user", "a,b")]);
+        assert_eq!(said.values["host-socket"], [host]);
+        let second = keys(&[("socket", "/t"), ("path", "/f,g")]);
+        assert_eq!(
+            (said.values["disk"].len(), &said.values["disk"][1]),
+            (3, &second)
+        );
+        assert!(!said.values.contains_key("config") && said.values["mode"].is_empty());
+        let place = |index| said.place("disk", index);
+        let line = |line| Some(format!("{}:{line}", file.path().display()));
+        assert_eq!((place(0), place(1), place(2)), (line(3), line(5), None));
+        // A program that asks has another one's file.
+        let command = Command::new("daemon").subcommand(Command::new("reload"));
+        let words = |all: &[&str]| all.iter().map(OsString::from).collect::<Vec<_>>();
+        let named = |all: &[&str]| named_file(&command, &words(all));
+        assert_eq!(named(&["daemon", "reload", "--config", "/f"]), None);
+        assert_eq!(named(&["daemon", "--config", "/f"]), Some("/f".into()));
+    }
+
+    #[test]
     fn what_is_wrong_is_told_by_name_and_line() {
         for (text, said) in [
             ("\nworker = 3\n", "FILE:2: `worker` is not an option"),

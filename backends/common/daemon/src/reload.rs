@@ -343,3 +343,90 @@ impl ControlOptions {
         crate::keys::all_different(others)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::sync::mpsc;
+
+    fn words(options: &[(&str, &[&[(&str, &str)]])]) -> Words {
+        let pair = |&(key, value): &(&str, &str)| (key.to_owned(), value.to_owned());
+        let one = |keys: &&[(&str, &str)]| keys.iter().map(pair).collect();
+        let all = options.iter();
+        all.map(|(name, all)| ((*name).to_owned(), all.iter().map(one).collect()))
+            .collect()
+    }
+
+    fn order(fixed: &Words, version: &str, level: &str) -> Options {
+        Options {
+            version: version.to_owned(),
+            fixed: fixed.clone(),
+            log_level: level.to_owned(),
+            changes: 7.into(),
+        }
+    }
+
+    #[test]
+    fn what_differs_and_cannot_change_is_named_and_nothing_is_followed() {
+        let [plain, port] = [[("", "1")], [("gid", "a")]];
+        let ours = words(&[("vm", &[&port, &port]), ("workers", &[&plain])]);
+        let count = Cell::new(0);
+        let told = |options| {
+            let (tell, hear) = mpsc::channel();
+            let mut follow: Follow<u8> = Box::new(move |n| tell.send(n).map_err(|e| e.to_string()));
+            let reply = followed(options, &ours, &mut follow);
+            count.set(hear.try_iter().count());
+            reply
+        };
+        let version = env!("CARGO_PKG_VERSION");
+        let followed = told(order(&ours, version, "info")).unwrap();
+        assert_eq!((followed, count.get()), (Reply::Followed, 1));
+        let more = [("gid", "a"), ("mac", "b")];
+        for (theirs, index, text) in [
+            (
+                words(&[("vm", &[&port, &more]), ("workers", &[&plain])]),
+                1,
+                "`mac` of `vm`",
+            ),
+            (
+                words(&[("vm", &[&port]), ("workers", &[&plain])]),
+                1,
+                "`vm`",
+            ),
+            (
+                words(&[("vm", &[&port, &port]), ("workers", &[&[("", "2")]])]),
+                0,
+                "`workers`",
+            ),
+            (words(&[("vm", &[&port, &port])]), 0, "`workers`"),
+            (
+                words(&[("a\u{1b}", &[&plain]), ("vm", &[&port, &port])]),
+                0,
+                "`workers`",
+            ),
+        ] {
+            let Reply::Fixed(difference) = told(order(&theirs, version, "info")).unwrap() else {
+                panic!("{text} may change");
+            };
+            assert_eq!((difference.index, &*difference.text()), (index, text));
+            assert_eq!(count.get(), 0);
+        }
+        for (version, level) in [("0.0.0", "info"), (version, "loud")] {
+            assert!(told(order(&ours, version, level)).is_err());
+            assert_eq!(count.get(), 0);
+        }
+        let mut other = order(&ours, version, "info");
+        other.changes = "x".into();
+        assert!(told(other).is_err() && count.get() == 0);
+    }
+
+    #[test]
+    fn a_daemon_says_why_it_does_not_follow() {
+        let mut follow: Follow<u8> = Box::new(|_| Err("Not now".to_owned()));
+        let fixed = Words::new();
+        let options = order(&fixed, env!("CARGO_PKG_VERSION"), "off");
+        let error = followed(options, &fixed, &mut follow).unwrap_err();
+        assert_eq!(error.to_string(), "Not now");
+    }
+}
