@@ -350,9 +350,11 @@ mod tests {
     use std::cell::Cell;
     use std::sync::mpsc;
 
-    fn words(options: &[(&str, &[&[(&str, &str)]])]) -> Words {
+    type Keys<'a> = &'a [(&'a str, &'a str)];
+
+    fn words(options: &[(&str, &[Keys<'_>])]) -> Words {
         let pair = |&(key, value): &(&str, &str)| (key.to_owned(), value.to_owned());
-        let one = |keys: &&[(&str, &str)]| keys.iter().map(pair).collect();
+        let one = |keys: &Keys<'_>| keys.iter().map(pair).collect();
         let all = options.iter();
         all.map(|(name, all)| ((*name).to_owned(), all.iter().map(one).collect()))
             .collect()

@@ -154,11 +154,13 @@ fn others(guest: &Guest) -> Result<()> {
 fn reload(guest: &Guest) -> Result<()> {
     let (rdma, file, text) = OTHERS[1];
     let limit = || {
-        let metrics =
-            "curl -s --unix-socket /run/farlane/rdma/vm0.metrics http://localhost/metrics";
-        guest.run(&format!(
-            "{metrics} | sed -n 's/^farlane_rdma_vm_queue_pairs_limit{{.*}} //p'"
-        ))
+        // A plain Debian has perl, and no curl.
+        guest.run(
+            "perl -MIO::Socket::UNIX -e '\
+             $s = IO::Socket::UNIX->new(\"/run/farlane/rdma/vm0.metrics\") || die;\
+             print $s \"GET /metrics HTTP/1.1\\r\\n\\r\\n\"; print while <$s>' \
+             | sed -n 's/^farlane_rdma_vm_queue_pairs_limit{.*} //p'",
+        )
     };
     let limited = format!("{text}max_qp = 7\n");
     guest.write_file(file, 0o644, limited.as_bytes())?;
