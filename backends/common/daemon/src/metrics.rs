@@ -1,7 +1,8 @@
 //! What a daemon counts, for whoever asks: OpenMetrics text over HTTP.
 //!
 //! [`families`] are what it says; `http` is how it is asked, and `client` asks; [`exposition`] is
-//! how an answer is read, [`measures`] is what of it says what of a device. Beside them is a page for browsers that shows them.
+//! how an answer is read, [`measures`] is what of it says what of a device. Beside them is a page
+//! for browsers that shows them.
 
 mod client;
 pub mod exposition;
