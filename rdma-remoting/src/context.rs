@@ -185,7 +185,7 @@ impl Context {
             address,
             regions: MAX_MRS,
             locks: Arc::clone(account.word_locks()),
-            admission: reach.admission(),
+            admission: Some(reach.admission()),
             account: Some(Arc::clone(&account)),
             counters: Arc::clone(&counters),
             traffic: Arc::clone(&traffic),

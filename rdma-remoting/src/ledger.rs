@@ -221,7 +221,8 @@ impl Ledger {
 #[derive(Debug)]
 pub struct Account {
     ledger: Arc<Ledger>,
-    limits: Limits,
+    /// The tenant's, also of its users. Held for a few instructions; under it no lock is taken.
+    limits: Arc<Mutex<Limits>>,
     own: [AtomicU64; RESOURCES],
     /// Of the words of its memory.
     words: Arc<WordLocks>,
@@ -235,7 +236,7 @@ impl Account {
     pub fn new(ledger: &Arc<Ledger>, limits: Limits) -> Arc<Self> {
         Arc::new(Self {
             ledger: Arc::clone(ledger),
-            limits,
+            limits: Arc::new(Mutex::new(limits)),
             own: Default::default(),
             words: Arc::default(),
             tenant: None,
@@ -249,7 +250,7 @@ impl Account {
     pub fn of_user(tenant: &Arc<Self>) -> Arc<Self> {
         Arc::new(Self {
             ledger: Arc::clone(&tenant.ledger),
-            limits: tenant.limits,
+            limits: Arc::clone(&tenant.limits),
             own: Default::default(),
             words: Arc::clone(&tenant.words),
             tenant: Some(Arc::clone(tenant)),
@@ -264,16 +265,22 @@ impl Account {
 
     /// Its limits.
     #[must_use]
-    pub fn limits(&self) -> &Limits {
-        &self.limits
+    pub fn limits(&self) -> Limits {
+        *lock(&self.limits)
+    }
+
+    /// It may have so much from now on. What it has more it keeps, and is given nothing.
+    pub fn set_limits(&self, limits: Limits) {
+        *lock(&self.limits) = limits;
     }
 
     /// How much it has of each resource, and its limits.
     #[must_use]
     pub fn samples(&self) -> Vec<Sample<'static>> {
+        let limits = self.limits();
         let of = |of: Resource| {
             let has = self.own(of).load(Ordering::Relaxed);
-            of.samples(has, self.limits.most(of))
+            of.samples(has, limits.most(of))
         };
         Resource::ALL.into_iter().flat_map(of).collect()
     }
@@ -292,13 +299,14 @@ impl Account {
         let has = |account: &Self| account.own(of).load(Ordering::Relaxed);
         let tenant = self.tenant.as_ref().unwrap_or(self);
         let sum = has(tenant).checked_add(amount)?;
-        self.limits.allow(of, sum).then_some(())?;
+        let limits = self.limits();
+        limits.allow(of, sum).then_some(())?;
         let left = budget.total.checked_sub(taken.checked_add(amount)?)?;
         (sum <= left).then_some(())?;
         let more = left.saturating_sub(sum) / 2;
         let own = has(self).checked_add(amount)?;
         if self.tenant.is_some() {
-            let limit = self.limits.most(of).unwrap_or(u64::MAX);
+            let limit = limits.most(of).unwrap_or(u64::MAX);
             (own <= more.min(limit.saturating_sub(sum))).then_some(())?;
         }
         *taken += amount;
@@ -531,6 +539,24 @@ mod tests {
         assert!(all.iter().all(Option::is_some));
         let all = vms[0].take(Resource::Extents, memory / PAGE_BYTES * 4);
         assert!(all.is_none());
+    }
+
+    #[test]
+    fn of_another_limit_nothing_is_taken_away_and_nothing_more_is_given() {
+        let ledger = Ledger::new(|_| 100);
+        let account = Account::new(&ledger, Limits::default());
+        let user = Account::of_user(&account);
+        let of = Resource::QueuePairs;
+        let had = account.take(of, 8).unwrap();
+        account.set_limits(Limits::default().with(of, Some(4)));
+        assert!(account.take(of, 1).is_none() && user.take(of, 1).is_none());
+        assert_eq!(had.amount(), 8);
+        drop(had);
+        let had = account.take(of, 4).unwrap();
+        assert!(account.take(of, 1).is_none());
+        account.set_limits(Limits::default().with(of, Some(40)));
+        assert!(account.take(of, 1).is_some() && user.take(of, 1).is_some());
+        drop(had);
     }
 
     #[test]

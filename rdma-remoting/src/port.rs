@@ -149,6 +149,19 @@ impl Port {
         })
     }
 
+    /// Its operator lets it have, carry out and connect to other things from now on. Nothing is
+    /// taken away: of what it has more than it may it gets nothing, and connected queue pairs stay
+    /// so.
+    pub fn set_terms(&self, limits: Limits, rates: Rates, peers: Peers) {
+        self.party.account.set_limits(limits);
+        self.throughput.set_rates(rates, Instant::now());
+        self.reach.set(peers);
+        // Who waits for the time of another rate.
+        for worker in &self.adapter.workers {
+            worker.wake();
+        }
+    }
+
     /// The GID that its operator has given it.
     #[must_use]
     pub fn gid(&self) -> RawGid {

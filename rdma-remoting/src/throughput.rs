@@ -11,7 +11,7 @@ use farlane_sys::sync::lock;
 use farlane_worker::counters::{Sample, count};
 use std::num::NonZeroU64;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A bucket holds what comes in so long: a tenant has so much at once after a rest.
@@ -45,11 +45,12 @@ struct Bucket {
 }
 
 impl Bucket {
-    fn new(rate: NonZeroU64, now: Instant) -> Self {
+    /// With what comes in a [`DEPTH`], but a debt of the one `before` stays.
+    fn new(rate: NonZeroU64, before: Option<&Self>, now: Instant) -> Self {
         let tokens = tokens_in(rate, DEPTH);
         Self {
             rate,
-            tokens,
+            tokens: before.map_or(tokens, |before| before.tokens.min(tokens)),
             filled: now,
         }
     }
@@ -97,6 +98,7 @@ const FOREVER: Duration = Duration::from_secs(1 << 32);
 
 #[derive(Debug, Default)]
 struct Buckets {
+    rates: Rates,
     bytes: Option<Bucket>,
     operations: Option<Bucket>,
     /// Since when it waits for tokens, and until when.
@@ -108,9 +110,10 @@ struct Buckets {
 /// One tenant's.
 #[derive(Debug, Default)]
 pub struct Throughput {
-    rates: Rates,
-    /// Where it is limited. Held for a few instructions, while no other lock is taken.
-    buckets: Option<Mutex<Buckets>>,
+    /// Held for a few instructions, while no other lock is taken.
+    buckets: Mutex<Buckets>,
+    /// Whether it is: where not, the buckets are not looked at.
+    is_limited: AtomicBool,
     bytes: AtomicU64,
     operations: AtomicU64,
     throttled_us: AtomicU64,
@@ -120,18 +123,34 @@ impl Throughput {
     /// Of a tenant that has carried nothing out.
     #[must_use]
     pub fn new(rates: Rates, now: Instant) -> Self {
-        let bucket = |rate: Option<NonZeroU64>| rate.map(|rate| Bucket::new(rate, now));
-        let buckets = (rates != Rates::default()).then(|| Buckets {
-            bytes: bucket(rates.bytes),
-            operations: bucket(rates.operations),
+        let throughput = Self::default();
+        throughput.set_rates(rates, now);
+        throughput
+    }
+
+    /// It may carry out so much from now on, and waits no longer than for that.
+    pub fn set_rates(&self, rates: Rates, now: Instant) {
+        let mut buckets = lock(&self.buckets);
+        let bucket = |rate: Option<NonZeroU64>, before: &Option<Bucket>| {
+            rate.map(|rate| Bucket::new(rate, before.as_ref(), now))
+        };
+        *buckets = Buckets {
+            bytes: bucket(rates.bytes, &buckets.bytes),
+            operations: bucket(rates.operations, &buckets.operations),
             waits: None,
-            waiting: 0,
-        });
-        Self {
+            // Those of one that was not limited have not been counted.
+            waiting: match self.is_limited() {
+                true => buckets.waiting,
+                false => 0,
+            },
             rates,
-            buckets: buckets.map(Mutex::new),
-            ..Self::default()
-        }
+        };
+        let is_limited = rates != Rates::default();
+        self.is_limited.store(is_limited, Ordering::Release);
+    }
+
+    fn is_limited(&self) -> bool {
+        self.is_limited.load(Ordering::Acquire)
     }
 
     /// What it may carry out now.
@@ -139,10 +158,10 @@ impl Throughput {
     /// # Errors
     /// Nothing, until then.
     pub(crate) fn allowance(&self, now: Instant) -> Result<Budget, Instant> {
-        let Some(buckets) = &self.buckets else {
+        if !self.is_limited() {
             return Ok(Budget::UNBOUNDED);
-        };
-        let mut buckets = lock(buckets);
+        }
+        let mut buckets = lock(&self.buckets);
         if let Some((_, until)) = buckets.waits
             && now < until
         {
@@ -191,8 +210,8 @@ impl Throughput {
             count(&self.bytes, used.bytes);
             count(&self.operations, used.operations);
         }
-        if let Some(buckets) = &self.buckets {
-            let mut buckets = lock(buckets);
+        if self.is_limited() {
+            let mut buckets = lock(&self.buckets);
             let waiting = buckets.waiting + usize::from(waits);
             buckets.waiting = waiting.saturating_sub(waited.into());
             if let Some(bytes) = &mut buckets.bytes {
@@ -225,16 +244,17 @@ impl Throughput {
                 value(&self.throttled_us),
             ),
         ];
+        let rates = lock(&self.buckets).rates;
         let limits = [
             (
                 "rate_limit",
                 "Payload bytes per second that its requests may move.",
-                self.rates.bytes,
+                rates.bytes,
             ),
             (
                 "operations_limit",
                 "Requests per second that it may begin.",
-                self.rates.operations,
+                rates.operations,
             ),
         ];
         let limit = |(name, help, most): (_, _, Option<NonZeroU64>)| {
@@ -254,8 +274,7 @@ mod tests {
     impl Throughput {
         /// The only worker has carried so much out.
         fn carries(&self, used: Usage, more: bool) {
-            let buckets = self.buckets.as_ref();
-            let was = buckets.is_some_and(|buckets| lock(buckets).waiting > 0);
+            let was = lock(&self.buckets).waiting > 0;
             self.carried(used, (was, more));
         }
     }
@@ -432,6 +451,38 @@ mod tests {
             let within = budget.within(rates.0 / 40, rates.1 / 40);
             assert_eq!(budget, within, "{message}");
         }
+    }
+
+    #[test]
+    fn another_rate_counts_at_once_and_a_debt_stays() {
+        let begin = Instant::now();
+        let rates = |operations| Rates {
+            bytes: None,
+            operations: NonZeroU64::new(operations),
+        };
+        let tenant = limited(0, 1, begin);
+        let second = begin + Duration::from_secs(1);
+        assert_eq!(tenant.allowance(begin), Err(second));
+        // It waits no longer for the old rate.
+        tenant.set_rates(rates(1000), begin);
+        let [all, one] = [u64::MAX, 1].map(|most| Budget::UNBOUNDED.within(u64::MAX, most));
+        let then = begin + Duration::from_millis(1);
+        assert_eq!(tenant.allowance(begin), Err(then));
+        assert_eq!(tenant.allowance(then), Ok(one));
+        let used = Usage {
+            operations: 101,
+            ..Usage::default()
+        };
+        tenant.carries(used, false);
+        tenant.set_rates(rates(100), then);
+        assert_eq!(
+            tenant.allowance(then),
+            Err(then + Duration::from_millis(1010))
+        );
+        tenant.set_rates(Rates::default(), then);
+        assert_eq!(tenant.allowance(then), Ok(all));
+        tenant.set_rates(rates(100), then);
+        assert!(tenant.allowance(then).is_ok());
     }
 
     #[test]

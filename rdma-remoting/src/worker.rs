@@ -160,6 +160,11 @@ impl Worker {
         }
     }
 
+    /// Has it look at all of its contexts, whatever it waits for.
+    pub fn wake(&self) {
+        self.state.sleep.wake();
+    }
+
     pub fn stop(&self) {
         self.state.stop.store(true, Ordering::SeqCst);
         self.state.sleep.wake();

@@ -1,8 +1,9 @@
 //! The daemon: disks, a thread for the VMM of each, and the tunnel for device memory.
 
 use crate::disk::Disk;
-use crate::options::Options;
+use crate::options::{Options, SPLITS};
 use crate::session::DiskDevice;
+use crate::surroundings::Tuning;
 use crate::tunnel::{self, Tunnel};
 use crate::{CAPABILITIES, metrics, paths};
 use farlane_daemon::control::Stopper;
@@ -12,11 +13,13 @@ use farlane_daemon::metrics::Collect;
 use farlane_daemon::options::{Capabilities, DaemonOptions};
 use farlane_daemon::per_node;
 use farlane_daemon::periodic::every;
+use farlane_daemon::reload::{Changeable, ControlOptions, Follow, Reloadable};
 use farlane_daemon::run::{Daemon, Drain};
 use farlane_daemon::seccomp::{SystemCalls, UNIX_SOCKETS, With};
 use farlane_guest_device::control::RequestCounters;
 use farlane_vhost_user::serve::{Closing, serve_until};
 use farlane_zero_copy::broker;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +29,8 @@ const LOOK_AT_SIZES: Duration = Duration::from_secs(1);
 /// `farlane-blk`.
 pub struct BlkDaemon {
     disks: Vec<Arc<Disk>>,
+    /// That of all disks.
+    tuning: Arc<Tuning>,
     /// Where each disk is served.
     listeners: Vec<Listener>,
     tunnel_socket: Option<Listener>,
@@ -61,6 +66,7 @@ impl Daemon for BlkDaemon {
         };
         Ok(Self {
             disks,
+            tuning: around.tuning,
             listeners,
             tunnel_socket,
             tunnel: None,
@@ -123,5 +129,41 @@ impl Daemon for BlkDaemon {
         self.tunnel_socket = None;
         let closing = self.closing.clone();
         Some(Box::new(move || closing.close()))
+    }
+}
+
+/// How long requests wait for paths, and in what parts they are done.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Changes {
+    path_wait: u32,
+    split: u64,
+}
+
+impl Reloadable for BlkDaemon {
+    type Changes = Changes;
+
+    const CHANGEABLE: &'static [Changeable] = &[("path-wait", &[]), ("split", &[])];
+
+    fn control_options(options: &Options) -> &ControlOptions {
+        &options.control
+    }
+
+    fn changes(options: &Options) -> anyhow::Result<Changes> {
+        Ok(Changes {
+            path_wait: options.path_wait,
+            split: options.split,
+        })
+    }
+
+    fn follow(&self) -> Follow<Changes> {
+        let tuning = Arc::clone(&self.tuning);
+        Box::new(move |Changes { path_wait, split }| {
+            if !SPLITS.contains(&split) {
+                return Err(format!("Parts of {split} bytes are none"));
+            }
+            tuning.set(split, path_wait);
+            Ok(())
+        })
     }
 }

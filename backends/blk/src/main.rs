@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    farlane_daemon::run::run::<farlane_blk::daemon::BlkDaemon>()
+    farlane_daemon::reload::run::<farlane_blk::daemon::BlkDaemon>()
 }

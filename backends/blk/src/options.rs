@@ -3,25 +3,33 @@
 use crate::bits::ID_BYTES;
 use crate::disk::{Cache, DiskConfig};
 use crate::paths::PathConfig;
-use crate::surroundings::{SPLIT, Surroundings};
+use crate::surroundings::{PATIENCE_SECONDS, SPLIT, Surroundings, Tuning};
 use farlane_daemon::keys::{Keys, all_different, bytes, switch, value};
 pub use farlane_daemon::keys::{KeysError as OptionsError, SocketOption};
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
 use farlane_daemon::per_node::WorkerNodes;
+use farlane_daemon::reload::ControlOptions;
 use farlane_zero_copy::topology::Node;
+use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
 
 /// Most queues of a disk where nothing else is said: VMMs take as many as the VM has processors,
 /// and refuse a disk that has fewer.
 const DEFAULT_QUEUES: u16 = 64;
 const MAX_QUEUES: u16 = 256;
+/// Bytes that a part of a request can have at least.
+pub(crate) const SPLITS: RangeInclusive<u64> = 512..=1 << 30;
 
 /// Disks for a virtual machine
 #[derive(Clone, Debug, clap::Parser)]
-#[command(name = "farlane-blk", version)]
+#[command(
+    name = "farlane-blk",
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 pub struct Options {
     /// A disk: where its VMM finds it (a vhost-user socket to make, or an inherited listening one),
     /// and what holds it, a file or block device, unless --path says that. serial=S is what the
@@ -76,7 +84,7 @@ pub struct Options {
     pub split: u64,
 
     /// How long requests wait for a path to come back after all of a disk's have failed
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, value_name = "SECONDS", default_value_t = PATIENCE_SECONDS)]
     pub path_wait: u32,
 
     #[command(flatten)]
@@ -92,6 +100,10 @@ pub struct Options {
     /// `farlane-borrow --publish`; can be given several times
     #[arg(long, value_name = "PATH", requires = "tunnel")]
     pub device_memory: Vec<PathBuf>,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub control: ControlOptions,
 
     #[command(flatten)]
     #[allow(missing_docs)]
@@ -158,7 +170,7 @@ impl Options {
         sockets.extend(metrics.map(|path| path.display().to_string()));
         sockets.extend(self.tunnel.iter().map(|path| path.display().to_string()));
         let serials: Vec<_> = disks.iter().filter_map(|d| d.disk.serial.clone()).collect();
-        all_different(sockets)?;
+        self.control.check(sockets)?;
         all_different(serials)?;
         Ok(disks)
     }
@@ -173,8 +185,7 @@ impl Options {
             sysfs: self.locality.sysfs.clone(),
             given: self.locality.given(),
             steers: self.steer,
-            split: self.split,
-            patience: Duration::from_secs(self.path_wait.into()),
+            tuning: Tuning::new(self.split, self.path_wait).into(),
         }
     }
 }
@@ -184,8 +195,7 @@ fn on_or_off(text: &str) -> Result<bool, OptionsError> {
 }
 
 fn split(text: &str) -> Result<u64, OptionsError> {
-    let most = 1 << 30;
-    let fits = bytes(text).filter(|bytes| (512..=most).contains(bytes));
+    let fits = bytes(text).filter(|bytes| SPLITS.contains(bytes));
     value(text, "a number of bytes from 512 to 1G", fits)
 }
 
@@ -419,9 +429,17 @@ mod tests {
         let around =
             |words: &[&str]| parse(&[&["--print-capabilities"], words].concat()).surroundings();
         let usual = around(&[]);
-        assert!(usual.steers && usual.split == SPLIT && usual.patience.as_secs() == 30);
+        assert!(
+            usual.steers
+                && usual.tuning.split() == SPLIT
+                && usual.tuning.patience().as_secs() == 30
+        );
         let other = around(&["--steer", "off", "--split", "1M", "--path-wait", "2"]);
-        assert!(!other.steers && other.split == 1 << 20 && other.patience.as_secs() == 2);
+        assert!(
+            !other.steers
+                && other.tuning.split() == 1 << 20
+                && other.tuning.patience().as_secs() == 2
+        );
     }
 
     #[test]

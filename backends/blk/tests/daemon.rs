@@ -30,6 +30,7 @@ fn it_keeps_the_conventions() {
         capabilities: r#"{"type":"block","features":["blk-file","read-only"]}"#,
         arguments: &["--disk".to_owned(), disk],
         by_file: true,
+        follows: true,
         folder: folder.path(),
         sockets: &["socket"],
         private: &[],

@@ -9,7 +9,7 @@ mod common;
 use common::loops::Loop;
 use common::stage::{DISCARD, IOERR, OK, READ, WRITE, WRITE_ZEROES, put_range, put_unmapped_range};
 use common::vmm::{DATA, Vm, capacity};
-use common::{Daemon, make_disk, wait_until};
+use common::{Daemon, PROGRAM, make_disk, wait_until};
 use std::fs::{File, create_dir_all, write};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
 use std::path::Path;
@@ -218,6 +218,34 @@ fn requests_wait_only_as_long_as_is_said() {
     wait_until(|| rig.is_up(0) && rig.is_up(1));
     rig.write(1);
     rig.check(1);
+}
+
+#[test]
+fn how_long_requests_wait_is_told_anew_while_they_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (control, file) = (path("control"), path("blk.toml"));
+    let mut rig = Rig::new(&["--control", &control.display().to_string()]);
+    let reload = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        farlane_support::reload::reload(PROGRAM, &control, &file)
+    };
+    rig.loops[0].pull(1);
+    rig.loops[1].pull(2);
+    rig.write(1);
+    wait_until(|| rig.daemon.metric("waited") >= u64::from(REQUESTS));
+    let output = reload("path-wait = 0\nread-only = true");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let wanted = "blk.toml:2: `read-only` cannot change while the daemon runs";
+    assert!(!output.status.success() && said.contains(wanted), "{said}");
+    // They would wait for half a minute, and longer than any test does by what was refused.
+    let output = reload("path-wait = 4294967295");
+    assert!(output.status.success(), "{output:?}");
+    assert!(rig.vm.used().is_empty());
+    let output = reload("path-wait = 0");
+    assert!(output.status.success(), "{output:?}");
+    let used = rig.vm.wait_used(usize::from(REQUESTS));
+    assert!(used.iter().all(|u| u.2 == IOERR), "{used:?}");
 }
 
 #[test]

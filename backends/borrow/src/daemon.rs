@@ -10,13 +10,16 @@ use farlane_daemon::keys::{Socket, SocketOption};
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::metrics::Collect;
 use farlane_daemon::options::{Capabilities, DaemonOptions, host_name};
+use farlane_daemon::reload::{Changeable, ControlOptions, Follow, Reloadable};
 use farlane_daemon::run::{Daemon, Drain};
 use farlane_daemon::seccomp::{ALL_SOCKETS, NONBLOCKING, SystemCalls};
 use farlane_ntb::{IvshmemNtb, Ntb};
 use farlane_vfio_remote::borrower::{BorrowCounters, Borrowed, BorrowerConfig, Peers};
-use farlane_vfio_remote::protocol::{Connector, TlsIdentity};
+use farlane_vfio_remote::protocol::{Address, AddressError, Connector, TlsIdentity};
 use farlane_vfio_user::{Counters, Server, Stop};
 use farlane_zero_copy::broker::{self, Publisher, Subscription};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// System calls besides those of every backend: sessions with lenders, a new one for each VMM.
@@ -128,6 +131,43 @@ impl BorrowDaemon {
             self.subscriptions.push(subscription);
         }
         Ok(Some(peers))
+    }
+}
+
+/// Which lender is asked when the next VMM connects.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Changes {
+    lender: String,
+    /// A confined daemon asks nobody for the addresses of a name.
+    places: Vec<SocketAddr>,
+}
+
+impl Reloadable for BorrowDaemon {
+    type Changes = Changes;
+
+    const CHANGEABLE: &'static [Changeable] = &[("lender", &[])];
+
+    fn control_options(options: &Options) -> &ControlOptions {
+        &options.control
+    }
+
+    fn changes(options: &Options) -> anyhow::Result<Changes> {
+        Ok(Changes {
+            lender: options.lender.to_string(),
+            places: options.lender.resolve()?,
+        })
+    }
+
+    fn follow(&self) -> Follow<Changes> {
+        let connector = self.connector.clone();
+        Box::new(move |Changes { lender, places }| {
+            let lender: Address = lender
+                .parse()
+                .map_err(|e: AddressError| format!("`lender`: {e}"))?;
+            let redirected = connector.redirect(lender, places);
+            redirected.map_err(|e| format!("`lender`: {e}"))
+        })
     }
 }
 

@@ -1,7 +1,8 @@
 //! The command line of the borrower.
 
-use farlane_daemon::keys::{KeysError, SocketOption, all_different, value};
+use farlane_daemon::keys::{KeysError, SocketOption, value};
 use farlane_daemon::options::{DaemonOptions, TlsOptions};
+use farlane_daemon::reload::ControlOptions;
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower::{InterruptView, PeerWindow};
 use farlane_vfio_remote::lender::is_name;
@@ -16,7 +17,12 @@ const DEFAULT_LENDER: &str = "unix:/run/farlane/lend.sock";
 
 /// Makes PCIe devices of other hosts devices of this host's virtual machines
 #[derive(Clone, Debug, clap::Parser)]
-#[command(name = "farlane-borrow", version)]
+#[command(
+    name = "farlane-borrow",
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 pub struct Options {
     /// vfio-user socket to create, at which one VMM connects to the device; for further devices,
     /// repeat it and --device
@@ -64,6 +70,10 @@ pub struct Options {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub tls: TlsOptions,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub control: ControlOptions,
 
     #[command(flatten)]
     #[allow(missing_docs)]
@@ -131,7 +141,8 @@ impl Options {
             .chain(&self.publish);
         let paths = paths.cloned().map(SocketOption::Path);
         let fds = self.fd.iter().map(|&fd| SocketOption::Descriptor(fd));
-        all_different(paths.chain(fds).map(|socket| socket.to_string()).collect())?;
+        let sockets = paths.chain(fds).map(|socket| socket.to_string());
+        self.control.check(sockets.collect())?;
         match self.devices.iter().chain(&self.name).find(|n| !is_name(n)) {
             Some(name) => Err(OptionsError::Name(name.clone())),
             None => Ok(()),

@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+use farlane_daemon::access::Access;
+use farlane_daemon::listener::{Kind, Listener};
 use farlane_support::conventions;
 use farlane_support::process::{Process, wait_until};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::process::Command;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_farlane-borrow");
@@ -23,6 +26,7 @@ fn it_keeps_the_conventions() {
             format!("--publish={}", folder.path().join("publish").display()),
         ],
         by_file: true,
+        follows: true,
         folder: folder.path(),
         sockets: &["vm"],
         private: &["publish"],
@@ -78,4 +82,48 @@ fn without_a_lender_a_monitor_is_told_that_there_is_no_device() {
     }
     assert_eq!(daemon.terminate(), Some(0));
     assert!(!socket.exists());
+}
+
+#[test]
+fn the_next_lender_is_told_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (control, file) = (path("control"), path("borrow.toml"));
+    let socket = path("vm").display().to_string();
+    let reload = |lender: &str, more: &str| {
+        std::fs::write(&file, format!("lender = '{lender}'\n{more}")).unwrap();
+        let output = farlane_support::reload::reload(PROGRAM, &control, &file);
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(String::from_utf8(output.stderr).unwrap()),
+        }
+    };
+    let mut command = Command::new(PROGRAM);
+    command
+        .arg(format!("--socket-path={socket}"))
+        .args(["--device=nvme0", "--log-level=off"])
+        .arg(format!("--control={}", control.display()))
+        .arg("--config")
+        .arg(&file);
+    std::fs::write(&file, "lender = 'unix:/nonexistent'").unwrap();
+    let _daemon = Process::start(&mut command);
+    wait_until(|| UnixStream::connect(&control).is_ok());
+    let other = path("other");
+    let kind = Kind::SeqPacket;
+    let lender = Listener::bind(&other, kind, &Access::default()).unwrap();
+    let other = format!("unix:{}", other.display());
+    let refused = |said: Result<(), String>, wanted: &str| {
+        assert!(said.as_ref().is_err_and(|e| e.contains(wanted)), "{said:?}");
+    };
+    refused(
+        reload(&other, "interrupts = 'msix'"),
+        "borrow.toml:2: `interrupts` cannot",
+    );
+    refused(reload("tls:127.0.0.1:7411", ""), "needs a certificate");
+    refused(reload("tcp:192.0.2.1:1", ""), "borrow.toml:1: ");
+    reload(&other, "").unwrap();
+    let vmm = std::thread::spawn(move || drop(vfio_user::Client::new(Path::new(&socket))));
+    // Whoever connects is the daemon, for that VMM.
+    drop(rustix::net::accept(&lender).unwrap());
+    vmm.join().unwrap();
 }

@@ -67,14 +67,14 @@ fn a_confined_lender_goes_by_its_file_as_it_is_now() {
     let (file, address) = (path("lend.toml"), format!("unix:{}", path("lend")));
     let write = |borrower: &str, size: &str| {
         let text = format!(
-            "listen = ['{address}']\n[[device]]\nname = 'nvme0'\nsource = 'nvme'\n\
-             namespace = [{{ null = '{size}' }}]\nborrowers = ['{borrower}']\n"
+            "listen = ['{address}']\nlog-level = 'warn'\n[[device]]\nname = 'nvme0'\n\
+             source = 'nvme'\nnamespace = [{{ null = '{size}' }}]\nborrowers = ['{borrower}']\n"
         );
         std::fs::write(&file, text).unwrap();
     };
     write("a", "1G");
     let mut command = Command::new(PROGRAM);
-    let _lender = Process::start(command.args(["--config", &file, "--log-level=warn"]));
+    let _lender = Process::start(command.args(["--config", &file]));
     let connector = Connector::new(address.parse().unwrap(), None).unwrap();
     wait_until(|| borrower::list(&connector, "test").is_ok());
     let borrowers = || {
@@ -115,6 +115,7 @@ fn it_keeps_the_conventions() {
             "--device=nvme0=nvme,null=1G".to_owned(),
         ],
         by_file: false,
+        follows: false,
         folder: folder.path(),
         sockets: &["lend"],
         private: &[],

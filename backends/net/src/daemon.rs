@@ -15,6 +15,7 @@ use farlane_daemon::metrics::Collect;
 use farlane_daemon::options::{Capabilities, DaemonOptions};
 use farlane_daemon::per_node::{self, WorkerNodes};
 use farlane_daemon::periodic::every;
+use farlane_daemon::reload::{Changeable, ControlOptions, Follow, Reloadable};
 use farlane_daemon::run::{Daemon, Drain};
 use farlane_daemon::seccomp::SystemCalls;
 use farlane_vhost_user::serve::serve;
@@ -96,6 +97,25 @@ impl Daemon for NetDaemon {
         let ports = self.interfaces.iter().map(|interface| &interface.port);
         ports.for_each(|port| port.give_back());
         None
+    }
+}
+
+/// Nothing but what every daemon follows: the rest is what was opened at the start.
+impl Reloadable for NetDaemon {
+    type Changes = ();
+
+    const CHANGEABLE: &'static [Changeable] = &[];
+
+    fn control_options(options: &Options) -> &ControlOptions {
+        &options.control
+    }
+
+    fn changes(_options: &Options) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn follow(&self) -> Follow<()> {
+        Box::new(|()| Ok(()))
     }
 }
 

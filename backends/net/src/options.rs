@@ -5,6 +5,7 @@ use crate::port::xdp;
 use farlane_daemon::keys::{Keys, all_different, value};
 pub use farlane_daemon::keys::{KeysError as OptionsError, SocketOption};
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
+use farlane_daemon::reload::ControlOptions;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -14,7 +15,12 @@ const MTU: std::ops::RangeInclusive<u16> = 68..=65_535;
 
 /// Network interfaces for a virtual machine
 #[derive(Clone, Debug, clap::Parser)]
-#[command(name = "farlane-net", version)]
+#[command(
+    name = "farlane-net",
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 pub struct Options {
     /// An interface: where its VMM finds it (a vhost-user socket to make, or an inherited listening
     /// one), and the tap or the interface of the host that it is connected to. queues=N queue
@@ -80,6 +86,10 @@ pub struct Options {
 
     #[command(flatten)]
     #[allow(missing_docs)]
+    pub control: ControlOptions,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
     pub daemon: DaemonOptions,
 }
 
@@ -110,7 +120,8 @@ impl Options {
         sockets.extend(metrics.map(|path| path.display().to_string()));
         let hosts: Vec<_> = nets.iter().map(|net| net.host.name().to_owned()).collect();
         let ids: Vec<_> = nets.iter().map(|net| net.id.clone()).collect();
-        for values in [sockets, hosts, ids] {
+        self.control.check(sockets)?;
+        for values in [hosts, ids] {
             all_different(values)?;
         }
         Ok(nets)

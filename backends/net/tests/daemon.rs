@@ -22,6 +22,7 @@ fn it_keeps_the_conventions() {
             format!("socket={},tap=tap0", socket.display()),
         ],
         by_file: true,
+        follows: true,
         folder: folder.path(),
         sockets: &["socket"],
         private: &[],

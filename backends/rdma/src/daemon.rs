@@ -1,9 +1,10 @@
 //! The daemon: a thread for the VMM of each VM, and one for processes of this host.
 
 use crate::contexts::PortContexts;
-use crate::host::HostSocket;
+use crate::host::{HostSocket, SharedAdmission};
 use crate::nodes::Nodes;
 use crate::options::{Gid, HostOptions, Mac, Options, VmOptions};
+use crate::reload::Terms;
 use crate::{CAPABILITIES, NamedPort, metrics};
 use farlane_daemon::access::Access;
 use farlane_daemon::control::Stopper;
@@ -34,6 +35,8 @@ pub struct RdmaDaemon {
     vms: Vec<Listener>,
     /// Where processes of this host connect.
     host: Option<Listener>,
+    /// What is told anew of each.
+    pub(crate) terms: Terms,
 }
 
 /// What serves the contexts of all ports.
@@ -72,6 +75,7 @@ impl Daemon for RdmaDaemon {
                 }
                 None => None,
             },
+            terms: Terms::default(),
         })
     }
 
@@ -91,13 +95,19 @@ impl Daemon for RdmaDaemon {
         };
         let mut ports = Vec::new();
         for (vm, listener) in options.vms.iter().zip(&self.vms) {
+            let port = Arc::downgrade(&serve_vm(&service, vm, listener)?);
+            self.terms.vms.push(port.clone());
             ports.push(NamedPort {
                 name: vm.gid.to_string(),
-                port: Arc::downgrade(&serve_vm(&service, vm, listener)?),
+                port,
             });
         }
         if let (Some(host), Some(listener)) = (&options.host_socket, &self.host) {
-            let port = serve_host(&service, options.host_gid, host, listener, stop)?;
+            let admission = SharedAdmission::new(host.admission.clone().into());
+            let is_for = Arc::clone(&admission);
+            let gid = options.host_gid;
+            let port = serve_host(&service, gid, host, (listener, is_for), stop)?;
+            self.terms.host = Some((Arc::downgrade(&port), admission));
             ports.push(NamedPort {
                 name: "host".to_owned(),
                 port: Arc::downgrade(&port),
@@ -160,7 +170,7 @@ fn serve_host(
     service: &Service,
     gid: Gid,
     host: &HostOptions,
-    listener: &Listener,
+    (listener, admission): (&Listener, SharedAdmission),
     stop: &Stopper,
 ) -> anyhow::Result<Arc<Port>> {
     let server = &service.server;
@@ -171,7 +181,7 @@ fn serve_host(
     let port = server.port_with(gid.0, "host".to_owned(), config)?;
     let socket = HostSocket::new(
         listener.try_clone()?,
-        host.admission.clone(),
+        admission,
         Arc::clone(&port),
         Arc::clone(&service.server),
         service.nodes.clone(),

@@ -1,6 +1,7 @@
 //! The RDMA backend: virtual RDMA devices for VMs and for processes of this host.
 //!
 //! * [`daemon`]: the daemon; [`options`]: the command line;
+//! * [`reload`]: what of it a running daemon is told anew;
 //! * [`contexts`]: the contexts of a VM, behind the device that its guest sees
 //!   (`farlane-guest-device`);
 //! * [`host`]: the socket for processes of this host;
@@ -13,6 +14,7 @@ pub mod daemon;
 pub mod host;
 pub mod nodes;
 pub mod options;
+pub mod reload;
 
 use farlane_daemon::metrics::{Metrics, Sample};
 use farlane_rdma_remoting::{Port, Server};

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    farlane_daemon::run::run::<farlane_rdma::daemon::RdmaDaemon>()
+    farlane_daemon::reload::run::<farlane_rdma::daemon::RdmaDaemon>()
 }

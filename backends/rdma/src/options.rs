@@ -5,6 +5,7 @@ pub use farlane_daemon::keys::SocketOption;
 use farlane_daemon::keys::{Keys, KeysError, all_different, bytes, value};
 use farlane_daemon::names;
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
+use farlane_daemon::reload::ControlOptions;
 use farlane_rdma_remoting::{GidPolicy, GidPrefix, Limits, Peers, PortConfig, Rates, Resource};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -20,7 +21,12 @@ const MAX_WINDOW: u64 = 64 << 30;
 
 /// RDMA devices for virtual machines and for processes of this host
 #[derive(Clone, Debug, clap::Parser)]
-#[command(name = "farlane-rdma", version)]
+#[command(
+    name = "farlane-rdma",
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 pub struct Options {
     /// A VM: the vhost-user socket at which its VMM connects (to create, or inherited and
     /// listening), the device's GID as an IP address, and the size of the window for
@@ -68,6 +74,10 @@ pub struct Options {
 
     #[command(flatten)]
     #[allow(missing_docs)]
+    pub control: ControlOptions,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
     pub daemon: DaemonOptions,
 }
 
@@ -90,8 +100,7 @@ impl Options {
         let others = host.chain(metrics);
         sockets.extend(others.map(|path| path.display().to_string()));
         all_different(gids)?;
-        all_different(sockets)?;
-        Ok(())
+        Ok(self.control.check(sockets)?)
     }
 }
 

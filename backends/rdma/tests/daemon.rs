@@ -25,6 +25,7 @@ fn it_keeps_the_conventions() {
             format!("--host-socket={}", path("host")),
         ],
         by_file: true,
+        follows: true,
         folder: folder.path(),
         sockets: &["vm"],
         private: &["host"],

@@ -161,6 +161,111 @@ fn processes_of_the_host_have_their_limit_together() {
     queue_pair(&pd, &cq).unwrap();
 }
 
+#[test]
+fn limits_peers_and_users_are_told_anew_all_or_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (control, file, log) = (path("control"), path("rdma.toml"), path("log"));
+    let text = |level: &str, port: &str, host: &str, mac: &str| {
+        let (vm, host_socket) = (path("vm").display().to_string(), path("host"));
+        format!(
+            "log-level = '{level}'\n[[vm]]\nsocket = '{vm}'\ngid = '10.0.0.1'\nwindow = 0\n\
+             {mac}\n{port}\n[host-socket]\npath = '{}'\n{host}\n",
+            host_socket.display()
+        )
+    };
+    std::fs::write(&file, text("warn", "", "", "")).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.arg("--config").arg(&file);
+    command.arg("--control").arg(&control);
+    command.arg("--metrics").arg(path("metrics"));
+    command.stderr(std::fs::File::create(&log).unwrap());
+    let _backend = Process::start(&mut command);
+    until("the backend to listen", || {
+        UnixStream::connect(path("metrics")).is_ok()
+    });
+    let reload = |text: String| {
+        std::fs::write(&file, text).unwrap();
+        let output = farlane_support::reload::reload(PROGRAM, &control, &file);
+        let said = String::from_utf8(output.stderr).unwrap();
+        if output.status.success() {
+            Ok(())
+        } else {
+            Err(said)
+        }
+    };
+    let vm = Vm::connect(&path("vm"), 64 << 20).unwrap();
+    let guest = context(vm.open().unwrap());
+    let process = context(Arc::new(SocketTransport::open(&path("host")).unwrap()));
+    let parts = [&guest, &process].map(|context| {
+        let cq = Cq::create(context, 4, None).unwrap();
+        (Pd::allocate(context).unwrap(), cq)
+    });
+    let make = |of: usize| queue_pair(&parts[of].0, &parts[of].1);
+    let kept = [make(0).unwrap(), make(0).unwrap()];
+    let host = "max_qp = 1\nuser = [61234]";
+
+    // One thing that cannot change, and nothing has.
+    let said = reload(text(
+        "info",
+        "max_qp = 1",
+        host,
+        "mac = '52:54:00:00:00:01'",
+    ));
+    let wanted = "rdma.toml:2: `mac` of `vm` cannot change";
+    assert!(
+        said.as_ref().is_err_and(|said| said.contains(wanted)),
+        "{said:?}"
+    );
+    let said = reload(text("info", "max_qp = 1\nmax_cm = 2", host, ""));
+    let wanted = "rdma.toml:2: `max_cm` of `vm` cannot change";
+    assert!(
+        said.as_ref().is_err_and(|said| said.contains(wanted)),
+        "{said:?}"
+    );
+    let said = reload(text("info", "max_qp = 1\nrate = 'much'", host, ""));
+    assert!(
+        said.as_ref()
+            .is_err_and(|said| said.contains("rdma.toml:2: ")),
+        "{said:?}"
+    );
+    drop((make(0).unwrap(), make(1).unwrap(), make(1).unwrap()));
+    let limits = || {
+        let text = metrics(&path("metrics"));
+        text.matches("queue_pairs_limit{").count()
+    };
+    let has_said = |what: &str| std::fs::read_to_string(&log).unwrap().contains(what);
+    assert!(limits() == 0 && has_said("refused: `mac` of `vm`") && !has_said("INFO"));
+    let list = || {
+        let mut list = [0; 256];
+        rustix::fs::getxattr(path("host"), "system.posix_acl_access", &mut list).is_ok()
+    };
+    assert!(!list());
+
+    // What it has more than it may it keeps, and connects nothing to whom it may not.
+    let port = "max_qp = 1\nmr_mem = '8K'\nrate = '1G'\npeers = '10.0.0.2'";
+    reload(text("info", port, host, "")).unwrap();
+    assert_eq!((make(0).err(), limits()), (Some(Errno::ENOMEM), 2));
+    let [one, other] = kept;
+    assert_eq!(ready_to_receive(&one, 9), Err(Errno::EACCES));
+    assert_eq!(ready_to_receive(&one, 2), Ok(()));
+    let alone = make(1).unwrap();
+    assert_eq!(make(1).err(), Some(Errno::ENOMEM));
+    assert!(has_said("told anew") && list());
+    let attributes = guest.device_attributes().unwrap();
+    assert_eq!(
+        (attributes.max_qp.get(), attributes.max_mr_size.get()),
+        (1, 8192)
+    );
+
+    // And back.
+    reload(text("warn", "", "", "")).unwrap();
+    assert_eq!(limits(), 0);
+    let more = [make(0).unwrap(), make(0).unwrap(), make(1).unwrap()];
+    assert_eq!(ready_to_receive(&other, 9), Ok(()));
+    drop((alone, more));
+}
+
 /// Writes so many bytes from one end to the other, several times, and returns how long that takes.
 fn write(from: &End, to: &End, length: u32, times: u64) -> Duration {
     let began = Instant::now();

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::process::{Process, metrics, until};
+use crate::reload::survives_who_asks;
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -25,6 +26,8 @@ pub struct Daemon<'a> {
     pub arguments: &'a [String],
     /// Whether they may be in a configuration file.
     pub by_file: bool,
+    /// Whether it follows its file anew, over its control socket.
+    pub follows: bool,
     /// Where its sockets are, and nobody else's.
     pub folder: &'a Path,
     /// Their names in it.
@@ -63,9 +66,10 @@ impl Daemon<'_> {
         assert_eq!(capabilities, format!("{}\n", self.capabilities));
         let beside = tempfile::tempdir().unwrap();
         let mut arguments = self.arguments.to_vec();
+        let text = file_of(self.arguments);
         if self.by_file {
             let file = beside.path().join("options.toml");
-            std::fs::write(&file, file_of(self.arguments)).unwrap();
+            std::fs::write(&file, &text).unwrap();
             arguments = vec!["--config".to_owned(), file.display().to_string()];
         }
         let mut checked = Command::new(self.program);
@@ -88,6 +92,10 @@ impl Daemon<'_> {
             .args(["--socket-mode", &format!("{MODE:o}")])
             .args(["--log-level", "warn"])
             .stdin(Stdio::null());
+        let control = self.folder.join("control");
+        if self.follows {
+            command.arg("--control").arg(&control);
+        }
         let mut daemon = Process::start(&mut command);
         // Who connects to a socket connects to one that is as it is to be; that of the counters is
         // made after the others.
@@ -99,7 +107,9 @@ impl Daemon<'_> {
             let is = (file.gid(), file.mode() & 0o7777);
             assert_eq!(is, (group, MODE), "{}", socket.display());
         }
-        let private: Vec<_> = self.private.iter().map(|n| self.folder.join(n)).collect();
+        let own = self.private.iter().copied();
+        let private = own.chain(self.follows.then_some("control"));
+        let private: Vec<_> = private.map(|name| self.folder.join(name)).collect();
         let own = rustix::process::getegid().as_raw();
         for socket in &private {
             let file = std::fs::symlink_metadata(socket).unwrap();
@@ -112,6 +122,11 @@ impl Daemon<'_> {
         // Whoever is killed by a signal answers nobody afterwards.
         daemon.signal(Signal::HUP);
         self.is_told(&counters(&mut daemon, &socket));
+
+        if self.follows {
+            survives_who_asks(self.program, &control, &text);
+            self.is_told(&counters(&mut daemon, &socket));
+        }
 
         daemon.signal(Signal::TERM);
         let mut status = None;

@@ -2,4 +2,5 @@
 
 pub mod conventions;
 pub mod process;
+pub mod reload;
 pub mod volatile_disk;

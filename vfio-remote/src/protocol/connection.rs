@@ -13,7 +13,7 @@ use rustls::{ClientConnection, ServerConnection};
 use serde::{Serialize, de::DeserializeOwned};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -374,10 +374,17 @@ impl Receiver {
 }
 
 /// What a borrower needs to connect again and again, without opening a file or asking for a name.
+/// Clones connect to one lender, whichever [that is](Self::redirect) then.
 #[derive(Clone, Debug)]
 pub struct Connector {
-    address: Address,
+    target: Arc<RwLock<Target>>,
     identity: Option<TlsIdentity>,
+}
+
+/// Where a lender is.
+#[derive(Clone, Debug)]
+struct Target {
+    address: Address,
     places: Vec<SocketAddr>,
 }
 
@@ -387,20 +394,41 @@ impl Connector {
     /// # Errors
     /// Its host cannot be found, or there is no identity where one is needed.
     pub fn new(address: Address, identity: Option<TlsIdentity>) -> Result<Self, ConnectionError> {
-        if matches!(address, Address::Tls { .. }) && identity.is_none() {
-            return Err(ConnectionError::NoIdentity(address));
-        }
-        Ok(Self {
+        let address = needs_no_other(address, identity.as_ref())?;
+        let target = Target {
             places: address.resolve()?,
             address,
+        };
+        Ok(Self {
+            target: Arc::new(RwLock::new(target)),
             identity,
         })
     }
 
+    /// Connects to another lender from now on, whose [places](Address::resolve) are known.
+    ///
+    /// # Errors
+    /// There is no identity, and one is needed there.
+    pub fn redirect(
+        &self,
+        address: Address,
+        places: Vec<SocketAddr>,
+    ) -> Result<(), ConnectionError> {
+        let address = needs_no_other(address, self.identity.as_ref())?;
+        let mut target = self.target.write().unwrap_or_else(PoisonError::into_inner);
+        *target = Target { address, places };
+        Ok(())
+    }
+
+    fn target(&self) -> Target {
+        let target = self.target.read();
+        target.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Where the lender is.
     #[must_use]
-    pub fn address(&self) -> &Address {
-        &self.address
+    pub fn address(&self) -> Address {
+        self.target().address
     }
 
     /// Connects, within a bounded time.
@@ -416,7 +444,19 @@ impl Connector {
         &self,
         until: Instant,
     ) -> Result<(Sender, Receiver), ConnectionError> {
-        connect(&self.address, &self.places, self.identity.as_ref(), until)
+        let Target { address, places } = self.target();
+        connect(&address, &places, self.identity.as_ref(), until)
+    }
+}
+
+/// An address for which this identity is enough.
+fn needs_no_other(
+    address: Address,
+    identity: Option<&TlsIdentity>,
+) -> Result<Address, ConnectionError> {
+    match matches!(address, Address::Tls { .. }) && identity.is_none() {
+        true => Err(ConnectionError::NoIdentity(address)),
+        false => Ok(address),
     }
 }
 

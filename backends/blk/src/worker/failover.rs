@@ -73,7 +73,7 @@ impl QueueWorker {
                 waited: failure.since.elapsed(),
             };
             let errno = failure.errno;
-            match waiting.decide(up, suspect, self.disk.around().patience) {
+            match waiting.decide(up, suspect, self.disk.around().tuning.patience()) {
                 Decision::Wait => {
                     self.requests.stranded.push_back(slot);
                     continue;

@@ -365,7 +365,7 @@ impl QueueWorker {
         }
         let alignment = self.disk.alignment();
         let align = alignment.map_or(SECTOR, |alignment| alignment.offset.max(SECTOR));
-        let mut parts = steering::cut(map, segments, align, around.split);
+        let mut parts = steering::cut(map, segments, align, around.tuning.split());
         match parts.pop() {
             Some(only) if parts.is_empty() => (only.span, None),
             Some(last) => {

@@ -16,9 +16,11 @@
 //! It is turned into words of the command line, so that both are read by one parser and can say the
 //! same; where both have an option that comes once, that of the command line holds.
 
+use crate::keys::Keys;
 use crate::logging;
 use clap::error::{ContextKind, ContextValue};
-use clap::{ArgAction, Command, Parser};
+use clap::{ArgAction, ArgMatches, Command, Parser};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -95,7 +97,7 @@ const COMMON: [&str; 5] = [
 /// program where they are wrong, or it is only asked for help.
 #[must_use]
 pub fn parse<O: Parser>() -> O {
-    or_end(parse_from(std::env::args_os().collect()))
+    or_end::<O, _>(parse_from(std::env::args_os().collect()))
 }
 
 /// The same of a program whose file says other things besides: of the file the options of every
@@ -103,10 +105,10 @@ pub fn parse<O: Parser>() -> O {
 #[must_use]
 pub fn parse_common<O: Parser>() -> O {
     let words = std::env::args_os().collect();
-    or_end(parse_some(words, |option| COMMON.contains(&option)))
+    or_end::<O, _>(parse_some(words, |option| COMMON.contains(&option)))
 }
 
-fn or_end<O: Parser>(parsed: Result<O, ConfigError>) -> O {
+pub(crate) fn or_end<O: Parser, T>(parsed: Result<T, ConfigError>) -> T {
     match parsed {
         Ok(options) => options,
         Err(ConfigError::Words(error)) => error.exit(),
@@ -126,27 +128,126 @@ pub fn parse_from<O: Parser>(words: Vec<OsString>) -> Result<O, ConfigError> {
     parse_some(words, |_| true)
 }
 
+/// Options, and what was said of each.
+#[derive(Debug)]
+pub(crate) struct Said<O> {
+    /// The options.
+    pub options: O,
+    /// Of each option by its name, as often as it comes, its keys; a value that has none is one of
+    /// the key "".
+    pub values: BTreeMap<String, Vec<BTreeMap<String, String>>>,
+    /// Lines of the file that have options, by these, in the order of the values.
+    lines: BTreeMap<String, Vec<usize>>,
+    file: Option<PathBuf>,
+}
+
+impl<O> Said<O> {
+    /// Where the file says it, if it does: that option, as often as it came before.
+    pub fn place(&self, option: &str, index: usize) -> Option<String> {
+        let line = self.lines.get(option)?.get(index)?;
+        Some(format!("{}:{line}", self.file.as_ref()?.display()))
+    }
+}
+
+/// As [`parse_from`], with what was said; of this file in place of the one that the words name.
+///
+/// # Errors
+/// See [`ConfigError`].
+pub(crate) fn said<O: Parser>(
+    words: Vec<OsString>,
+    file: Option<&Path>,
+) -> Result<Said<O>, ConfigError> {
+    let mut command = O::command();
+    command.build();
+    let file = file.map(Path::to_owned);
+    let file = file.or_else(|| named_file(&command, &words));
+    let (words, entries) = match &file {
+        Some(path) => with_file(&command, words, path, |_| true)?,
+        None => (words, Vec::new()),
+    };
+    let parse = || {
+        let matches = O::command().try_get_matches_from(words)?;
+        let values = values(&command, &matches);
+        Ok((O::from_arg_matches(&matches)?, values))
+    };
+    let (options, values) = parse().map_err(|error| match &file {
+        Some(path) => located(error, path, &entries),
+        None => Box::new(error).into(),
+    })?;
+    let mut lines = BTreeMap::<_, Vec<_>>::new();
+    for Entry { option, line, .. } in entries {
+        lines.entry(option).or_default().push(line);
+    }
+    Ok(Said {
+        options,
+        values,
+        lines,
+        file,
+    })
+}
+
+/// What is said of each option that a file may have, its default included.
+fn values(
+    command: &Command,
+    matches: &ArgMatches,
+) -> BTreeMap<String, Vec<BTreeMap<String, String>>> {
+    let long = |arg: &clap::Arg| Some((arg.get_long()?.to_owned(), arg.clone()));
+    let named = command.get_arguments().filter_map(long);
+    let named = named.filter(|(name, _)| !NOT_IN_FILES.contains(&name.as_str()));
+    let keys = |arg: &clap::Arg, text: &str| {
+        let names = arg.get_value_names().unwrap_or_default();
+        let first = first_word(arg);
+        match (names.iter().any(|name| name.contains('=')), first) {
+            (false, _) => BTreeMap::from([(String::new(), text.to_owned())]),
+            (true, Some(first)) if !first.is_optional => {
+                let (word, keys) = Keys::split_first(text);
+                let mut keys = keys.all();
+                keys.insert(first.name, word);
+                keys
+            }
+            (true, _) => Keys::split(text).all(),
+        }
+    };
+    let said = named.map(|(name, arg)| {
+        let raw = matches.get_raw(arg.get_id().as_str()).into_iter().flatten();
+        let said = raw.map(|raw| keys(&arg, &raw.to_string_lossy()));
+        (name, said.collect())
+    });
+    said.collect()
+}
+
 /// The same, of which the file's options are those that are `taken`.
 fn parse_some<O: Parser>(
     words: Vec<OsString>,
     taken: impl Fn(&str) -> bool,
 ) -> Result<O, ConfigError> {
-    let Some(path) = named_file(&words) else {
-        return Ok(O::try_parse_from(words).map_err(Box::new)?);
-    };
-    let text = std::fs::read_to_string(&path).map_err(|source| ConfigError::Read {
-        path: path.clone(),
-        source,
-    })?;
     let mut command = O::command();
     command.build();
-    let mut entries = entries(&command, &path, &text, taken)?;
-    entries.retain(|entry| may_repeat(&command, &entry.option) || !is_given(&words, &entry.option));
+    let Some(path) = named_file(&command, &words) else {
+        return Ok(O::try_parse_from(words).map_err(Box::new)?);
+    };
+    let (words, entries) = with_file(&command, words, &path, taken)?;
+    O::try_parse_from(words).map_err(|error| located(error, &path, &entries))
+}
+
+/// The words with those of a file, which come before them, and its options.
+fn with_file(
+    command: &Command,
+    words: Vec<OsString>,
+    path: &Path,
+    taken: impl Fn(&str) -> bool,
+) -> Result<(Vec<OsString>, Vec<Entry>), ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    let mut entries = entries(command, path, &text, taken)?;
+    entries.retain(|entry| may_repeat(command, &entry.option) || !is_given(&words, &entry.option));
     let (program, others) = words.split_at(words.len().min(1));
     let of_file = entries.iter().map(Entry::word);
     let all = program.iter().cloned().chain(of_file);
-    let all = all.chain(others.iter().cloned());
-    O::try_parse_from(all).map_err(|error| located(error, &path, &entries))
+    let all = all.chain(others.iter().cloned()).collect();
+    Ok((all, entries))
 }
 
 /// An error with the line of the file that has the value that is wrong.
@@ -170,8 +271,12 @@ fn located(error: clap::Error, path: &Path, entries: &[Entry]) -> ConfigError {
     }
 }
 
-/// The file that the words name.
-fn named_file(words: &[OsString]) -> Option<PathBuf> {
+/// The file that the words name. That of a command that asks a running daemon is another one's.
+fn named_file(command: &Command, words: &[OsString]) -> Option<PathBuf> {
+    let asks = words.get(1).and_then(|word| word.to_str());
+    if asks.is_some_and(|word| command.find_subcommand(word).is_some()) {
+        return None;
+    }
     let mut words = words.iter().skip(1);
     while let Some(word) = words.next() {
         if word == "--config" {
@@ -331,7 +436,7 @@ fn scalar(value: &DeValue<'_>, is_mode: bool) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keys::{Keys, KeysError};
+    use crate::keys::KeysError;
 
     #[derive(Clone, Debug, PartialEq, Eq)]
     struct Disk {
@@ -423,6 +528,42 @@ mod tests {
         );
         let options = with("read-only = false", &[]).unwrap();
         assert!(!options.read_only && options.workers == 1);
+    }
+
+    #[test]
+    fn what_was_said_is_told_by_keys_and_lines() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = "read-only = true\nhost-socket = { path = '/h', user = ['a', 'b'] }\n\
+                    [[disk]]\nsocket = '/s'\n[[disk]]\nsocket = '/t'\npath = '/f,g'\n";
+        std::fs::write(file.path(), text).unwrap();
+        // The file that is given comes before the one that the words name.
+        let words = ["daemon", "--config=/nowhere/at all", "--disk", "socket=/u"];
+        let words = words.map(OsString::from).into();
+        let said = said::<Options>(words, Some(file.path())).unwrap();
+        let keys = |keys: &[(&str, &str)]| -> BTreeMap<String, String> {
+            let both = keys.iter();
+            both.map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+                .collect()
+        };
+        assert_eq!(said.values["read-only"], [keys(&[("", "true")])]);
+        assert_eq!(said.values["workers"], [keys(&[("", "1")])]);
+        let host = keys(&[("path", "/h"), ("user", "a,b")]);
+        assert_eq!(said.values["host-socket"], [host]);
+        let second = keys(&[("socket", "/t"), ("path", "/f,g")]);
+        assert_eq!(
+            (said.values["disk"].len(), &said.values["disk"][1]),
+            (3, &second)
+        );
+        assert!(!said.values.contains_key("config") && said.values["mode"].is_empty());
+        let place = |index| said.place("disk", index);
+        let line = |line| Some(format!("{}:{line}", file.path().display()));
+        assert_eq!((place(0), place(1), place(2)), (line(3), line(5), None));
+        // A program that asks has another one's file.
+        let command = Command::new("daemon").subcommand(Command::new("reload"));
+        let words = |all: &[&str]| all.iter().map(OsString::from).collect::<Vec<_>>();
+        let named = |all: &[&str]| named_file(&command, &words(all));
+        assert_eq!(named(&["daemon", "reload", "--config", "/f"]), None);
+        assert_eq!(named(&["daemon", "--config", "/f"]), Some("/f".into()));
     }
 
     #[test]

@@ -1,15 +1,16 @@
-//! A daemon's control loop: signals, failures of its threads and readers of its metrics, on the
+//! A daemon's control loop: signals, failures of its threads and those who ask it something, on the
 //! thread that has started all others. Nothing that it does waits for a peer.
 
+use crate::answering::{Answer, AnsweringSocket};
 use crate::eventfd;
-use crate::metrics::{Collect, MetricsListener, MetricsSocket};
+use crate::metrics::{self, Collect, MetricsListener};
 use event_manager::{
     EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberId, SubscriberOps as _,
 };
 use rustix::event::EventfdFlags;
 use std::cell::Cell;
 use std::io;
-use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd as _, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,12 +60,14 @@ impl Stopper {
 /// The control loop.
 ///
 /// SIGTERM and SIGINT end a daemon. SIGHUP is nothing to it: the terminal that it was started from
-/// may close, and there is no configuration to be read again.
+/// may close, and it could not say what of a file cannot be followed. It is told options anew over
+/// a socket ([`crate::reload`]).
 pub struct Control {
     manager: EventManager<Box<dyn MutEventSubscriber>>,
     ending: Rc<Cell<Option<Ending>>>,
     stopper: Stopper,
-    metrics: Vec<SubscriberId>,
+    /// Sockets at which it is asked.
+    asked: Vec<SubscriberId>,
 }
 
 impl Control {
@@ -89,7 +92,7 @@ impl Control {
             manager: EventManager::new().map_err(io::Error::other)?,
             ending: Rc::clone(&ending),
             stopper: stopper.clone(),
-            metrics: Vec::new(),
+            asked: Vec::new(),
         };
         let requests = EndRequests {
             signals: block_signals()?,
@@ -123,23 +126,33 @@ impl Control {
         self.stopper.clone()
     }
 
-    /// Answers whoever asks at `listener` with what `collect` collects, until [`close_metrics`].
+    /// Answers whoever asks at `listener` with what `collect` collects, until [`close_sockets`].
     ///
-    /// [`close_metrics`]: Self::close_metrics
+    /// [`close_sockets`]: Self::close_sockets
     ///
     /// # Errors
     /// Too many open files.
     pub fn serve_metrics(&mut self, listener: MetricsListener, collect: Collect) -> io::Result<()> {
-        let socket = MetricsSocket::new(listener, collect)?;
+        self.answer(listener, "metrics", metrics::answer(collect))
+    }
+
+    /// Has whoever asks at `listener` answered, until [`close_sockets`](Self::close_sockets).
+    pub(crate) fn answer(
+        &mut self,
+        listener: impl AsFd + 'static,
+        name: &'static str,
+        answer: Answer,
+    ) -> io::Result<()> {
+        let socket = AnsweringSocket::new(listener, name, answer)?;
         let events = socket.events();
         let id = self.subscribe(Box::new(socket), &events)?;
-        self.metrics.push(id);
+        self.asked.push(id);
         Ok(())
     }
 
-    /// Removes the sockets of the metrics.
-    pub fn close_metrics(&mut self) {
-        for id in std::mem::take(&mut self.metrics) {
+    /// Removes the sockets at which it is asked.
+    pub fn close_sockets(&mut self) {
+        for id in std::mem::take(&mut self.asked) {
             // It is there: its number was kept.
             let _ = self.manager.remove_subscriber(id);
         }

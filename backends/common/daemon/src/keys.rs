@@ -2,6 +2,7 @@
 
 use crate::access::Access;
 use crate::listener::{Kind, ListenError, Listener};
+use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use thiserror::Error;
@@ -108,6 +109,20 @@ impl Keys {
         let (first, value) = keys.words.remove(0);
         let first = value.map_or(first.clone(), |value| format!("{first}={value}"));
         (first, keys)
+    }
+
+    /// All of them, whatever they are: of each what is said of it, in order.
+    #[must_use]
+    pub fn all(self) -> BTreeMap<String, String> {
+        let mut all = BTreeMap::<_, String>::new();
+        for (key, value) in self.words {
+            let said = all.entry(key).or_default();
+            if !said.is_empty() {
+                said.push(',');
+            }
+            said.push_str(&value.unwrap_or_default());
+        }
+        all
     }
 
     /// The value of a key, where it is there.

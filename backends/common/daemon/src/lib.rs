@@ -4,7 +4,7 @@
 //! * [`run`]: a daemon from its command line to its end; [`control`]: its control loop;
 //!   [`service_manager`]: whoever has started it;
 //! * [`options`]: the arguments that all of them take; [`keys`]: those of several keys; [`config`]:
-//!   files of them;
+//!   files of them; [`reload`]: those that a running daemon follows anew;
 //! * [`listener`]: UNIX sockets that belong to one daemon; [`access`]: who may connect to them;
 //!   [`names`]: users and groups of the system;
 //! * [`per_node`]: threads that belong to a NUMA node; [`locality`]: what was moved where;
@@ -16,6 +16,7 @@
 //! A daemon stays in the foreground.
 
 pub mod access;
+mod answering;
 pub mod config;
 pub mod control;
 pub mod heap;
@@ -31,9 +32,11 @@ pub mod per_node;
 pub mod periodic;
 pub mod placement;
 pub mod privileges;
+pub mod reload;
 pub mod run;
 pub mod seccomp;
 pub mod service_manager;
+mod stream;
 pub mod terminal;
 
 pub use farlane_sys::{eventfd, log_limit, log_limited, warn_limited};

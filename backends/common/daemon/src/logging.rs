@@ -5,6 +5,7 @@ use crate::terminal;
 use env_logger::fmt::Formatter;
 use log::{Level, LevelFilter, Log, Metadata, Record, SetLoggerError};
 use std::io::Write as _;
+use std::sync::{OnceLock, PoisonError, RwLock};
 
 /// Libraries whose lines a guest or a VMM can cause. They do not know who it is, and share one
 /// limit; what the daemons themselves say, and the floors that know, has one for each VM.
@@ -18,9 +19,12 @@ const LIMITED: [&str; 6] = [
 ];
 
 struct Limited {
-    inner: env_logger::Logger,
+    inner: RwLock<env_logger::Logger>,
     limit: LogLimit,
 }
+
+/// The program's log, where there is one.
+static LOG: OnceLock<Limited> = OnceLock::new();
 
 fn is_limited(target: &str) -> bool {
     let library = target.split("::").next().unwrap_or(target);
@@ -29,29 +33,48 @@ fn is_limited(target: &str) -> bool {
 
 impl Log for Limited {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        self.inner.enabled(metadata)
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        inner.enabled(metadata)
     }
 
     fn log(&self, record: &Record<'_>) {
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
         // Who asks for more than warnings wants all of them.
         if record.level() > LevelFilter::Info
             || !is_limited(record.target())
-            || !self.inner.matches(record)
+            || !inner.matches(record)
         {
-            self.inner.log(record);
+            inner.log(record);
             return;
         }
         if let Some(suppressed) = self.limit.admit() {
             if suppressed > 0 {
-                log::warn!("{suppressed} messages of the libraries were not logged");
+                let what = format_args!("{suppressed} messages of the libraries were not logged");
+                let mut own = Record::builder();
+                own.level(Level::Warn).target(module_path!()).args(what);
+                inner.log(&own.build());
             }
-            self.inner.log(record);
+            inner.log(record);
         }
     }
 
     fn flush(&self) {
-        self.inner.flush();
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        inner.flush();
     }
+}
+
+/// A log to standard error of what is at least of this level, or of what `RUST_LOG` says.
+pub(crate) fn of_level(level: LevelFilter) -> env_logger::Logger {
+    let environment = env_logger::Env::default().default_filter_or(level.as_str());
+    let mut builder = env_logger::Builder::from_env(environment);
+    if is_journal() {
+        builder.format(write_to_journal);
+    }
+    builder
+        // Has a line for whatever a guest does wrong with its queues, as often as it does.
+        .filter_module("virtio_queue", LevelFilter::Off)
+        .build()
 }
 
 /// Makes this the program's log.
@@ -60,12 +83,28 @@ impl Log for Limited {
 /// There is one already.
 pub fn init(inner: env_logger::Logger) -> Result<(), SetLoggerError> {
     let most = inner.filter();
-    log::set_boxed_logger(Box::new(Limited {
-        inner,
+    let limited = LOG.get_or_init(|| Limited {
+        inner: RwLock::new(inner),
         limit: LogLimit::new(),
-    }))?;
+    });
+    log::set_logger(limited)?;
     log::set_max_level(most);
     Ok(())
+}
+
+/// The program's log is of this level from now on, where `RUST_LOG` is not set.
+pub(crate) fn set_level(level: LevelFilter) {
+    if let Some(limited) = LOG.get() {
+        let other = of_level(level);
+        let most = other.filter();
+        let mut inner = limited
+            .inner
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *inner = other;
+        drop(inner);
+        log::set_max_level(most);
+    }
 }
 
 /// Whether standard error is a stream of the journal, which has times of its own, and priorities

@@ -1,8 +1,8 @@
 //! What a daemon counts, for whoever asks: OpenMetrics text over HTTP.
 //!
-//! [`families`] are what it says; `server` is where it is asked, `http` is how, and `client`
-//! asks; [`exposition`] is how an answer is read, [`measures`] is what of it says what of a device.
-//! Beside them is a page for browsers that shows them.
+//! [`families`] are what it says; `http` is how it is asked, and `client` asks; [`exposition`] is
+//! how an answer is read, [`measures`] is what of it says what of a device. Beside them is a page
+//! for browsers that shows them.
 
 mod client;
 pub mod exposition;
@@ -10,10 +10,9 @@ pub mod families;
 mod http;
 pub mod measures;
 mod page;
-mod server;
-mod stream;
 
 use crate::access::Access;
+use crate::answering::{Answer, PATIENCE};
 use crate::listener::{Kind, ListenError, Listener};
 use std::fmt;
 use std::io;
@@ -25,7 +24,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 pub use families::{Metrics, Sample};
-pub(crate) use server::MetricsSocket;
 
 /// How long a connection to a port may say nothing and not be accepted for it.
 const SILENT_SECONDS: u8 = 10;
@@ -140,6 +138,17 @@ impl std::os::fd::AsFd for MetricsListener {
             Self::Tcp(listener) => listener.as_fd(),
         }
     }
+}
+
+/// Answers requests with what `collect` collects.
+pub(crate) fn answer(collect: Collect) -> Answer {
+    Box::new(move |stream| {
+        let request = stream.request()?;
+        let answer = http::answer(&request, &collect);
+        // However long that has taken: others may have been waited for.
+        stream.renew(PATIENCE);
+        stream.write(answer.as_bytes())
+    })
 }
 
 /// Metrics of every daemon.

@@ -65,17 +65,8 @@ impl DaemonOptions {
 
     /// Starts logging to standard error.
     pub fn start_logging(&self) {
-        let environment = env_logger::Env::default().default_filter_or(self.log_level.as_str());
-        let mut builder = env_logger::Builder::from_env(environment);
-        if crate::logging::is_journal() {
-            builder.format(crate::logging::write_to_journal);
-        }
-        let logger = builder
-            // Has a line for whatever a guest does wrong with its queues, as often as it does.
-            .filter_module("virtio_queue", log::LevelFilter::Off)
-            .build();
         // Fails only where a logger is already there, and then that one is meant.
-        let _ = crate::logging::init(logger);
+        let _ = crate::logging::init(crate::logging::of_level(self.log_level));
         if !crate::eventfd::never_blocks() {
             log::warn!(
                 "There are no asynchronous requests (CONFIG_AIO, fs.aio-max-nr): a VMM whose \

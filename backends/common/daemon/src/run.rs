@@ -3,8 +3,11 @@
 //! Each failure that whoever starts it can mend ends it with a message and a code other than zero
 //! before anybody can connect.
 
+use crate::access::Access;
+use crate::answering::Answer;
 use crate::config;
 use crate::control::{Control, Ending, Stopper};
+use crate::listener::{Kind, Listener};
 use crate::logging;
 use crate::metrics::Collect;
 use crate::options::{Capabilities, DaemonOptions};
@@ -12,6 +15,7 @@ use crate::privileges::{self, Needs};
 use crate::seccomp::{self, SystemCalls};
 use crate::service_manager::ServiceManager;
 use anyhow::Context as _;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -72,7 +76,7 @@ pub fn run<D: Daemon>() -> ExitCode {
 /// Runs a daemon with these options.
 #[must_use]
 pub fn run_with<D: Daemon>(options: &D::Options) -> ExitCode {
-    exit_code::<D::Options>(live::<D>(options))
+    exit_code::<D::Options>(live::<D>(options, None, |_| Box::new(|_| Ok(()))))
 }
 
 /// The code with which a program ends. A failure is printed, after the program's name.
@@ -87,8 +91,12 @@ pub fn exit_code<O: clap::Parser>(result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// Returns before the daemon is ready only.
-fn live<D: Daemon>(options: &D::Options) -> anyhow::Result<()> {
+/// Returns before the daemon is ready only. Whoever asks at the socket `asked` is answered so.
+pub(crate) fn live<D: Daemon>(
+    options: &D::Options,
+    asked: Option<&Path>,
+    answer: impl FnOnce(&D) -> Answer,
+) -> anyhow::Result<()> {
     let mut control = Control::begin().context("Cannot start")?;
     let common = D::daemon_options(options);
     if common.print_capabilities {
@@ -102,11 +110,19 @@ fn live<D: Daemon>(options: &D::Options) -> anyhow::Result<()> {
     common.start_logging();
     let manager = ServiceManager::find();
     let mut daemon = D::open(options)?;
+    let asked = match asked {
+        // Its own user's alone, whoever may connect to the others.
+        Some(path) => Some(Listener::bind(path, Kind::Stream, &Access::default())?),
+        None => None,
+    };
     let metrics = common.listen_for_metrics()?;
     privileges::give_up(daemon.needs())?;
     let collect = daemon.start(options, &control.stopper())?;
     for listener in metrics {
         control.serve_metrics(listener, Arc::clone(&collect))?;
+    }
+    if let Some(listener) = asked {
+        control.answer(listener, "control", answer(&daemon))?;
     }
     seccomp::confine(common.seccomp, &daemon.system_calls())?;
     log::info!("Ready");
@@ -114,7 +130,7 @@ fn live<D: Daemon>(options: &D::Options) -> anyhow::Result<()> {
 
     let mut ending = control.wait();
     manager.stopping();
-    control.close_metrics();
+    control.close_sockets();
     if let (Some(drain), Ending::Asked) = (daemon.end(), ending) {
         let stopper = control.stopper();
         let thread = std::thread::Builder::new().name("ending".to_owned());

@@ -2,8 +2,7 @@
 
 use super::MetricsAddress;
 use super::http::OPEN_METRICS;
-use super::stream::Stream;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
+use crate::stream::{self, Stream, late};
 use std::io::{self, ErrorKind};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
@@ -15,24 +14,7 @@ fn connect(address: &MetricsAddress, patience: Duration) -> io::Result<OwnedFd> 
         MetricsAddress::Loopback(address) => {
             TcpStream::connect_timeout(address, patience).map(OwnedFd::from)
         }
-        MetricsAddress::Path(path) => {
-            let flags = SocketFlags::CLOEXEC;
-            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-            // A socket whose queue is full has whoever connects wait (unix(7)), for as long as
-            // this.
-            sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;
-            rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-            Ok(socket)
-        }
-    }
-}
-
-/// What is said of a peer that let a time go by.
-fn late(error: io::Error) -> io::Error {
-    let is_late = [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind());
-    match is_late {
-        true => io::Error::new(ErrorKind::TimedOut, "it does not answer in time"),
-        false => error,
+        MetricsAddress::Path(path) => stream::connect(path, patience),
     }
 }
 
@@ -92,6 +74,6 @@ mod tests {
         assert_eq!(said(patience), "it does not answer in time");
         is_fast.store(true, Ordering::Relaxed);
         let patience = Duration::from_secs(600);
-        assert_eq!(said(patience), "it answers with more than 16 MiB");
+        assert_eq!(said(patience), "it says more than 16 MiB");
     }
 }

@@ -1,8 +1,8 @@
 //! Requests and responses, HTTP/1.1 as far as metrics and their page need it: `GET` and `HEAD`, a
 //! connection for each.
 
-use super::stream::MAX_REQUEST;
 use super::{Collect, add_own, page};
+use crate::stream::MAX_REQUEST;
 
 /// Most header fields of a request.
 const MAX_FIELDS: usize = 64;

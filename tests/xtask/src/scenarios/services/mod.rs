@@ -129,8 +129,7 @@ fn others(guest: &Guest) -> Result<()> {
         })?;
         is_serving(guest, unit)?;
     }
-    guest.run("systemctl reload farlane-lend.service")?;
-    is_serving(guest, "farlane-lend")?;
+    reload(guest)?;
     let status = guest.run("farlane status")?;
     let rows = status.lines().skip(1).map(|row| {
         let mut words = row.split_whitespace();
@@ -149,6 +148,49 @@ fn others(guest: &Guest) -> Result<()> {
     ];
     ensure!(rows == wanted, "farlane status shows:\n{status}");
     Ok(())
+}
+
+/// All follow their files anew, and go on as they were where they cannot.
+fn reload(guest: &Guest) -> Result<()> {
+    let (rdma, file, text) = OTHERS[1];
+    let limit = || {
+        // A plain Debian has perl, and no curl.
+        guest.run(
+            "perl -MIO::Socket::UNIX -e '\
+             $s = IO::Socket::UNIX->new(\"/run/farlane/rdma/vm0.metrics\") || die;\
+             print $s \"GET /metrics HTTP/1.1\\r\\n\\r\\n\"; print while <$s>' \
+             | sed -n 's/^farlane_rdma_vm_queue_pairs_limit{.*} //p'",
+        )
+    };
+    let limited = format!("{text}max_qp = 7\n");
+    guest.write_file(file, 0o644, limited.as_bytes())?;
+    for (unit, ..) in OTHERS.iter().chain(&[(DISK, "", "")]) {
+        let pid = property(guest, unit, "MainPID")?;
+        guest.run(&format!("systemctl reload {unit}.service"))?;
+        is_serving(guest, unit)?;
+        let now = property(guest, unit, "MainPID")?;
+        ensure!(pid == now, "{unit} was reloaded by another process");
+    }
+    let is = limit()?;
+    ensure!(
+        is.trim() == "7",
+        "After a reload {rdma} has the limit {is:?}"
+    );
+    let other = format!("workers = 2\n{text}max_qp = 9\n");
+    guest.write_file(file, 0o644, other.as_bytes())?;
+    let said = guest.run(&format!(
+        "! systemctl reload {rdma}.service && journalctl -u {rdma}.service -p err -o cat"
+    ))?;
+    ensure!(
+        said.contains("vm0.toml:1: `workers` cannot change while the daemon runs"),
+        "The journal of {rdma} says:\n{said}"
+    );
+    let is = limit()?;
+    ensure!(
+        is.trim() == "7",
+        "Without a reload {rdma} has the limit {is:?}"
+    );
+    guest.write_file(file, 0o644, limited.as_bytes())
 }
 
 /// The service has said that it serves, runs as its user under its profile, and is as confined as

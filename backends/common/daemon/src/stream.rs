@@ -1,21 +1,43 @@
-//! A connection over which metrics are asked for, from either end: whoever is at the other one has
-//! so long, however little it does now and then.
+//! A connection over which a daemon is asked, from either end: whoever is at the other one has so
+//! long, however little it does now and then.
 
-use rustix::net::sockopt;
+use rustix::net::{
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, UCred, socket_with, sockopt,
+};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Bytes that are written at once: the kernel waits for room again for each part of them.
 const AT_ONCE: usize = 4096;
-/// Most bytes of a request: those of Prometheus and curl have a few hundred.
-pub(super) const MAX_REQUEST: usize = 8192;
+/// Most bytes of a request's head: those of Prometheus and curl have a few hundred.
+pub(crate) const MAX_REQUEST: usize = 8192;
 /// Most bytes of an answer that is asked for: far more than a daemon tells.
 const MAX_ANSWER: usize = 16 << 20;
 
+/// Connects to a UNIX socket, in so long.
+pub(crate) fn connect(path: &Path, patience: Duration) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // A socket whose queue is full has whoever connects wait (unix(7)), for as long as this.
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// What is said of a peer that let a time go by.
+pub(crate) fn late(error: io::Error) -> io::Error {
+    let is_late = [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind());
+    match is_late {
+        true => io::Error::new(ErrorKind::TimedOut, "it does not answer in time"),
+        false => error,
+    }
+}
+
 /// A connection, either way with a time by which it is over.
-pub(super) struct Stream {
+pub(crate) struct Stream {
     file: File,
     end: Instant,
 }
@@ -63,21 +85,39 @@ impl Stream {
 
     /// Reads to the end of an answer.
     pub fn answer(&mut self) -> io::Result<Vec<u8>> {
-        let mut answer = Vec::new();
+        self.all(MAX_ANSWER)
+    }
+
+    /// Reads all that the other end says, which is so many bytes at most.
+    pub fn all(&mut self, most: usize) -> io::Result<Vec<u8>> {
+        let mut said = Vec::new();
         let mut room = vec![0; 1 << 16];
         loop {
             self.limit(sockopt::Timeout::Recv)?;
             let bytes = match self.file.read(&mut room) {
-                Ok(0) => return Ok(answer),
+                Ok(0) => return Ok(said),
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
                 read => read?,
             };
-            answer.extend(&room[..bytes]);
-            if answer.len() > MAX_ANSWER {
-                let what = format!("it answers with more than {} MiB", MAX_ANSWER >> 20);
+            said.extend(&room[..bytes]);
+            if said.len() > most {
+                let what = match most >> 20 {
+                    0 => format!("it says more than {most} bytes"),
+                    mib => format!("it says more than {mib} MiB"),
+                };
                 return Err(io::Error::new(ErrorKind::InvalidData, what));
             }
         }
+    }
+
+    /// Says that nothing more is said.
+    pub fn finish(&self) -> io::Result<()> {
+        Ok(rustix::net::shutdown(&self.file, Shutdown::Write)?)
+    }
+
+    /// Who has connected, as it was then.
+    pub fn peer(&self) -> io::Result<UCred> {
+        Ok(sockopt::socket_peercred(&self.file)?)
     }
 
     pub fn write(&mut self, text: &[u8]) -> io::Result<()> {

@@ -1,11 +1,9 @@
-//! The socket at which metrics are asked for.
+//! A socket at which the daemon is asked: for its metrics, or to follow other options.
 //!
-//! The control loop accepts; a thread answers readers one after the other, each of whom has so
-//! long: who is slow holds up nothing but other readers, for as long.
+//! The control loop accepts; a thread answers those who ask one after the other, each of whom has
+//! so long: who is slow holds up nothing but others who ask there, for as long.
 
-use super::http::answer;
-use super::stream::Stream;
-use super::{Collect, MetricsListener};
+use crate::stream::Stream;
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::OFlags;
@@ -15,40 +13,48 @@ use rustix::time::{
     timerfd_settime,
 };
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
-/// Time that a reader has to ask, and then to take the whole document.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Time that somebody has to ask, and then to take the whole answer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The socket of the metrics, in the control loop. A thread answers its readers, one after the
-/// other: the next is accepted when it has answered.
-pub(crate) struct MetricsSocket {
-    listener: MetricsListener,
+/// Answers over a connection whose other end has [`PATIENCE`] to ask. It is renewed before the
+/// answer, however long that has taken to find.
+pub(crate) type Answer = Box<dyn FnMut(&mut Stream) -> io::Result<()> + Send>;
+
+/// A socket in the control loop. A thread answers whoever asks there, one after the other: the next
+/// is accepted when it has answered.
+pub(crate) struct AnsweringSocket<L> {
+    listener: L,
+    /// What is asked for there, for the log.
+    name: &'static str,
     /// To the thread that answers.
-    readers: Sender<OwnedFd>,
-    /// Readable when the next reader can be accepted: the last one was answered.
+    askers: Sender<OwnedFd>,
+    /// Readable when the next one can be accepted: the last one was answered.
     answered: Arc<OwnedFd>,
     /// Readable when it is tried again to accept one.
     retry: OwnedFd,
 }
 
-impl MetricsSocket {
-    pub fn new(listener: MetricsListener, collect: Collect) -> io::Result<Self> {
+impl<L: AsFd> AnsweringSocket<L> {
+    /// The thread has this name, too.
+    pub fn new(listener: L, name: &'static str, answer: Answer) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&listener)?;
         rustix::fs::fcntl_setfl(&listener, flags | OFlags::NONBLOCK)?;
         let answered = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let answered = Arc::new(answered);
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        let (readers, accepted) = mpsc::channel();
-        let thread = std::thread::Builder::new().name("metrics".to_owned());
+        let (askers, accepted) = mpsc::channel();
+        let thread = std::thread::Builder::new().name(name.to_owned());
         let done = Arc::clone(&answered);
-        thread.spawn(move || answer_all(&accepted, &collect, &done))?;
+        thread.spawn(move || answer_all(&accepted, answer, &done))?;
         Ok(Self {
             listener,
-            readers,
+            name,
+            askers,
             answered,
             retry: timerfd_create(TimerfdClockId::Monotonic, flags)?,
         })
@@ -57,21 +63,21 @@ impl MetricsSocket {
     /// What it waits for.
     pub fn events(&self) -> [Events; 3] {
         [
-            self.readers(EventSet::IN),
+            self.askers(EventSet::IN),
             Events::new(&*self.answered, EventSet::IN),
             Events::new(&self.retry, EventSet::IN),
         ]
     }
 
-    fn readers(&self, set: EventSet) -> Events {
+    fn askers(&self, set: EventSet) -> Events {
         Events::new_raw(self.listener.as_fd().as_raw_fd(), set)
     }
 
-    /// Accepts a reader, and has it answered.
+    /// Accepts a connection, and has it answered.
     fn accept(&self) -> io::Result<()> {
         let stream = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC)?;
         // The thread is there for as long as this.
-        self.readers.send(stream).map_err(io::Error::other)
+        self.askers.send(stream).map_err(io::Error::other)
     }
 
     /// Has it tried again in a while.
@@ -85,29 +91,24 @@ impl MetricsSocket {
     }
 }
 
-/// Answers readers until there is no socket any more.
-fn answer_all(readers: &Receiver<OwnedFd>, collect: &Collect, answered: &OwnedFd) {
-    for socket in readers {
+/// Answers all until there is no socket any more.
+fn answer_all(askers: &Receiver<OwnedFd>, mut answer: Answer, answered: &OwnedFd) {
+    for socket in askers {
         let mut stream = Stream::new(socket, PATIENCE);
-        // A reader that went away is no trouble.
-        let _ = stream.request().and_then(|request| {
-            let answer = answer(&request, collect);
-            // However long that has taken: others may have been waited for.
-            stream.renew(PATIENCE);
-            stream.write(answer.as_bytes())
-        });
+        // Who asked and went away is no trouble.
+        let _ = answer(&mut stream);
         drop(stream);
         // Fails only where the counter is full, and then it is readable.
         let _ = rustix::io::write(answered, &1_u64.to_ne_bytes());
     }
 }
 
-impl MutEventSubscriber for MetricsSocket {
+impl<L: AsFd> MutEventSubscriber for AnsweringSocket<L> {
     fn init(&mut self, _ops: &mut EventOps<'_>) {}
 
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
-        let is_reader = events.fd() == self.listener.as_fd().as_raw_fd();
-        let next = if is_reader {
+        let is_asker = events.fd() == self.listener.as_fd().as_raw_fd();
+        let next = if is_asker {
             // Out of descriptors, most likely.
             if self.accept().is_err() {
                 let _ = self.rest();
@@ -119,18 +120,20 @@ impl MutEventSubscriber for MetricsSocket {
             }
             EventSet::IN
         };
-        if let Err(e) = ops.modify(self.readers(next)) {
-            log::error!("The metrics cannot be served any more: {e}");
+        if let Err(e) = ops.modify(self.askers(next)) {
+            log::error!(
+                "Nobody is answered any more at the socket of {}: {e}",
+                self.name
+            );
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::client::ask;
-    use super::super::{Metrics, MetricsAddress, Sample};
     use super::*;
     use crate::access::Access;
+    use crate::metrics::{Collect, Metrics, MetricsAddress, Sample, answer};
     use event_manager::{EventManager, SubscriberOps as _};
     use std::io::{Read as _, Write as _};
     use std::net::TcpStream;
@@ -157,7 +160,8 @@ mod tests {
         };
         for listener in listeners {
             std::thread::spawn(move || {
-                let socket = MetricsSocket::new(listener, collect()).unwrap();
+                let answer = answer(collect());
+                let socket = AnsweringSocket::new(listener, "metrics", answer).unwrap();
                 let events = socket.events();
                 let mut manager = EventManager::new().unwrap();
                 let id = manager.add_subscriber(socket);
@@ -171,7 +175,7 @@ mod tests {
         }
         let patience = Duration::from_secs(10);
         for _ in 0..2 {
-            let text = ask(&MetricsAddress::Path(path.clone()), patience).unwrap();
+            let text = MetricsAddress::Path(path.clone()).ask(patience).unwrap();
             assert!(
                 text.contains("\nfarlane_calls_total 18446744073709551615\n"),
                 "{text}"
@@ -182,7 +186,7 @@ mod tests {
             );
             assert!(text.contains("farlane_build_info{program="), "{text}");
         }
-        assert!(ask(&MetricsAddress::Loopback(address), patience).is_ok());
+        assert!(MetricsAddress::Loopback(address).ask(patience).is_ok());
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
         let mut said = String::new();
