@@ -179,7 +179,8 @@ impl Agent {
     }
 
     /// Whether a command has ended.
-    pub(crate) fn has_ended(&self, job: u32) -> bool {
+    #[must_use]
+    pub fn has_ended(&self, job: u32) -> bool {
         let ended = |state: &JobState| state.end.is_some();
         self.inbox
             .with(|received| received.jobs.get(&job).is_none_or(ended))
@@ -203,7 +204,7 @@ impl Agent {
     }
 
     /// Sends a signal to all processes of a command.
-    pub(crate) fn signal(&self, job: u32, signal: u8) -> Result<()> {
+    pub fn signal(&self, job: u32, signal: u8) -> Result<()> {
         self.request(|id| Request::Signal { id, job, signal })?;
         Ok(())
     }

@@ -174,6 +174,15 @@ pub const LIBVIRT_TRIXIE: TreeSpec = TreeSpec {
     unpacked: &[],
 };
 
+/// libvirt 11.3 as Debian 13 has it, and QEMU 11.1 of its backports.
+pub const LIBVIRT_BACKPORTS: TreeSpec = TreeSpec {
+    name: "libvirt-backports",
+    suite: "trixie",
+    packages: &["libvirt-clients", "libvirt-daemon-system", "systemd"],
+    backports: &["qemu-system-x86"],
+    unpacked: &[],
+};
+
 /// The source of the guests' kernel, and what builds it.
 pub const KERNEL_SOURCE: TreeSpec = TreeSpec {
     name: "kasan",

@@ -6,7 +6,8 @@
 //! * [`nvme`]: a polled NVMe driver, in process or over a vfio-user socket;
 //! * [`vfio_user`]: a vfio-user client that says whatever it is told to.
 //!
-//! The program `farlane-blk-driver` plays a VM with a vhost-user disk.
+//! The program `farlane-blk-driver` plays a VM with a vhost-user disk, `farlane-vm-driver` one with
+//! any of these devices.
 
 pub mod guest_device;
 pub mod memory;

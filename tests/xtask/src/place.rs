@@ -81,8 +81,7 @@ impl Place for Guest {
     }
 
     fn free_port(&self) -> Result<u16> {
-        let given = GUEST_PORTS_GIVEN.fetch_add(1, Ordering::Relaxed);
-        Ok(GUEST_PORTS.start + given % (GUEST_PORTS.end - GUEST_PORTS.start))
+        Ok(guest_port())
     }
 
     fn is_listening(&self, port: u16) -> Result<bool> {
@@ -116,8 +115,14 @@ impl Running for Job<'_> {
     }
 }
 
+/// A TCP port of guests that no program was given just before.
+pub fn guest_port() -> u16 {
+    let given = GUEST_PORTS_GIVEN.fetch_add(1, Ordering::Relaxed);
+    GUEST_PORTS.start + given % (GUEST_PORTS.end - GUEST_PORTS.start)
+}
+
 /// Whether the kernel's tables of a place say that something listens on a TCP port.
-fn has_listener(place: &dyn Place, port: u16) -> Result<bool> {
+pub fn has_listener(place: &dyn Place, port: u16) -> Result<bool> {
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
         if listens(&place.read_file(table)?, port) {
             return Ok(true);

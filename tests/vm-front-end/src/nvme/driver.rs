@@ -13,6 +13,8 @@ use thiserror::Error;
 /// Longer than a controller takes for anything.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const ADMIN_ENTRIES: u32 = 64;
+/// A completion queue has interrupts (NVMe 1.4, figure 152); the vector is in the upper half.
+const INTERRUPTS: u32 = 0b10;
 
 /// Why something did not work.
 #[derive(Debug, Error)]
@@ -320,7 +322,21 @@ impl<T: Transport> Driver<T> {
     pub fn create_queue(&mut self, id: u16, entries: u32) -> Result<Queue, DriverError> {
         let sq = self.memory.allocate(u64::from(entries) * 64)?;
         let cq = self.memory.allocate(u64::from(entries) * 16)?;
-        self.create(id, entries, sq, cq)?;
+        self.create(id, entries, sq, cq, INTERRUPTS | u32::from(id) << 16)?;
+        let mut queue = Queue::new(id, entries, &self.memory, sq, cq);
+        queue.bell = self.bell();
+        Ok(queue)
+    }
+
+    /// Creates a pair of queues without interrupts: with them a controller may refuse a vector
+    /// while MSI-X is off.
+    ///
+    /// # Errors
+    /// See [`DriverError`].
+    pub fn create_polled_queue(&mut self, id: u16, entries: u32) -> Result<Queue, DriverError> {
+        let sq = self.memory.allocate(u64::from(entries) * 64)?;
+        let cq = self.memory.allocate(u64::from(entries) * 16)?;
+        self.create(id, entries, sq, cq, 0)?;
         let mut queue = Queue::new(id, entries, &self.memory, sq, cq);
         queue.bell = self.bell();
         Ok(queue)
@@ -338,26 +354,33 @@ impl<T: Transport> Driver<T> {
         sq: (&Memory, u64),
         cq: (&Memory, u64),
     ) -> Result<Queue, DriverError> {
-        self.create(id, entries, sq.1, cq.1)?;
+        self.create(id, entries, sq.1, cq.1, INTERRUPTS | u32::from(id) << 16)?;
         let mut queue = Queue::across(id, entries, sq, cq);
         queue.bell = self.bell();
         Ok(queue)
     }
 
-    fn create(&mut self, id: u16, entries: u32, sq: u64, cq: u64) -> Result<(), DriverError> {
+    fn create(
+        &mut self,
+        id: u16,
+        entries: u32,
+        sq: u64,
+        cq: u64,
+        interrupts: u32,
+    ) -> Result<(), DriverError> {
         let size = (entries - 1) << 16 | u32::from(id);
-        let vector = u32::from(id) << 16;
+        let contiguous = 1;
         self.admin(
             Command::new(admin::CREATE_CQ, 0)
                 .prp(cq, 0)
                 .dword(10, size)
-                .dword(11, vector | 0b11),
+                .dword(11, interrupts | contiguous),
         )?;
         self.admin(
             Command::new(admin::CREATE_SQ, 0)
                 .prp(sq, 0)
                 .dword(10, size)
-                .dword(11, vector | 1),
+                .dword(11, u32::from(id) << 16 | contiguous),
         )?;
         Ok(())
     }

@@ -148,7 +148,8 @@ scenarios! {
         "Debian's bpftrace sees requests of a disk and of RDMA by the backends' static probes";
     test "libvirt" = libvirt::run,
         "libvirt and QEMU of Debian 12 and 13 with a disk and an interface of our packages: fio \
-         and a transfer go on through kill -9 of the backends; virtiofs beside them";
+         and a transfer go on through kill -9 of the backends; virtiofs beside them; RDMA and a \
+         borrowed NVMe with the QEMU of Debian 13's backports";
     test "package" = package::run,
         "the Debian packages in Debian 12 and 13: installed, upgraded, purged; units, profiles, \
          man pages, DKMS, libraries";

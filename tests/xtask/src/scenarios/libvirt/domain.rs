@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -15,15 +16,14 @@ use farlane_kit::qemu::{Accelerator, VmConfig};
 
 use super::host::{Host, SHARED};
 use super::page::Page;
+use crate::net::GUEST;
+use crate::place::{Place, Running, guest_port, has_listener};
 
 /// The disks of the guest's root, behind that of the page.
 const ROOT_DISKS: &[&str] = &["vdb", "vdc", "vdd", "vde"];
 
 /// The XML of QEMU's own words in a domain.
 const QEMU_WORDS: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
-
-/// The guest's address.
-const ADDRESS: &str = "10.78.0.2/24";
 
 /// The folder that the guest has over virtiofs, and its tag.
 const FOLDER: &str = "folder";
@@ -32,96 +32,90 @@ pub const TAG: &str = "shared";
 pub const FILE: &str = "file";
 pub const TEXT: &str = "of the host";
 
+/// The number of SIGKILL.
+const KILL: u8 = 9;
+
 /// A VM that runs.
 pub struct Domain<'h> {
     host: &'h Host,
     name: String,
+    address: String,
     agent: Agent,
     kernel: String,
 }
 
-impl<'h> Domain<'h> {
-    /// Defines the VM, starts it, and waits until the guest takes commands.
-    ///
-    /// `last` is what the domain has at its end.
-    pub fn start(host: &'h Host, name: &str, kit: &Kit, page: &Page, last: &str) -> Result<Self> {
-        let xml = Self::xml(host, name, kit, page, last)?;
-        fs::write(host.shared().join("domain.xml"), xml)?;
-        host.virsh(&format!("define --validate {SHARED}/domain.xml"))?;
-        host.virsh(&format!("start {name}"))?;
-        let socket = host.shared().join("agent");
-        let stream = UnixStream::connect(&socket);
-        let stream = stream.with_context(|| format!("Nobody is at {}", socket.display()))?;
-        let agent = Agent::new(stream)?;
-        let kernel = agent.wait_hello(BOOT_TIMEOUT)?;
-        Ok(Self {
-            host,
-            name: name.to_owned(),
-            kernel: kernel.context("The guest did not boot")?,
-            agent,
-        })
-    }
+/// What a VM has besides memory, two processors and its root.
+pub struct Parts {
+    /// What is in the guest's root.
+    pub config: VmConfig<'static>,
+    /// The guest's address, of 24 bits of a network.
+    pub address: &'static str,
+    /// The names that the disks of its root have in the guest.
+    pub roots: &'static [&'static str],
+    /// Devices before those disks, and behind them.
+    pub devices: [String; 2],
+    /// What the domain has at its end.
+    pub last: String,
+}
 
-    fn xml(host: &Host, name: &str, kit: &Kit, page: &Page, last: &str) -> Result<String> {
-        let shared = host.shared();
-        let folder = shared.join(FOLDER);
+impl Parts {
+    /// The disk and the interface of the page, and a folder over virtiofs.
+    pub fn of_page(host: &Host, name: &str, page: &Page, last: String) -> Result<Self> {
+        let folder = host.shared().join(FOLDER);
         fs::create_dir(&folder).context("Cannot make a folder")?;
         fs::write(folder.join(FILE), TEXT)?;
-        let config = VmConfig::new(name)
-            .storage()
-            .network_programs()
-            .kernel_arguments([format!("farlane.address={ADDRESS}")]);
-        let boot = DiskBoot::new(kit, &config, Accelerator::Tcg, ROOT_DISKS, shared)?;
-        let seen = |path: &std::path::Path| {
-            let name = path.file_name().unwrap_or_default();
-            format!("{SHARED}/{}", name.to_string_lossy())
-        };
-        let disks: String = boot
-            .images
-            .iter()
-            .zip(ROOT_DISKS)
-            .map(|(image, disk)| {
-                format!(
-                    "<disk type='file' device='disk'><driver name='qemu' type='raw'/>\
-                     <source file='{}'/><target dev='{disk}' bus='virtio'/><readonly/></disk>\n",
-                    seen(image)
-                )
-            })
-            .collect();
-        Ok(format!(
-            "<domain type='qemu' xmlns:qemu='{QEMU_WORDS}'>
-<name>{name}</name>
-<memory unit='MiB'>512</memory>
-<vcpu>2</vcpu>
-{memory}<os>
-<type arch='x86_64' machine='q35'>hvm</type>
-<kernel>{kernel}</kernel>
-<initrd>{initrd}</initrd>
-<cmdline>{words}</cmdline>
-</os>
-<features><acpi/></features>
-<devices>
-{disk}{disks}{interface}<filesystem type='mount'>
+        let virtiofs = format!(
+            "<filesystem type='mount'>
 <driver type='virtiofs'/>
 <source dir='{SHARED}/{FOLDER}'/>
 <target dir='{TAG}'/>
 </filesystem>
-<serial type='file'><source path='/var/log/libvirt/qemu/{name}-console.log'/></serial>
-<channel type='unix'>
-<source mode='bind' path='{SHARED}/agent'/>
-<target type='virtio' name='{PORT_NAME}'/>
-</channel>
-<memballoon model='none'/>
-</devices>
-{last}</domain>
-",
-            memory = page.xml("Memory")?,
-            kernel = seen(&boot.kernel),
-            initrd = seen(&boot.initrd),
-            words = boot.words,
-            disk = page.xml("Disks")?,
-            interface = page.xml("Network interfaces")?,
-        ))
+"
+        );
+        Ok(Self {
+            config: VmConfig::new(name).storage().network_programs(),
+            address: GUEST,
+            roots: ROOT_DISKS,
+            devices: [
+                page.xml("Disks")?,
+                page.xml("Network interfaces")? + &virtiofs,
+            ],
+            last,
+        })
+    }
+}
+
+impl<'h> Domain<'h> {
+    /// Defines the VM, and starts it.
+    pub fn start(host: &'h Host, kit: &Kit, page: &Page, parts: &Parts) -> Result<Self> {
+        let name = &parts.config.name;
+        let folder = host.shared().join(name);
+        fs::create_dir(&folder).context("Cannot make a folder")?;
+        fs::write(folder.join("domain.xml"), xml(&folder, kit, page, parts)?)?;
+        host.virsh(&format!("define --validate {SHARED}/{name}/domain.xml"))?;
+        host.virsh(&format!("start {name}"))?;
+        let socket = folder.join("agent");
+        let stream = UnixStream::connect(&socket);
+        let stream = stream.with_context(|| format!("Nobody is at {}", socket.display()))?;
+        Ok(Self {
+            host,
+            name: name.clone(),
+            address: parts.address.to_owned(),
+            kernel: String::new(),
+            agent: Agent::new(stream)?,
+        })
+    }
+
+    /// Waits until the guest takes commands.
+    pub fn wait_booted(&mut self) -> Result<()> {
+        let kernel = self.agent.wait_hello(BOOT_TIMEOUT)?;
+        self.kernel = kernel.with_context(|| format!("The guest {} did not boot", self.name))?;
+        Ok(())
+    }
+
+    /// The VM's name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The release of the guest's kernel.
@@ -169,24 +163,114 @@ impl<'h> Domain<'h> {
     }
 }
 
-/// libvirt takes what the page has for devices that it has no element for. QEMU of neither release
-/// has these devices.
-pub fn validate_words(host: &Host, page: &Page) -> Result<()> {
-    for section in ["RDMA devices", "Borrowed PCIe devices"] {
-        let xml = format!(
-            "<domain type='qemu' xmlns:qemu='{QEMU_WORDS}'>
-<name>words</name>
+fn xml(folder: &Path, kit: &Kit, page: &Page, parts: &Parts) -> Result<String> {
+    let name = &parts.config.name;
+    let boot = DiskBoot::new(kit, &parts.config, Accelerator::Tcg, parts.roots, folder)?;
+    let seen = |path: &Path| {
+        let file = path.file_name().unwrap_or_default();
+        format!("{SHARED}/{name}/{}", file.to_string_lossy())
+    };
+    let disks: String = boot
+        .images
+        .iter()
+        .zip(parts.roots)
+        .map(|(image, disk)| {
+            format!(
+                "<disk type='file' device='disk'><driver name='qemu' type='raw'/>\
+                 <source file='{}'/><target dev='{disk}' bus='virtio'/><readonly/></disk>\n",
+                seen(image)
+            )
+        })
+        .collect();
+    let [before, behind] = &parts.devices;
+    Ok(format!(
+        "<domain type='qemu' xmlns:qemu='{QEMU_WORDS}'>
+<name>{name}</name>
 <memory unit='MiB'>512</memory>
-{memory}<os><type arch='x86_64' machine='q35'>hvm</type></os>
-{words}</domain>
+<vcpu>2</vcpu>
+{memory}<os>
+<type arch='x86_64' machine='q35'>hvm</type>
+<kernel>{kernel}</kernel>
+<initrd>{initrd}</initrd>
+<cmdline>{words} farlane.address={address}/24</cmdline>
+</os>
+<features><acpi/></features>
+<devices>
+{before}{disks}{behind}\
+<serial type='file'><source path='/var/log/libvirt/qemu/{name}-console.log'/></serial>
+<channel type='unix'>
+<source mode='bind' path='{SHARED}/{name}/agent'/>
+<target type='virtio' name='{PORT_NAME}'/>
+</channel>
+<memballoon model='none'/>
+</devices>
+{last}</domain>
 ",
-            memory = page.xml("Memory")?,
-            words = page.xml(section)?
-        );
-        fs::write(host.shared().join("words.xml"), xml)?;
-        host.virsh(&format!("define --validate {SHARED}/words.xml"))
-            .with_context(|| section.to_owned())?;
-        host.virsh("undefine words")?;
+        memory = page.xml("Memory")?,
+        kernel = seen(&boot.kernel),
+        initrd = seen(&boot.initrd),
+        words = boot.words,
+        address = parts.address,
+        last = parts.last,
+    ))
+}
+
+impl Place for Domain<'_> {
+    fn spawn(&self, line: &str) -> Result<Box<dyn Running + '_>> {
+        Ok(Box::new(DomainJob {
+            domain: self,
+            line: line.to_owned(),
+            id: self.begin(line)?,
+        }))
     }
-    Ok(())
+
+    fn free_port(&self) -> Result<u16> {
+        Ok(guest_port())
+    }
+
+    fn is_listening(&self, port: u16) -> Result<bool> {
+        has_listener(self, port)
+    }
+
+    fn address(&self) -> Result<&str> {
+        Ok(&self.address)
+    }
+
+    fn read_file(&self, path: &str) -> Result<String> {
+        Domain::read_file(self, path)
+    }
+}
+
+/// A command of the shell that runs in a VM.
+struct DomainJob<'d> {
+    domain: &'d Domain<'d>,
+    line: String,
+    id: u32,
+}
+
+impl Running for DomainJob<'_> {
+    fn wait(self: Box<Self>, timeout: Duration) -> Result<Output> {
+        self.domain.end(self.id, &self.line, timeout)
+    }
+
+    fn wait_briefly(&mut self) -> Result<bool> {
+        Ok(self.domain.agent.has_ended(self.id))
+    }
+
+    fn so_far(&self) -> String {
+        self.domain.agent.so_far(self.id)
+    }
+
+    fn kill(&mut self) -> Result<()> {
+        self.domain.agent.signal(self.id, KILL)
+    }
+}
+
+impl Drop for DomainJob<'_> {
+    fn drop(&mut self) {
+        if !self.domain.agent.has_ended(self.id) {
+            // The VM may have gone, and the program with it.
+            let _ = self.kill();
+        }
+    }
 }

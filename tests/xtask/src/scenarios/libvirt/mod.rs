@@ -1,12 +1,13 @@
 //! VMs of libvirt, as Debian 12 and 13 have it, with disks and interfaces of our packages: defined
 //! with the XML of `docs/libvirt.md`, run by QEMU as libvirt's user, and at work while the backends
-//! are killed.
+//! are killed; and with devices that only the QEMU of Debian 13's backports has.
 
 mod backend;
 mod domain;
 mod host;
 mod page;
 mod traffic;
+mod words;
 
 use std::path::Path;
 use std::process;
@@ -19,10 +20,10 @@ use farlane_kit::report::Report;
 use farlane_kit::tree::Tree;
 
 use self::backend::Backend;
-use self::domain::{Domain, FILE, TAG, TEXT, validate_words};
+use self::domain::{Domain, FILE, Parts, TAG, TEXT};
 use self::host::Host;
 use self::page::Page;
-use super::package::{Trial, VERSION, has_c_library};
+use super::package::{self, Trial, VERSION, has_c_library};
 use crate::net::TAP;
 use crate::run::Run;
 
@@ -69,7 +70,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         in_release(run, report, release, tree, &packages)
             .with_context(|| format!("In Debian {}", release.host.suite))?;
     }
-    Ok(())
+    words::run(run, report, &trial).context("With QEMU of the backports")
 }
 
 fn in_release(
@@ -107,7 +108,10 @@ fn in_release(
     let last = release.emulated.map(|section| page.xml(section));
     let last = last.transpose()?.unwrap_or_default();
     let domain = progress::step(&step("Booting a VM of libvirt"), || {
-        Domain::start(&host, &name, &kit, &page, &last)
+        let parts = Parts::of_page(&host, &name, &page, last)?;
+        let mut domain = Domain::start(&host, &kit, &page, &parts)?;
+        domain.wait_booted()?;
+        Ok(domain)
     })?;
     host.runs_as_its_user(&name)?;
     virtiofs(&domain)?;
@@ -118,7 +122,6 @@ fn in_release(
         traffic::net(run, &domain, &network, &mut net, report, suite)
     })?;
     traffic::no_complaint(&domain)?;
-    validate_words(&host, &page)?;
     let versions = format!("{}, guest's Linux {}", host.versions()?, domain.kernel());
     report.add("libvirt", suite, versions);
     domain.stop()

@@ -32,6 +32,19 @@ impl Page {
             .with_context(|| format!("{PAGE} has no file {path}"))
     }
 
+    /// The first block of a section without a language that has these words.
+    pub fn lines(&self, section: &str, words: &str) -> Result<String> {
+        let section = format!("\n## {section}\n");
+        let found = self.0.split_once(&section).and_then(|(_, rest)| {
+            let section = rest.split("\n## ").next()?;
+            let mut blocks = blocks(section).into_iter();
+            blocks.find_map(|(language, block)| {
+                (language.is_empty() && block.contains(words)).then_some(block)
+            })
+        });
+        found.with_context(|| format!("{PAGE} has no lines with {words:?} in {section:?}"))
+    }
+
     /// The first block of a language behind a text, in the same section.
     fn block(&self, language: &str, behind: &str) -> Option<String> {
         let (_, rest) = self.0.split_once(behind)?;

@@ -1,6 +1,6 @@
 //! A virtual machine with Debian 13, its kernel, systemd as process 1, and our packages.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,8 +17,15 @@ use crate::room::Room;
 use crate::run::{Context, Run};
 use crate::scenarios::package::{Trial, VERSION};
 
-/// Where the driver of a disk is in the machine.
+/// Where the driver of a disk is in the machine, and that of other devices.
 pub const DRIVER: &str = "/usr/local/bin/farlane-blk-driver";
+pub const VM_DRIVER: &str = "/usr/local/bin/farlane-vm-driver";
+
+/// The serial number of its NVMe, which can be lent.
+const NVME: &str = "lent";
+
+/// The blocks of that, in MiB.
+const NVME_MIB: u64 = 16;
 
 /// What the kernel is told.
 const WORDS: &[&str] = &["apparmor=1", "security=apparmor"];
@@ -89,13 +96,19 @@ pub fn boot(run: &Run<'_>, tree: &Tree) -> Result<Guest> {
     let image = progress::step("Installing our packages beside systemd", || {
         image(run, &kit, tree, &packages)
     })?;
+    let blocks = run.path("blocks");
+    File::create(&blocks)
+        .and_then(|file| file.set_len(NVME_MIB << 20))
+        .with_context(|| format!("Cannot make {}", blocks.display()))?;
     let mut config = VmConfig::new("services")
         .image(image)
         .kernel_arguments(WORDS.iter().copied())
-        .files([GuestFile::new(
-            workspace.built("farlane-blk-driver")?,
-            DRIVER,
-        )]);
+        .nvme(NVME, blocks)
+        .iommu()
+        .files([
+            GuestFile::new(workspace.built("farlane-blk-driver")?, DRIVER),
+            GuestFile::new(workspace.built("farlane-vm-driver")?, VM_DRIVER),
+        ]);
     config.memory_mib = MEMORY_MIB;
     config.cpus = 2;
     let context = Context::with_kit(kit);

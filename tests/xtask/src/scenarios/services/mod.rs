@@ -2,6 +2,7 @@
 //! restarted, stopped, and kept from what they may not do.
 
 mod machine;
+mod sessions;
 
 use std::fs;
 
@@ -61,6 +62,10 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let page = fs::read_to_string(&page).with_context(|| format!("No {}", page.display()))?;
     let first_disk = block(&page, "cat >/etc/farlane/blk/vm0.toml")?;
     let other_folder = block(&page, "/etc/apparmor.d/local/usr.bin.farlane-blk")?;
+    let lending = run.context.workspace().root().join("docs/lend.md");
+    let lending =
+        fs::read_to_string(&lending).with_context(|| format!("No {}", lending.display()))?;
+    let certificates = block(&lending, "openssl req -x509")?;
     let tree = Tree::ensure(run.context.workspace(), &HEADERS_6_12)?;
     if !has_c_library(&tree, "trixie", report)? {
         return Err(NotRun("the packages need a newer C library than Debian 13's".into()).into());
@@ -73,6 +78,12 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         first_connection(&guest, &first_disk)
     })?;
     step("Starting the other backends", &|| others(&guest))?;
+    step("Playing VMs with an interface and with RDMA", &|| {
+        sessions::of_vms(&guest)
+    })?;
+    step("Borrowing over TLS and by VFIO", &|| {
+        sessions::of_borrowers(&guest, &certificates)
+    })?;
     step("Killing, restarting and stopping", &|| life(&guest))?;
     let records = guest.run(RECORDS)?;
     ensure!(records.is_empty(), "The kernel has recorded:\n{records}");
@@ -128,6 +139,7 @@ fn others(guest: &Guest) -> Result<()> {
             Ok(property(guest, unit, "NRestarts")? == "1")
         })?;
         is_serving(guest, unit)?;
+        restarted_once(guest, unit)?;
     }
     reload(guest)?;
     let status = guest.run("farlane status")?;
@@ -193,6 +205,17 @@ fn reload(guest: &Guest) -> Result<()> {
     guest.write_file(file, 0o644, limited.as_bytes())
 }
 
+/// The next process has its socket at its first try: a second one would have followed.
+fn restarted_once(guest: &Guest, unit: &str) -> Result<()> {
+    let restarts = property(guest, unit, "NRestarts")?;
+    ensure!(
+        restarts == "1",
+        "{unit} was restarted {restarts} times after one end:\n{}",
+        guest.run(&format!("journalctl --unit {unit} --output cat"))?
+    );
+    Ok(())
+}
+
 /// The service has said that it serves, runs as its user under its profile, and is as confined as
 /// the documentation says.
 fn is_serving(guest: &Guest, unit: &str) -> Result<()> {
@@ -239,6 +262,7 @@ fn life(guest: &Guest) -> Result<()> {
         Ok(property(guest, DISK, "NRestarts")? == "1")
     })?;
     is_another("kill -9")?;
+    restarted_once(guest, DISK)?;
     guest.run(&format!("systemctl restart {service}"))?;
     is_another("a restart")?;
     guest.run(&format!("systemctl stop {service} 2>&1"))?;
