@@ -36,6 +36,7 @@ run() {
 
 mount -t proc proc /proc
 mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
 mount -t tracefs trace /sys/kernel/tracing
 mkdir -p /dev/pts /dev/shm
 mount -t devpts pts /dev/pts
@@ -43,7 +44,8 @@ mount -t tmpfs shm /dev/shm
 mount -t tmpfs run /run
 echo 1 >/proc/sys/kernel/printk
 modprobe -a virtio_blk ext4 loop tun veth
-mount /dev/vda /tmp
+# Without its disk the machine says no result.
+mount /dev/vda /tmp || busybox poweroff -f
 chmod 1777 /tmp
 ip link set lo up
 . /jobs
