@@ -128,7 +128,7 @@ const COVERED: &[Covered] = &[
     ),
     covered("farlane-topology", &[]),
     // No ptrace(), by which threads are stopped while memory is moved; those of `guard` do not end
-    // there, and why is not known.
+    // there, as they do on a kernel of that architecture.
     covered(
         "farlane-transport",
         &[
