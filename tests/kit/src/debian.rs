@@ -26,6 +26,9 @@ pub struct TreeSpec {
     pub backports: &'static [&'static str],
     /// Packages of the release of which only the files are wanted: nothing that they depend on.
     pub unpacked: &'static [&'static str],
+    /// An architecture other than this machine's, as Debian calls it: packages are unpacked, and
+    /// nothing of them has run.
+    pub foreign: Option<&'static str>,
 }
 
 /// QEMU, its storage daemon, the guests' kernel and everything that runs in a guest; also builds
@@ -82,6 +85,7 @@ pub const GUEST_TREE: TreeSpec = TreeSpec {
         "seabios",
     ],
     unpacked: &[],
+    foreign: None,
 };
 
 /// Linux 6.1, its modules, and the compiler it was built with; and what our packages depend on, and
@@ -103,6 +107,7 @@ pub const HEADERS_6_1: TreeSpec = TreeSpec {
     ],
     backports: &[],
     unpacked: &[],
+    foreign: None,
 };
 
 /// Linux 6.12, its modules, and the compiler it was built with; and what our packages depend on,
@@ -126,6 +131,7 @@ pub const HEADERS_6_12: TreeSpec = TreeSpec {
     ],
     backports: &[],
     unpacked: &[],
+    foreign: None,
 };
 
 /// Programs that use RDMA through UCX, libfabric and MPI, for guests of the [`GUEST_TREE`]: a tree
@@ -143,6 +149,7 @@ pub const RDMA_PROGRAMS: TreeSpec = TreeSpec {
     backports: &[],
     // Its headers are for a C compiler; it depends on one of Fortran.
     unpacked: &["libopenmpi-dev"],
+    foreign: None,
 };
 
 /// libvirt 9.0 and QEMU 7.2, in which is its virtiofsd.
@@ -157,6 +164,7 @@ pub const LIBVIRT_BOOKWORM: TreeSpec = TreeSpec {
     ],
     backports: &[],
     unpacked: &[],
+    foreign: None,
 };
 
 /// libvirt 11.3 and QEMU 10.0, and virtiofsd in Rust.
@@ -172,6 +180,7 @@ pub const LIBVIRT_TRIXIE: TreeSpec = TreeSpec {
     ],
     backports: &[],
     unpacked: &[],
+    foreign: None,
 };
 
 /// libvirt 11.3 as Debian 13 has it, and QEMU 11.1 of its backports.
@@ -199,6 +208,34 @@ pub const KERNEL_SOURCE: TreeSpec = TreeSpec {
     ],
     backports: &["linux-source"],
     unpacked: &[],
+    foreign: None,
+};
+
+/// A system for 64-bit Arm, its kernel and modules.
+pub const ARM64: TreeSpec = TreeSpec {
+    name: "arm64",
+    suite: "trixie",
+    packages: &[
+        "base-files",
+        "base-passwd",
+        "bash",
+        "busybox-static",
+        "coreutils",
+        "dash",
+        "e2fsprogs",
+        "grep",
+        "iproute2",
+        "kmod",
+        "libc6",
+        "libgcc-s1",
+        "linux-image-arm64",
+        "mount",
+        "sed",
+        "util-linux",
+    ],
+    backports: &[],
+    unpacked: &[],
+    foreign: Some("arm64"),
 };
 
 /// The Debian mirror of this machine: what its own apt uses.

@@ -136,7 +136,7 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
 }
 
 /// Unpacks a file with `xz` or one that takes the same words.
-pub(crate) fn unpack_with(mut command: Command, packed: &Path) -> Result<Vec<u8>> {
+pub fn unpack_with(mut command: Command, packed: &Path) -> Result<Vec<u8>> {
     command.arg("-dc").arg(packed);
     let output = output("unpacking", command, UNPACK_TIMEOUT)?;
     if !output.status.success() {

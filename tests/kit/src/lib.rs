@@ -11,7 +11,7 @@ pub mod attachments;
 pub mod backend;
 pub mod checking_kernel;
 pub mod compare;
-mod contents;
+pub mod contents;
 pub mod cpio;
 pub mod debian;
 pub mod disk_boot;

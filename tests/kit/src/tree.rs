@@ -279,7 +279,8 @@ fn stamp(spec: &TreeSpec) -> String {
         .enumerate()
         .filter(|(n, list)| *n < 2 || !list.is_empty());
     let lists: String = lists.map(|(_, list)| list.join(" ") + "\n").collect();
-    format!("{FORMAT}\n{}\n{lists}", spec.suite)
+    let foreign = spec.foreign.unwrap_or_default();
+    format!("{FORMAT}\n{}\n{lists}{foreign}", spec.suite)
 }
 
 fn make(spec: &TreeSpec, path: &Path, stamp: &str, mirror: &str) -> Result<()> {
@@ -298,11 +299,13 @@ fn make(spec: &TreeSpec, path: &Path, stamp: &str, mirror: &str) -> Result<()> {
     let mut command = Command::new("unshare");
     command.args(["--mount", "mmdebstrap"]);
     command.env("INITRD", "No");
-    command.args([
-        "--variant=apt",
-        "--architectures=amd64",
-        "--format=directory",
-    ]);
+    command.arg(match spec.foreign {
+        Some(_) => "--variant=extract",
+        None => "--variant=apt",
+    });
+    let architecture = spec.foreign.unwrap_or("amd64");
+    command.arg(format!("--architectures={architecture}"));
+    command.arg("--format=directory");
     command.arg("--aptopt=Acquire::Retries \"3\"");
     command.arg("--dpkgopt=force-unsafe-io");
     for unread in ["man", "doc", "info", "locale"] {

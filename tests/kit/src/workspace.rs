@@ -267,7 +267,14 @@ impl Workspace {
 
     /// Has cargo build, and returns the test programs.
     fn build_programs(&self, words: &[&str]) -> Result<Vec<TestProgram>> {
-        let mut command = self.cargo(words);
+        self.test_programs(self.cargo(words))
+    }
+
+    /// The test programs that a cargo command builds.
+    ///
+    /// # Errors
+    /// When the build fails.
+    pub fn test_programs(&self, mut command: Command) -> Result<Vec<TestProgram>> {
         command
             .arg("--message-format=json-render-diagnostics")
             .stdin(Stdio::null())

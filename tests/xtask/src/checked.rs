@@ -47,6 +47,8 @@ pub struct Tests {
     pub passed: u64,
     /// How many failed.
     pub failed: u64,
+    /// How many programs have said so.
+    pub programs: usize,
     /// cargo and all test programs ended as they should.
     pub ended_well: bool,
 }
@@ -56,7 +58,16 @@ impl Tests {
         if let Some((passed, failed)) = parse_result(line) {
             self.passed += passed;
             self.failed += failed;
+            self.programs += 1;
         }
+    }
+
+    /// Adds those of others.
+    pub fn add_all(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.programs += other.programs;
+        self.ended_well &= other.ended_well;
     }
 
     /// Prints the figures; all tests must have passed, and there must be some.
@@ -125,7 +136,7 @@ mod tests {
         );
         tests.add("test result: FAILED. 1 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out");
         tests.add("test a ... ok");
-        assert_eq!((tests.passed, tests.failed), (13, 3));
+        assert_eq!((tests.passed, tests.failed, tests.programs), (13, 3, 2));
     }
 
     #[test]

@@ -109,10 +109,13 @@ enum Task {
         /// Only packages whose name contains this
         filter: Option<String>,
     },
-    /// Builds for 64-bit Arm, and runs unit tests under QEMU's user emulation
+    /// Builds for 64-bit Arm, and runs tests under QEMU's user emulation and in an emulated machine
     Aarch64 {
         /// Only packages whose name contains this
         filter: Option<String>,
+        /// Only what runs in the machine
+        #[arg(long)]
+        vm: bool,
     },
     /// Repeats long scenarios and fuzz targets until the time is over
     Soak {
@@ -195,7 +198,7 @@ fn perform(task: Task) -> Result<ExitCode> {
         } => fuzz::run(&workspace, filter.as_deref(), seconds, keep),
         Task::Asan { filter } => asan::run(&workspace, filter.as_deref()),
         Task::Miri { filter } => miri::run(&workspace, filter.as_deref()),
-        Task::Aarch64 { filter } => aarch64::run(&workspace, filter.as_deref()),
+        Task::Aarch64 { filter, vm } => aarch64::run(&workspace, filter.as_deref(), vm),
         Task::Soak { filter, minutes } => soak::run(&workspace, filter.as_deref(), minutes),
         Task::Scenario { list: true, .. } => {
             scenarios::list();

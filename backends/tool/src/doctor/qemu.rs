@@ -7,7 +7,15 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// QEMU for machines with this host's processors, and Debian's package of it.
+#[cfg(not(target_arch = "aarch64"))]
 const PROGRAM: &str = "qemu-system-x86_64";
+#[cfg(not(target_arch = "aarch64"))]
+const PACKAGE: &str = "qemu-system-x86";
+#[cfg(target_arch = "aarch64")]
+const PROGRAM: &str = "qemu-system-aarch64";
+#[cfg(target_arch = "aarch64")]
+const PACKAGE: &str = "qemu-system-arm";
 /// The oldest that is of use, as it counts: major and minor.
 const OLDEST: (u32, u32) = (7, 2);
 /// What its answers may take: a moment, unless the machine is very busy.
@@ -73,8 +81,10 @@ pub fn judge(qemu: Option<&Qemu>) -> Vec<Finding> {
         return vec![Finding::problem(
             Name::QemuMissing,
             format!("{PROGRAM} is in no folder of PATH"),
-            "Install it (apt install qemu-system-x86), or add its folder to PATH. Hosts whose VMs \
-             run in Cloud Hypervisor alone do not need it",
+            format!(
+                "Install it (apt install {PACKAGE}), or add its folder to PATH. Hosts whose VMs \
+                 run in Cloud Hypervisor alone do not need it"
+            ),
         )];
     };
     let path = shown_path(&qemu.path);
@@ -244,7 +254,7 @@ mod tests {
             }
         }
         let qemu = read(&machine).unwrap();
-        assert_eq!(qemu.path, Path::new("/b/qemu-system-x86_64"));
+        assert_eq!(qemu.path, Path::new("/b").join(PROGRAM));
         assert!(qemu.version.is_ok());
         assert_eq!(qemu.devices.unwrap(), "-device help\n");
     }

@@ -65,6 +65,13 @@ pub fn read(root: &Root) -> Vec<Group> {
         .collect()
 }
 
+/// What to do when there is none.
+#[cfg(not(target_arch = "aarch64"))]
+const NO_IOMMU: &str = "Switch VT-d or AMD-Vi on in the firmware, and add intel_iommu=on to the \
+                        kernel's command line (AMD's is on by default)";
+#[cfg(target_arch = "aarch64")]
+const NO_IOMMU: &str = "Switch the SMMU on in the firmware, if the machine has one";
+
 /// What is to be said of them.
 #[must_use]
 pub fn judge(groups: &[Group]) -> Vec<Finding> {
@@ -72,8 +79,7 @@ pub fn judge(groups: &[Group]) -> Vec<Finding> {
         return vec![Finding::note(
             Name::Iommu,
             "There is no IOMMU: functions of this host cannot be lent by vfio",
-            "Switch VT-d or AMD-Vi on in the firmware, and add intel_iommu=on to the kernel's \
-             command line (AMD's is on by default)",
+            NO_IOMMU,
         )];
     }
     let mut found = vec![Finding::ok(
