@@ -190,6 +190,7 @@ pub const LIBVIRT_BACKPORTS: TreeSpec = TreeSpec {
     packages: &["libvirt-clients", "libvirt-daemon-system", "systemd"],
     backports: &["qemu-system-x86"],
     unpacked: &[],
+    foreign: None,
 };
 
 /// The source of the guests' kernel, and what builds it.

@@ -51,7 +51,29 @@ pub struct Driver {
 /// When it does not build.
 pub fn build(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
     let _lock = tree.lock()?;
-    build_locked(workspace, tree)
+    build_locked(workspace, tree, None)
+}
+
+/// A driver that differs from that of the checkout in one place.
+#[derive(Clone, Copy, Debug)]
+pub struct Change {
+    /// What it is called, in names of folders.
+    pub name: &'static str,
+    /// The source, below `guest-driver`.
+    pub file: &'static str,
+    /// What stands there once.
+    pub from: &'static str,
+    /// What stands there instead.
+    pub to: &'static str,
+}
+
+/// Builds what changed of a driver that differs from that of the checkout.
+///
+/// # Errors
+/// When it does not build, or has not what is to be changed.
+pub fn build_changed(workspace: &Workspace, tree: &Tree, change: Change) -> Result<Driver> {
+    let _lock = tree.lock()?;
+    build_locked(workspace, tree, Some(change))
 }
 
 /// Builds all of the driver, so that the compiler says again what it has to say.
@@ -65,21 +87,23 @@ pub fn build_anew(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
         fs::remove_dir_all(&folder)
             .with_context(|| format!("Cannot remove {}", folder.display()))?;
     }
-    build_locked(workspace, tree)
+    build_locked(workspace, tree, None)
 }
 
-fn build_locked(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
+fn build_locked(workspace: &Workspace, tree: &Tree, change: Option<Change>) -> Result<Driver> {
     if !packages::is_root() {
         bail!("The guest driver is built within a Debian tree, which needs root");
     }
     let kernel = tree.kernel_release()?;
-    let folder = tree.join(BUILD_FOLDER);
-    copy_sources(&workspace.root().join("guest-driver"), &folder)?;
+    let other = change.map_or(String::new(), |change| format!("-{}", change.name));
+    let inside = format!("{BUILD_FOLDER}{other}");
+    let folder = tree.join(&inside);
+    copy_sources(&workspace.root().join("guest-driver"), &folder, change)?;
     let mut make = tree.chroot("make");
     make.args([
         "-C",
         &format!("/usr/src/linux-headers-{kernel}"),
-        &format!("M={BUILD_FOLDER}"),
+        &format!("M={inside}"),
         "modules",
     ]);
     let what = format!("Building the guest driver for Linux {kernel}");
@@ -95,7 +119,10 @@ fn build_locked(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
         }
         Ok(said)
     })?;
-    let kept = workspace.cache().join("driver").join(&kernel);
+    let kept = workspace
+        .cache()
+        .join(format!("driver{other}"))
+        .join(&kernel);
     fs::create_dir_all(&kept).with_context(|| format!("Cannot make {}", kept.display()))?;
     let [path, rdma] = MODULES.map(|module| keep(&folder.join(module), &kept.join(module)));
     let Some(path) = path? else {
@@ -126,8 +153,8 @@ fn keep(built: &Path, kept: &Path) -> Result<Option<PathBuf>> {
 }
 
 /// Makes a folder's sources those of another; writes only those that changed, so that make sees
-/// which.
-fn copy_sources(from: &Path, to: &Path) -> Result<()> {
+/// which. One of them may be changed on the way.
+fn copy_sources(from: &Path, to: &Path, change: Option<Change>) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("Cannot make {}", to.display()))?;
     let sources = sources(from)?;
     for old in self::sources(to)?.difference(&sources) {
@@ -136,8 +163,15 @@ fn copy_sources(from: &Path, to: &Path) -> Result<()> {
     }
     for name in &sources {
         let (source, copy) = (from.join(name), to.join(name));
-        let data =
+        let mut data =
             fs::read(&source).with_context(|| format!("Cannot read {}", source.display()))?;
+        if let Some(change) = change.filter(|change| *name == *change.file) {
+            let text = String::from_utf8(data).context("A source is no text")?;
+            if text.matches(change.from).count() != 1 {
+                bail!("{:?} is not once in {}", change.from, source.display());
+            }
+            data = text.replace(change.from, change.to).into_bytes();
+        }
         if fs::read(&copy).ok().as_ref() != Some(&data) {
             fs::write(&copy, data).with_context(|| format!("Cannot write {}", copy.display()))?;
         }
@@ -180,12 +214,30 @@ mod tests {
         ] {
             fs::write(folder.path().join(name), name).unwrap();
         }
-        copy_sources(from.path(), to.path()).unwrap();
+        copy_sources(from.path(), to.path(), None).unwrap();
         let mut names: Vec<_> = fs::read_dir(to.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name())
             .collect();
         names.sort();
         assert_eq!(names, ["new.c", "old.o"]);
+    }
+
+    #[test]
+    fn a_source_is_changed_on_the_way_where_it_has_what_is_to_be() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for name in ["a.c", "b.c"] {
+            fs::write(from.path().join(name), "one two").unwrap();
+        }
+        let change = |from| Change {
+            name: "other",
+            file: "b.c",
+            from,
+            to: "three",
+        };
+        copy_sources(from.path(), to.path(), Some(change("two"))).unwrap();
+        let read = |name| fs::read_to_string(to.path().join(name)).unwrap();
+        assert_eq!([read("a.c"), read("b.c")], ["one two", "one three"]);
+        assert!(copy_sources(from.path(), to.path(), Some(change("four"))).is_err());
     }
 }

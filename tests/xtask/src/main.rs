@@ -36,6 +36,7 @@ mod netstat;
 mod numa;
 mod order;
 mod package;
+mod pages;
 mod place;
 mod pvh;
 mod room;

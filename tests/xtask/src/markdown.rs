@@ -38,6 +38,32 @@ pub fn blocks(text: &str) -> Vec<(&str, String)> {
     blocks
 }
 
+/// A fenced block that a scenario runs as it stands: one of whose words is `run=SCENARIO/NAME`.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Marked<'a> {
+    pub scenario: &'a str,
+    /// By which the scenario asks for it: `SCENARIO/NAME`.
+    pub name: &'a str,
+    pub block: String,
+}
+
+/// The blocks that scenarios run. The mark is behind the language and a space, where renderers show
+/// nothing of it.
+pub fn marked(text: &str) -> Vec<Marked<'_>> {
+    let blocks = blocks(text).into_iter();
+    let marked = blocks.filter_map(|(words, block)| {
+        let mut words = words.split_whitespace();
+        let name = words.find_map(|word| word.strip_prefix("run="))?;
+        let (scenario, _) = name.split_once('/').unwrap_or((name, ""));
+        Some(Marked {
+            scenario,
+            name,
+            block,
+        })
+    });
+    marked.collect()
+}
+
 /// Where in a line the targets of links within the checkout stand.
 pub fn targets(line: &str) -> impl Iterator<Item = Range<usize>> + '_ {
     let mut at = 0;
@@ -68,4 +94,17 @@ fn blocks_are_found_without_what_they_are_indented_by() {
             ("", "two\n  three\n\n".to_owned())
         ]
     );
+}
+
+#[test]
+fn marked_blocks_are_found_by_their_words() {
+    let text = "```sh\na\n```\n  ```sh run=blk/first\n  b\n  ```\n";
+    let block = "b\n".to_owned();
+    let (scenario, name) = ("blk", "blk/first");
+    let expected = Marked {
+        scenario,
+        name,
+        block,
+    };
+    assert_eq!(marked(text), [expected]);
 }

@@ -67,6 +67,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("guest-lib/farlane/examples/transfer.c", "transfer.c"),
     ("guest-lib/farlane/examples/transfer.py", "transfer.py"),
     ("guest-lib/farlane/include/farlane.h", "farlane.h"),
+    ("guest-lib/verbs/examples/verbs.py", "verbs.py"),
     ("packaging/grafana", "grafana"),
     ("qemu-configs", "qemu-configs"),
 ];

@@ -1,10 +1,11 @@
 //! One run of a scenario: its folders, and what it starts.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
 use farlane_kit::guest_program::GuestProgram;
 use farlane_kit::kit::Kit;
@@ -18,6 +19,7 @@ use crate::farlane::{Farlane, OnHost};
 use crate::gpu_machine::GpuParts;
 use crate::lending::Lending;
 use crate::net::Nets;
+use crate::pages;
 
 /// What scenarios share: things that are made once.
 pub struct Context {
@@ -116,6 +118,8 @@ pub struct Run<'a> {
     /// Worker threads of the RDMA daemons that it starts.
     workers: Cell<usize>,
     is_brief: Cell<bool>,
+    /// The blocks of the documents that it has asked for.
+    blocks: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Run<'a> {
@@ -127,6 +131,7 @@ impl<'a> Run<'a> {
             logs: context.workspace.log_folder(name)?,
             workers: Cell::new(1),
             is_brief: Cell::new(false),
+            blocks: RefCell::default(),
         })
     }
 
@@ -163,6 +168,31 @@ impl<'a> Run<'a> {
     /// Where logs go; they stay when the run fails.
     pub fn logs(&self) -> &Path {
         &self.logs
+    }
+
+    /// A block of the documents that is marked for being run, by its name.
+    ///
+    /// # Errors
+    /// When there is not one of that name.
+    pub fn block(&self, name: &str) -> Result<String> {
+        let block = pages::block(self.context.workspace(), name)?;
+        self.blocks.borrow_mut().insert(name.to_owned());
+        Ok(block)
+    }
+
+    /// Makes sure that it has asked for all blocks that are marked for a scenario.
+    ///
+    /// # Errors
+    /// When there is another one.
+    pub fn ensure_blocks_were_run(&self, scenario: &str) -> Result<()> {
+        let marked = pages::names(self.context.workspace(), scenario)?;
+        let run = self.blocks.borrow();
+        let left: Vec<_> = marked.difference(&run).collect();
+        ensure!(
+            left.is_empty(),
+            "Blocks of the documents are marked for {scenario}, which does not run them: {left:?}"
+        );
+        Ok(())
     }
 
     /// Compiles `tests/xtask/guest/NAME.c`, with the headers beside it.

@@ -2,9 +2,10 @@
 //!
 //! `docs/SUMMARY.md` says which pages it has. Links of the documents are those of the checkout;
 //! [`source`] makes them links between pages. The pages of the reference are made by
-//! `farlane-pages`, of what the man pages are made of. [`site`] looks up every link of what mdBook
-//! has made.
+//! `farlane-pages`, of what the man pages are made of; those about libfarlane by [`api`]. [`site`]
+//! looks up every link of what mdBook has made.
 
+mod api;
 mod site;
 mod source;
 
@@ -99,7 +100,8 @@ pub fn make(workspace: &Workspace, folder: &Path, out: &Path) -> Result<site::Co
     command.arg(folder.join("pages"));
     check_output("farlane-pages", command, TIMEOUT)?;
     let programs = reference(&folder.join("pages/reference"), &text.join("reference"))?;
-    source::lay_out(workspace.root(), &programs, &text)?;
+    source::lay_out(workspace.root(), &programs, api::PAGES, &text)?;
+    api::write(workspace, &text)?;
     let settings = folder.join("book.toml");
     fs::write(&settings, SETTINGS)
         .with_context(|| format!("Cannot write {}", settings.display()))?;
@@ -116,7 +118,7 @@ pub fn make(workspace: &Workspace, folder: &Path, out: &Path) -> Result<site::Co
     })?;
     let mark = out.join(MARK);
     fs::write(&mark, "").with_context(|| format!("Cannot write {}", mark.display()))?;
-    let (counted, dead) = site::check(out)?;
+    let (counted, dead) = site::check(out, Path::new(api::RUSTDOC))?;
     ensure!(dead.is_empty(), "Links lead nowhere:\n{}", dead.join("\n"));
     Ok(counted)
 }

@@ -23,15 +23,17 @@ struct Page {
     links: BTreeSet<String>,
 }
 
-/// Looks up the links of all pages of a site; returns those that lead nowhere, too.
+/// Looks up the links of all pages of a site but those of others in the folder `others`, which may
+/// be linked to; returns those that lead nowhere, too.
 ///
 /// # Errors
 /// When the file system fails.
-pub fn check(folder: &Path) -> Result<(Counted, Vec<String>)> {
+pub fn check(folder: &Path, others: &Path) -> Result<(Counted, Vec<String>)> {
     let mut files = BTreeSet::new();
     walk(folder, Path::new(""), &mut files)?;
     let mut pages = BTreeMap::new();
-    for file in files.iter().filter(|file| is_page(file)) {
+    let is_read = |file: &&PathBuf| is_page(file) && !file.starts_with(others);
+    for file in files.iter().filter(is_read) {
         let path = folder.join(file);
         let text =
             fs::read_to_string(&path).with_context(|| format!("Cannot read {}", path.display()))?;
@@ -48,8 +50,9 @@ pub fn check(folder: &Path) -> Result<(Counted, Vec<String>)> {
                 path => plain(&from.with_file_name(path)),
             };
             let is_there = to.is_some_and(|to| {
+                let is_others = anchor.is_empty() || to.starts_with(others);
                 let names = || pages.get(&to).is_some_and(|to| to.names.contains(anchor));
-                files.contains(&to) && (anchor.is_empty() || names())
+                files.contains(&to) && (is_others || names())
             });
             if !is_there {
                 dead.push(format!("{}: {link}", from.display()));
@@ -140,13 +143,15 @@ mod tests {
             "<p id=\"e\"><a href=../a.html#b>b</a> <a href=#e>e</a> <a href=https://g>g</a>",
         );
         put("f.svg", "<svg/>");
-        let (counted, dead) = check(site.path()).unwrap();
+        put("others/g.html", "<a href=nowhere.html>n</a>");
+        let check = || check(site.path(), Path::new("others"));
+        let (counted, dead) = check().unwrap();
         assert_eq!((counted, dead), (Counted { pages: 2, links: 4 }, vec![]));
         put(
             "c/h.html",
             "<a href=../a.html#i><a href=d.md><a href=../../a.html><a href=#>",
         );
-        let (_, dead) = check(site.path()).unwrap();
+        let (_, dead) = check().unwrap();
         let expected = ["../../a.html", "../a.html#i", "d.md"];
         let expected = expected.map(|link| format!("c/h.html: {link}"));
         assert_eq!(dead, expected);

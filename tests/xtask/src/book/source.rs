@@ -14,12 +14,13 @@ use crate::markdown::{fenced, targets};
 /// The list of the pages, in the checkout.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Writes all that mdBook reads to a folder, where the pages of `programs` are in `reference`.
+/// Writes all that mdBook reads to a folder, where the pages of `programs` are in `reference`, and
+/// others, by title and name, in `api`.
 ///
 /// # Errors
 /// When a document of `docs` is no page, a page links to a document that is none, or the file
 /// system fails.
-pub fn lay_out(root: &Path, programs: &[String], to: &Path) -> Result<()> {
+pub fn lay_out(root: &Path, programs: &[String], api: &[(&str, &str)], to: &Path) -> Result<()> {
     let summary = read(root, Path::new(SUMMARY))?;
     let (mut text, pages) = translate(Path::new(SUMMARY), &summary);
     for entry in fs::read_dir(root.join("docs")).context("Cannot read docs")? {
@@ -34,6 +35,10 @@ pub fn lay_out(root: &Path, programs: &[String], to: &Path) -> Result<()> {
     text.push_str("\n# Programs\n\n");
     for name in programs {
         text.push_str(&format!("* [{name}](reference/{name}.md)\n"));
+    }
+    text.push_str("\n# Programming\n\n");
+    for (title, name) in api {
+        text.push_str(&format!("* [{title}]({}/{name})\n", super::api::FOLDER));
     }
     write(to, Path::new("SUMMARY.md"), text.as_bytes())?;
     for page in &pages {
@@ -178,10 +183,12 @@ mod tests {
         put("docs/SUMMARY.md", "* [a](a.md)\n");
         put("docs/a.md", "[b](../b.c)\n");
         put("b.c", "int b;\n");
-        let lay_out = || lay_out(root.path(), &["farlane-c".into()], to.path());
+        let api = [("C", "c.md")];
+        let lay_out = || lay_out(root.path(), &["farlane-c".into()], &api, to.path());
         lay_out().unwrap();
         let summary = fs::read_to_string(to.path().join("SUMMARY.md")).unwrap();
         assert!(summary.contains("(reference/farlane-c.md)"), "{summary}");
+        assert!(summary.contains("[C](api/c.md)"), "{summary}");
         assert_eq!(fs::read(to.path().join("files/b.c")).unwrap(), b"int b;\n");
         put("docs/a.md", "[b](../b.md)\n");
         let error = lay_out().unwrap_err().to_string();

@@ -98,6 +98,39 @@ fn every_scenario_is_in_the_page_about_tests() {
 }
 
 #[test]
+fn each_failure_is_shown_by_a_scenario_and_each_pages_section_is_named() {
+    let page = read(&root().join("docs/failures.md"));
+    let mut rows = 0;
+    for row in page.lines().filter(|line| line.starts_with("| ")) {
+        let shown = row.trim_end_matches(" |").rsplit("| ").next().unwrap();
+        if shown == "shown by" {
+            continue;
+        }
+        rows += 1;
+        for name in shown.split(", ") {
+            let scenario = scenarios::find(name.trim_matches('`')).expect(row);
+            assert!(scenario.is_test, "{name} is in no test run: {row}");
+        }
+    }
+    assert!(rows > 10, "{rows} rows");
+    let links = parts::links(&page);
+    for (path, text) in documents(&SOURCES) {
+        let anchors = parts::anchors(&text).into_iter();
+        let mut sections = anchors.filter(|name| name.starts_with("when-something-"));
+        let name = path.file_name().unwrap().to_string_lossy();
+        let is_named = |section: &String| {
+            let target = format!("{name}#{section}");
+            links.iter().any(|(_, link)| *link == target)
+        };
+        assert!(
+            sections.all(|section| is_named(&section)),
+            "{}",
+            path.display()
+        );
+    }
+}
+
+#[test]
 fn lines_are_short() {
     let sources = &*SOURCES;
     let is_long = |line: &str| line.chars().count() > COLUMNS;

@@ -10,8 +10,8 @@ use super::{
     metrics_page, net_vs_tap, octo_net, octo_net_flood, octo_net_peers, octo_restart, octo_ssd,
     octo_ssd_failover, p2p_lent, package, rdma_apps, rdma_buffers, rdma_cm, rdma_crash, rdma_host,
     rdma_isolation, rdma_perftest, rdma_pingpong, rdma_pyverbs, rdma_stock, rdma_tenants,
-    rdma_ulps, rdma_users, rdma_verbs, rdma_vs_rxe, rdma_workers, services, topology, tracing,
-    vmkit,
+    rdma_ulps, rdma_users, rdma_verbs, rdma_vs_rxe, rdma_workers, services, start, topology,
+    tracing, vmkit,
 };
 use crate::versus::Form;
 
@@ -156,6 +156,9 @@ scenarios! {
     test "services" = services::run,
         "Debian 13 with systemd as process 1 and AppArmor: the packages' units are connected to, \
          killed, restarted and stopped, and confined as their profiles say";
+    test "start" = start::run,
+        "the documents' lines for QEMU as they stand, with stock QEMU of Debian 12 and 13: a VM \
+         starts from the disk, and reads and writes it";
     test "driver-6.1" = |run, to| driver_kernels::in_kernel(run, to, &HEADERS_6_1, "6.1."),
         "driver-device, rdma-pingpong, rdma-stock and a lent disk in guests with Linux 6.1";
     test "driver-6.12" = |run, to| driver_kernels::in_kernel(run, to, &HEADERS_6_12, "6.12."),

@@ -57,6 +57,7 @@ mod rdma_verbs;
 mod rdma_vs_rxe;
 mod rdma_workers;
 mod services;
+mod start;
 mod topology;
 mod tracing;
 mod vmkit;
@@ -132,7 +133,8 @@ pub const NEEDING_TWO: &[&str] = &[
 impl Scenario {
     /// Does what the scenario is, in a run that the caller has made.
     pub fn perform(&self, run: &Run<'_>, report: &mut Report) -> Result<()> {
-        (self.run)(run, report)
+        (self.run)(run, report)?;
+        run.ensure_blocks_were_run(self.name)
     }
 
     /// Runs the scenario. Its logs stay when it fails.

@@ -25,8 +25,21 @@ const EXAMPLES: [(&str, &str); 3] = [
     ("rdma-requests.bt", "farlane-rdma"),
     ("nvme-latency.bt", "farlane-lend"),
 ];
-/// Where the examples are in the checkout.
+/// Where the examples are in the checkout, and where packages have them.
 const FOLDER: &str = "packaging/bpftrace";
+const INSTALLED: &str = "/usr/share/farlane/bpftrace";
+
+/// Runs a line ($4) where a program ($1, of this name in /usr/bin: $2) and the examples ($3) are
+/// where packages have them, for this line alone. Another folder ($5) is in front of both: what is
+/// mounted needs a place.
+const AS_INSTALLED: &str = r#"set -e
+mkdir -p "$5/bin" "$5/share/farlane/bpftrace"
+touch "$5/bin/$2"
+mount -t overlay -o "lowerdir=$5/bin:/usr/bin" bin /usr/bin
+mount --bind "$1" "/usr/bin/$2"
+mount -t overlay -o "lowerdir=$5/share:/usr/share" share /usr/share
+mount --bind "$3" /usr/share/farlane/bpftrace
+exec sh -c "exec $4""#;
 
 /// System calls in which a program waits for events: poll, epoll_wait, ppoll, epoll_pwait.
 const WAITS: [&str; 4] = ["7", "232", "271", "281"];
@@ -54,7 +67,13 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     command.arg("--path").arg(&disk);
     let log = run.logs().join("farlane-blk.log");
     let blk = Backend::start("farlane-blk", command, &[&socket], &log)?;
-    let said = traced(run, EXAMPLES[0], || {
+    let line = run.block("tracing/latency")?;
+    ensure!(
+        line.contains(EXAMPLES[0].0),
+        "The page's line is not of {}: {line}",
+        EXAMPLES[0].0
+    );
+    let said = traced(run, EXAMPLES[0], &line, || {
         let mut command = Command::new(workspace.built("farlane-blk-driver")?);
         command.arg("--socket").arg(&socket);
         command.args(["--requests", "200", "--job", "cpu=0,memory=0"]);
@@ -75,7 +94,8 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let rdma = farlane.daemon(run, &[], Some(&socket))?;
     let host = Host::new(farlane.programs(), &socket, run.logs());
     let line = "ibv_rc_pingpong -n 100 -s 4096";
-    let said = traced(run, EXAMPLES[1], || {
+    let trace = format!("bpftrace {INSTALLED}/{}", EXAMPLES[1].0);
+    let said = traced(run, EXAMPLES[1], &trace, || {
         between(Over::Farlane, line, &host, &host)?;
         Ok(())
     })?;
@@ -94,10 +114,10 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 
 /// bpftrace finds the probes of each example in its program.
 fn probes_are_there(run: &Run<'_>) -> Result<()> {
+    let page = run.block("tracing/list")?;
     for (name, program) in EXAMPLES {
-        let path = built(run, program)?;
-        let mut command = Command::new("bpftrace");
-        command.args(["-l", &format!("usdt:{}:farlane:*", path.display())]);
+        let line = page.replace(EXAMPLES[0].1, program);
+        let command = as_installed(run, program, &line)?;
         let listed = check_output("bpftrace", command, TIMEOUT)?;
         let text = example(run, name)?;
         let mut used = text
@@ -123,20 +143,28 @@ fn built(run: &Run<'_>, program: &str) -> Result<PathBuf> {
     }
 }
 
-/// Runs an example, of the program that was built here, while something happens; returns what it
-/// prints at its end.
+/// A line of the shell for which the program that was built here is the installed one.
+fn as_installed(run: &Run<'_>, program: &str, line: &str) -> Result<Command> {
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--propagation", "private"])
+        .args(["sh", "-c", AS_INSTALLED, "sh"])
+        .arg(built(run, program)?)
+        .arg(program)
+        .arg(run.context.workspace().root().join(FOLDER))
+        .arg(line.trim())
+        .arg(run.path("installed"));
+    Ok(command)
+}
+
+/// Runs a line with an example while something happens; returns what it prints at its end.
 fn traced(
     run: &Run<'_>,
     (name, program): (&str, &str),
+    line: &str,
     act: impl FnOnce() -> Result<()>,
 ) -> Result<String> {
-    let script = run.path(name);
-    let installed = format!("/usr/bin/{program}");
-    let here = built(run, program)?.display().to_string();
-    let text = example(run, name)?.replace(&installed, &here);
-    fs::write(&script, text).with_context(|| format!("Cannot write {}", script.display()))?;
-    let mut command = Command::new("bpftrace");
-    command.arg(&script);
+    let command = as_installed(run, program, line)?;
     let log = run.logs().join(name).with_extension("log");
     let mut tracer = Process::spawn_logged("bpftrace", command, &log)?;
     // It waits for events once all probes are set.

@@ -57,6 +57,14 @@ const OTHERS: &[&str] = &[
     "/var/log",
 ];
 
+/// Has apt ask nothing, in a shell.
+const APT: &str = r#"export APT_CONFIG=/tmp/apt.conf
+cat >$APT_CONFIG <<END
+APT::Get::Assume-Yes "true";
+APT::Install-Recommends "false";
+APT::Sandbox::User "root";
+END"#;
+
 /// Renders all man pages of a package, as lintian does; prints what troff warns of.
 const RENDER: &str = "for page in $(dpkg -L farlane farlane-guest | grep '/man1/.*gz$'); do
     MANROFFSEQ= MANWIDTH=80 man --warnings -E UTF-8 -l -Tutf8 -Z \"$page\" 2>&1 >/dev/null |
@@ -154,7 +162,12 @@ fn in_tree(
     };
     step("Installing an older version", &install_older)?;
     let client = Client::start(run, &room, spec.suite)?;
-    step("Upgrading", &upgrade)?;
+    let pages = [
+        run.block("package/host")?,
+        run.block("package/guest")?,
+        run.block("package/verbs")?,
+    ];
+    step("Upgrading", &|room| upgrade(room, &pages))?;
     client.end(&room).context("Over the upgrade")?;
     step("Building the driver by DKMS", &|room| {
         driver(room, &release)
@@ -173,22 +186,20 @@ fn is_others(path: &str) -> bool {
     OTHERS.iter().any(|begin| path.starts_with(begin))
 }
 
-/// Installs packages of a version with apt, without a network: what they depend on is there.
-fn install(room: &Room, version: &str, names: &str) -> Result<()> {
-    let files: Vec<String> = names
-        .split_whitespace()
-        .map(|name| format!("{PACKAGES}/{version}/{name}_{version}_*.deb"))
-        .collect();
-    room.run(&format!(
-        "apt-get install --yes -qq --no-install-recommends \
-         -o APT::Sandbox::User=root {}",
-        files.join(" ")
-    ))?;
+/// Runs lines of a document that install packages with apt in their folder, without a network: what
+/// they depend on is there. apt asks nothing, and installs no more than what is needed.
+pub fn install(room: &Room, folder: &str, lines: &str) -> Result<()> {
+    room.run(&format!("set -e\n{APT}\ncd {folder}\n{lines}"))?;
     Ok(())
 }
 
 fn install_older(room: &Room) -> Result<()> {
-    install(room, OLDER, UPGRADED)?;
+    let files: Vec<String> = UPGRADED
+        .split_whitespace()
+        .map(|name| format!("./{name}_{OLDER}_*.deb"))
+        .collect();
+    let line = format!("apt install {}", files.join(" "));
+    install(room, &format!("{PACKAGES}/{OLDER}"), &line)?;
     room.run(&format!("echo '# ours' >>{CONFIGURATION}"))?;
     // As docs/install.md has a first disk; there is no systemd that would start it.
     room.run(
@@ -198,8 +209,13 @@ fn install_older(room: &Room) -> Result<()> {
     Ok(())
 }
 
-fn upgrade(room: &Room) -> Result<()> {
-    install(room, VERSION, &format!("{UPGRADED} farlane-dkms"))?;
+/// As the documents install the packages; of libfarlane they have no line.
+fn upgrade(room: &Room, lines: &[String]) -> Result<()> {
+    let folder = format!("{PACKAGES}/{VERSION}");
+    for lines in lines {
+        install(room, &folder, lines)?;
+    }
+    install(room, &folder, "apt install ./libfarlane*.deb")?;
     let versions = room.run(&format!(
         "dpkg-query --show --showformat '${{Version}} ${{db:Status-Abbrev}}\\n' {UPGRADED}"
     ))?;

@@ -1,6 +1,7 @@
 //! rdma-core's own tests of verbs and of connections, with our libibverbs and librdmacm over the
 //! daemon's host socket.
 
+mod example;
 mod huge_pages;
 mod results;
 mod skips;
@@ -49,6 +50,9 @@ const PROGRAM: &str = "rdma-core's tests";
 const RUNNER: &str = "tests/xtask/guest/pyverbs_tests.py";
 const RUNNER_IN_GUEST: &str = "usr/lib/farlane/pyverbs_tests.py";
 
+/// Where guests have the example.
+const EXAMPLE_IN_GUEST: &str = "usr/lib/farlane/verbs.py";
+
 /// The usual address of the host's device.
 const HOST: &str = "127.0.0.1";
 
@@ -73,7 +77,13 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let backend = farlane.daemon(run, &[], Some(&socket))?;
     let host = Host::new(farlane.programs(), &socket, run.logs());
     let huge_pages = HugePages::of_machine();
-    let tests = tests(&host, &folder, &runner(run))?;
+    let python = python(&folder);
+    let text = example::path(run).display().to_string();
+    example::run(
+        &host,
+        &format!("export {python}; exec farlane-run /usr/bin/python3 '{text}'"),
+    )?;
+    let tests = tests(&host, &folder, &python, &runner(run))?;
     drop(huge_pages);
     backend.stop()?;
 
@@ -98,11 +108,18 @@ pub fn in_guest(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let farlane = run.context.farlane()?;
     let socket = run.path("a");
     let backend = farlane.daemon(run, &[(&socket, GUEST)], None)?;
-    let runner = GuestFile::new(runner(run), RUNNER_IN_GUEST);
-    let files = farlane.guest_files().chain([runner]);
+    let files = [
+        GuestFile::new(runner(run), RUNNER_IN_GUEST),
+        GuestFile::new(example::path(run), EXAMPLE_IN_GUEST),
+    ];
+    let files = farlane.guest_files().chain(files);
     let config = VmConfig::new("a").farlane(&socket).files(files);
     let [guest] = run.boot([config.python()])?;
     wait_device(&guest)?;
+    example::run(
+        &guest,
+        &format!("exec farlane-run python3 /{EXAMPLE_IN_GUEST}"),
+    )?;
     let line = format!(
         "mount -t tmpfs none /mnt && cp -r /{RDMA_CORE}/tests /mnt && cd /mnt && \
          {{ gunzip -f tests/*.gz 2>/dev/null; export PYTHONPATH=/mnt:/mnt/tests; \
@@ -160,22 +177,28 @@ fn runner(run: &Run<'_>) -> PathBuf {
     run.context.workspace().root().join(RUNNER)
 }
 
-/// Runs the tests, which lie in the folder of an unpacked package.
-fn tests(host: &Host, folder: &Path, runner: &Path) -> Result<Vec<Test>> {
+/// What Python finds the bindings of an unpacked package by: variables of the shell.
+fn python(folder: &Path) -> String {
     let shell = |path: &str| format!("'{}'", folder.join(path).display());
     let documents = shell("usr/share/doc/rdma-core");
     let libraries = shell("usr/lib/x86_64-linux-gnu");
     let modules = [
         shell("usr/lib/python3/dist-packages"),
-        documents.clone(),
+        documents,
         shell("usr/share/doc/rdma-core/tests"),
     ]
     .join(":");
+    format!("LD_LIBRARY_PATH={libraries} PYTHONPATH={modules} PYTHONDONTWRITEBYTECODE=1")
+}
+
+/// Runs the tests, which lie in the folder of an unpacked package.
+fn tests(host: &Host, folder: &Path, python: &str, runner: &Path) -> Result<Vec<Test>> {
+    let documents = folder.join("usr/share/doc/rdma-core");
+    let documents = documents.display();
     // Debian's own interpreter, which the bindings are built for. Their files may be compressed, as
     // documentation is.
     let line = format!(
-        "cd {documents} && {{ gunzip --force tests/*.gz 2>/dev/null; \
-         export LD_LIBRARY_PATH={libraries} PYTHONPATH={modules} PYTHONDONTWRITEBYTECODE=1; \
+        "cd '{documents}' && {{ gunzip --force tests/*.gz 2>/dev/null; export {python}; \
          exec farlane-run /usr/bin/python3 '{}' {HOST} -v; }}",
         runner.display()
     );

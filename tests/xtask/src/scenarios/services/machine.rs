@@ -15,7 +15,7 @@ use farlane_kit::tree::Tree;
 
 use crate::room::Room;
 use crate::run::{Context, Run};
-use crate::scenarios::package::{Trial, VERSION};
+use crate::scenarios::package::{Trial, VERSION, install};
 
 /// Where the driver of a disk is in the machine, and that of other devices.
 pub const DRIVER: &str = "/usr/local/bin/farlane-blk-driver";
@@ -42,7 +42,6 @@ const PACKAGES: &str = "/mnt";
 /// service, and it has been booted before. What an emulated processor takes long for is not there:
 /// services for terminals and devices that it has none of, and Debian's own 100 profiles.
 const SET_UP: &str = "set -e
-apt-get install --yes -qq --no-install-recommends -o APT::Sandbox::User=root /mnt/farlane_*.deb
 printf '#!/bin/sh\\nexec /usr/lib/systemd/systemd\\n' >/usr/sbin/init
 chmod 755 /usr/sbin/init
 cat >/etc/systemd/system/farlane-vm-agent.service <<EOF
@@ -124,6 +123,7 @@ fn image(run: &Run<'_>, kit: &Kit, tree: &Tree, packages: &Path) -> Result<PathB
     let over = run.path("room");
     fs::create_dir(&over).with_context(|| format!("Cannot make {}", over.display()))?;
     let room = Room::new(tree, &over, &[(packages, PACKAGES)], None)?;
+    install(&room, PACKAGES, &run.block("services/install")?)?;
     room.run(SET_UP)?;
     let image = run.path("system.erofs");
     let mut command = kit.tree().program("usr/bin/mkfs.erofs");

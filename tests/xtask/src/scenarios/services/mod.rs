@@ -4,8 +4,6 @@
 mod machine;
 mod sessions;
 
-use std::fs;
-
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::debian::HEADERS_6_12;
 use farlane_kit::guest::Guest;
@@ -15,7 +13,6 @@ use farlane_kit::tree::Tree;
 
 use self::machine::{DRIVER, boot};
 use crate::conditions::{no_complaint, wait_until};
-use crate::markdown;
 use crate::run::Run;
 use crate::scenarios::NotRun;
 use crate::scenarios::package::has_c_library;
@@ -53,19 +50,25 @@ const OTHERS: &[(&str, &str, &str)] = &[
     ),
 ];
 
+/// Takes back what a page's lines have made: the next page begins anew.
+const FORGET_DISK: &str = "systemctl disable --now farlane-blk@vm0.socket && \
+    systemctl stop farlane-blk@vm0.service && rm /etc/farlane/blk/vm0.toml /srv/vm0.img";
+
 /// What the kernel has recorded since it began: what AppArmor has denied, and whom a seccomp filter
 /// has stopped (audit records 1400 and 1326).
 const RECORDS: &str = "dmesg | grep -E 'apparmor=\"DENIED\"|type=1326' || test $? -eq 1";
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
-    let page = run.context.workspace().root().join("docs/install.md");
-    let page = fs::read_to_string(&page).with_context(|| format!("No {}", page.display()))?;
-    let first_disk = block(&page, "cat >/etc/farlane/blk/vm0.toml")?;
-    let other_folder = block(&page, "/etc/apparmor.d/local/usr.bin.farlane-blk")?;
-    let lending = run.context.workspace().root().join("docs/lend.md");
-    let lending =
-        fs::read_to_string(&lending).with_context(|| format!("No {}", lending.display()))?;
-    let certificates = block(&lending, "openssl req -x509")?;
+    let disks = [
+        run.block("services/disk")?,
+        run.block("services/first-disk")?,
+    ];
+    let other_folder = run.block("services/other-folder")?;
+    let doctor = [
+        run.block("services/doctor")?,
+        run.block("services/doctor-page")?,
+    ];
+    let certificates = run.block("services/certificates")?;
     let tree = Tree::ensure(run.context.workspace(), &HEADERS_6_12)?;
     if !has_c_library(&tree, "trixie", report)? {
         return Err(NotRun("the packages need a newer C library than Debian 13's".into()).into());
@@ -75,7 +78,15 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         progress::step(what, act).with_context(|| what.to_owned())
     };
     step("Connecting to the first disk", &|| {
-        first_connection(&guest, &first_disk)
+        let [start, install] = &disks;
+        first_connection(&guest, start)?;
+        guest.run(FORGET_DISK)?;
+        first_connection(&guest, install)
+    })?;
+    step("Asking the doctor", &|| {
+        doctor
+            .iter()
+            .try_for_each(|lines| lacks_qemu(&guest, lines))
     })?;
     step("Starting the other backends", &|| others(&guest))?;
     step("Playing VMs with an interface and with RDMA", &|| {
@@ -95,17 +106,25 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The page's only fenced block that has these words.
-fn block(page: &str, words: &str) -> Result<String> {
-    let found = markdown::blocks(page).into_iter().map(|(_, block)| block);
-    let mut found = found.filter(|block| block.contains(words));
-    let block = found.next().filter(|_| found.next().is_none());
-    block.with_context(|| format!("Not one block of the page has {words}"))
+/// The machine has no QEMU, which is told with its remedy.
+fn lacks_qemu(guest: &Guest, lines: &str) -> Result<()> {
+    let said = guest.exec(lines)?;
+    let is_told = said.stdout.lines().any(|line| {
+        let mut words = line.split_whitespace();
+        words.next() == Some("problem") && words.next() == Some("qemu-missing")
+    });
+    ensure!(
+        is_told && !said.success(),
+        "Without QEMU, `{}` says:\n{}",
+        lines.trim(),
+        said.all()
+    );
+    Ok(())
 }
 
-/// The page's lines make a socket, whose first connection starts the service.
+/// A page's lines make a socket, whose first connection starts the service.
 fn first_connection(guest: &Guest, lines: &str) -> Result<()> {
-    guest.run(lines)?;
+    guest.run(&format!("set -e\n{lines}"))?;
     let state = property(guest, DISK, "ActiveState")?;
     ensure!(
         state == "inactive",
@@ -310,7 +329,7 @@ fn elsewhere(guest: &Guest, lines: &str) -> Result<()> {
         !records.is_empty() && records.lines().all(|line| line.contains(&denied)),
         "The kernel has recorded:\n{records}"
     );
-    guest.run(lines)?;
+    guest.run(&format!("set -e\n{lines}"))?;
     // It may have failed too often to be started at once.
     guest.run(&format!(
         "systemctl stop {DISK_ELSEWHERE}.service {DISK_ELSEWHERE}.socket && \
