@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::backend::Backend;
+use farlane_kit::network::Network;
 use farlane_kit::process::{Process, check_output};
 use farlane_kit::report::Report;
 use farlane_kit::scratch::sparse_file;
@@ -20,10 +21,11 @@ use crate::run::Run;
 use crate::tools::between;
 
 /// The examples, and the program whose probes each is about.
-const EXAMPLES: [(&str, &str); 3] = [
+const EXAMPLES: [(&str, &str); 4] = [
     ("blk-latency.bt", "farlane-blk"),
     ("rdma-requests.bt", "farlane-rdma"),
     ("nvme-latency.bt", "farlane-lend"),
+    ("net-frames.bt", "farlane-net"),
 ];
 /// Where the examples are in the checkout, and where packages have them.
 const FOLDER: &str = "packaging/bpftrace";
@@ -44,6 +46,10 @@ exec sh -c "exec $4""#;
 /// System calls in which a program waits for events: poll, epoll_wait, ppoll, epoll_pwait.
 const WAITS: [&str; 4] = ["7", "232", "271", "281"];
 
+/// An interface, and its address on this side.
+const TAP: &str = "tap0";
+const TAP_ADDRESS: &str = "10.9.0.1";
+
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What kernels say that have no uprobes, or let nobody use them.
@@ -56,7 +62,12 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     }
     packages::ensure(&["bpftrace", "ibverbs-utils"])?;
     let workspace = run.context.workspace();
-    let names = ["farlane-blk", "farlane-lend", "farlane-vm-front-end"];
+    let names = [
+        "farlane-blk",
+        "farlane-lend",
+        "farlane-net",
+        "farlane-vm-front-end",
+    ];
     progress::step("Building the daemons", || workspace.build(&names))?;
     probes_are_there(run)?;
 
@@ -109,6 +120,50 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let sends: Vec<u64> = sends.collect();
     ensure!(sends == [100, 100], "`{line}` has sent {sends:?}:\n{said}");
     report.tell("bpftrace", "rdma-requests.bt", "sends of both ends");
+    frames(run, report)
+}
+
+/// A question is sent through an interface, and answered.
+fn frames(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let network = Network::of_this_machine(run.logs())?;
+    network.tap(TAP, false)?;
+    network.run(&format!("ip address add {TAP_ADDRESS}/24 dev {TAP}"))?;
+    let workspace = run.context.workspace();
+    let socket = run.path("net");
+    let mut command = Command::new(workspace.built("farlane-net")?);
+    command.arg("--socket-path").arg(&socket);
+    command.args(["--tap", TAP]);
+    let log = run.logs().join("farlane-net.log");
+    let net = Backend::start("farlane-net", network.within(&command), &[&socket], &log)?;
+    let (name, _) = EXAMPLES[3];
+    let trace = format!("bpftrace {INSTALLED}/{name}");
+    let said = traced(run, EXAMPLES[3], &trace, || {
+        let mut command = Command::new(workspace.built("farlane-vm-driver")?);
+        command.arg("net").arg("--socket").arg(&socket);
+        command.args(["--ask", TAP_ADDRESS]);
+        check_output("farlane-vm-driver", command, TIMEOUT)?;
+        Ok(())
+    })?;
+    net.stop()?;
+    let of = |what: &str| {
+        let mut lines = said
+            .lines()
+            .filter_map(|line| line.strip_prefix(what)?.split_once("]: "));
+        let (_, value) = lines.next()?;
+        lines.next().is_none().then(|| value.trim().parse().ok())?
+    };
+    let [sent, sent_bytes, read, received]: [Option<u64>; 4] =
+        ["@tx_frames[", "@tx_bytes[", "@rx_read[", "@rx_frames["].map(of);
+    // Besides the answer there may be what the kernel says of itself on a new interface.
+    ensure!(
+        sent == Some(1) && sent_bytes == Some(60) && received >= Some(1) && read >= received,
+        "A question and its answer are counted wrongly:\n{said}"
+    );
+    ensure!(
+        said.contains("@tx_microseconds["),
+        "The question has no time:\n{said}"
+    );
+    report.tell("bpftrace", name, "a question and its answer");
     Ok(())
 }
 
