@@ -293,6 +293,10 @@ impl Account {
     /// share.
     #[must_use]
     pub fn take(self: &Arc<Self>, of: Resource, amount: u64) -> Option<Share> {
+        // Also where there is more than a limit that has come since.
+        if amount == 0 {
+            return Some(Share::of_nothing(self, of));
+        }
         let budget = self.ledger.budget(of);
         let mut taken = budget.taken();
         // Changed under the lock only.
@@ -550,6 +554,7 @@ mod tests {
         let had = account.take(of, 8).unwrap();
         account.set_limits(Limits::default().with(of, Some(4)));
         assert!(account.take(of, 1).is_none() && user.take(of, 1).is_none());
+        assert!(account.take(of, 0).is_some() && user.take(of, 0).is_some());
         assert_eq!(had.amount(), 8);
         drop(had);
         let had = account.take(of, 4).unwrap();

@@ -1,7 +1,7 @@
 //! The daemon: a thread for the VMM of each VM, and one for processes of this host.
 
 use crate::contexts::PortContexts;
-use crate::host::{HostSocket, SharedAdmission};
+use crate::host::HostSocket;
 use crate::nodes::Nodes;
 use crate::options::{Gid, HostOptions, Mac, Options, VmOptions};
 use crate::reload::Terms;
@@ -103,11 +103,8 @@ impl Daemon for RdmaDaemon {
             });
         }
         if let (Some(host), Some(listener)) = (&options.host_socket, &self.host) {
-            let admission = SharedAdmission::new(host.admission.clone().into());
-            let is_for = Arc::clone(&admission);
-            let gid = options.host_gid;
-            let port = serve_host(&service, gid, host, (listener, is_for), stop)?;
-            self.terms.host = Some((Arc::downgrade(&port), admission));
+            let port = serve_host(&service, options.host_gid, host, listener, stop)?;
+            self.terms.host = Some(Arc::downgrade(&port));
             ports.push(NamedPort {
                 name: "host".to_owned(),
                 port: Arc::downgrade(&port),
@@ -170,7 +167,7 @@ fn serve_host(
     service: &Service,
     gid: Gid,
     host: &HostOptions,
-    (listener, admission): (&Listener, SharedAdmission),
+    listener: &Listener,
     stop: &Stopper,
 ) -> anyhow::Result<Arc<Port>> {
     let server = &service.server;
@@ -181,7 +178,7 @@ fn serve_host(
     let port = server.port_with(gid.0, "host".to_owned(), config)?;
     let socket = HostSocket::new(
         listener.try_clone()?,
-        admission,
+        host.admission.clone(),
         Arc::clone(&port),
         Arc::clone(&service.server),
         service.nodes.clone(),

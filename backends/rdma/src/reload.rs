@@ -1,23 +1,23 @@
-//! What of its options a running daemon is told anew: limits, rates and peers of its ports, and who
-//! may use the host socket. It counts for what is asked for from then on; nobody loses anything.
+//! What of its options a running daemon is told anew: limits, rates and peers of its ports. It
+//! counts for what is asked for from then on; nobody loses anything. Who may use the host socket
+//! stays: its file has permissions, which the daemon changes no more, and which no program is to
+//! change for it, by words that it has from a daemon.
 
 use crate::daemon::RdmaDaemon;
-use crate::host::{Admission, SharedAdmission};
 use crate::options::Options;
-use farlane_daemon::listener::let_in;
 use farlane_daemon::reload::{Changeable, ControlOptions, Follow, Reloadable};
 use farlane_rdma_remoting::{Limits, Peers, Port, PortConfig, Rates, Resource};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
-use std::sync::{PoisonError, Weak};
+use std::sync::Weak;
 
-/// What is told anew: the ports, and who may connect.
+/// Who is told anew: the ports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Terms {
     /// In the order of the command line.
     pub vms: Vec<Weak<Port>>,
-    pub host: Option<(Weak<Port>, SharedAdmission)>,
+    pub host: Option<Weak<Port>>,
 }
 
 /// What a port may do, as it is told.
@@ -37,7 +37,7 @@ pub struct PortTerms {
 #[serde(deny_unknown_fields)]
 pub struct Changes {
     vms: Vec<PortTerms>,
-    host: Option<(PortTerms, Admission)>,
+    host: Option<PortTerms>,
 }
 
 impl PortTerms {
@@ -75,7 +75,7 @@ impl PortTerms {
 impl Terms {
     fn follow(&self, changes: Changes) -> Result<(), String> {
         let Changes { vms, host } = changes;
-        let mut all = vms.iter().chain(host.iter().map(|(terms, _)| terms));
+        let mut all = vms.iter().chain(&host);
         if vms.len() != self.vms.len()
             || host.is_some() != self.host.is_some()
             || !all.all(PortTerms::count)
@@ -85,9 +85,8 @@ impl Terms {
         for (port, terms) in self.vms.iter().zip(vms) {
             terms.set(port);
         }
-        if let (Some((port, admission)), Some((terms, other))) = (&self.host, host) {
+        if let (Some(port), Some(terms)) = (&self.host, host) {
             terms.set(port);
-            *admission.write().unwrap_or_else(PoisonError::into_inner) = other;
         }
         Ok(())
     }
@@ -106,8 +105,7 @@ impl Reloadable for RdmaDaemon {
         (
             "host-socket",
             &[
-                "max_qp", "max_cq", "max_srq", "max_mr", "mr_mem", "rate", "ops", "peers", "user",
-                "group",
+                "max_qp", "max_cq", "max_srq", "max_mr", "mr_mem", "rate", "ops", "peers",
             ],
         ),
     ];
@@ -121,23 +119,12 @@ impl Reloadable for RdmaDaemon {
         let vms = options.vms.iter().map(|vm| PortTerms::of(&vm.port));
         Ok(Changes {
             vms: vms.collect(),
-            host: host.map(|host| (PortTerms::of(&host.port), host.admission.clone())),
+            host: host.map(|host| PortTerms::of(&host.port)),
         })
     }
 
     fn follow(&self) -> Follow<Changes> {
         let terms = self.terms.clone();
         Box::new(move |changes| terms.follow(changes))
-    }
-
-    /// The daemon changes no file any more: whom it lets in can connect by this.
-    fn followed(options: &Options, user: u32) -> anyhow::Result<()> {
-        match &options.host_socket {
-            Some(host) => {
-                let Admission { users, groups } = &host.admission;
-                Ok(let_in(&host.path, user, users, groups)?)
-            }
-            None => Ok(()),
-        }
     }
 }

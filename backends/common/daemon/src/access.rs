@@ -22,17 +22,19 @@ pub struct Access {
 }
 
 impl Access {
-    /// Gives the file of a socket of `owner` to the group, and then opens it as far as it is to be.
-    /// Whoever may write its folder can put another file in its place, or a link to one: nothing
-    /// else than a socket of that user is changed.
+    /// Gives a socket's file to the group, and then opens it as far as it is to be. Whoever may
+    /// write its folder can put another file in its place, or a link to one: nothing else than a
+    /// socket of this user is changed.
     ///
     /// # Errors
     /// What was tried, and why it failed.
-    fn apply(&self, path: &Path, owner: u32) -> Result<(), (&'static str, Errno)> {
+    pub(crate) fn apply(&self, path: &Path) -> Result<(), (&'static str, Errno)> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| ("examine", e))?;
         let stat = rustix::fs::fstat(&file).map_err(|e| ("examine", e))?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || stat.st_uid != owner {
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket
+            || stat.st_uid != rustix::process::geteuid().as_raw()
+        {
             return Err(("protect", Errno::NOTSOCK));
         }
         if let Some(group) = self.socket_group.map(Gid::from_raw) {
@@ -47,24 +49,6 @@ impl Access {
         let held = format!("/proc/self/fd/{}", file.as_raw_fd());
         rustix::fs::chmod(held, mode).map_err(|e| ("protect", e))
     }
-
-    /// The same for these users and groups besides.
-    ///
-    /// # Errors
-    /// As of [`apply`](Self::apply).
-    pub(crate) fn open_to(
-        &self,
-        path: &Path,
-        owner: u32,
-        users: &BTreeSet<u32>,
-        groups: &BTreeSet<u32>,
-    ) -> Result<(), (&'static str, Errno)> {
-        self.apply(path, owner)?;
-        match users.is_empty() && groups.is_empty() {
-            true => Ok(()),
-            false => let_in(path, users, groups),
-        }
-    }
 }
 
 /// Lets these users and groups connect to a socket's file besides its own user, and nobody else:
@@ -73,7 +57,7 @@ impl Access {
 ///
 /// # Errors
 /// What was tried, and why it failed.
-fn let_in(
+pub(crate) fn let_in(
     path: &Path,
     users: &BTreeSet<u32>,
     groups: &BTreeSet<u32>,
@@ -159,8 +143,7 @@ mod tests {
         let before = mode();
         let access = parse(&["--socket-mode", "0602"]).unwrap();
         for path in [&link, &precious] {
-            let own = rustix::process::geteuid().as_raw();
-            assert!(access.apply(path, own).is_err(), "{}", path.display());
+            assert!(access.apply(path).is_err(), "{}", path.display());
             assert_eq!(mode(), before);
         }
     }

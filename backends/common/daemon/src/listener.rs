@@ -1,6 +1,7 @@
 //! UNIX sockets that belong to one daemon.
 
 use crate::access::Access;
+use crate::access::let_in;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::collections::BTreeSet;
@@ -103,26 +104,6 @@ impl Drop for SocketFile {
     }
 }
 
-/// Has these users and groups connect to a socket of `owner`, besides that one, and nobody else:
-/// what [`Listener::bind_for`] does, for one that is there.
-///
-/// # Errors
-/// [`ListenError::Path`]: it is none of that user's, or cannot be changed.
-pub fn let_in(
-    path: &Path,
-    owner: u32,
-    users: &BTreeSet<u32>,
-    groups: &BTreeSet<u32>,
-) -> Result<(), ListenError> {
-    let access = Access::default();
-    let opened = access.open_to(path, owner, users, groups);
-    opened.map_err(|(what, source)| ListenError::Path {
-        what,
-        path: path.to_owned(),
-        source,
-    })
-}
-
 impl Listener {
     /// Listens at `path`. A stale socket there is replaced; one that is in use, or another file,
     /// is left alone.
@@ -168,8 +149,14 @@ impl Listener {
             device: stat.st_dev,
             inode: stat.st_ino,
         };
-        let own = rustix::process::geteuid().as_raw();
-        let access = access.open_to(path, own, users, groups);
+        let access = access.apply(path).and_then(|()| {
+            let is_own = users.is_empty() && groups.is_empty();
+            if is_own {
+                Ok(())
+            } else {
+                let_in(path, users, groups)
+            }
+        });
         access.map_err(|(what, source)| failed(what)(source))?;
         rustix::net::listen(&fd, BACKLOG).map_err(failed("listen at"))?;
         Ok(Self {

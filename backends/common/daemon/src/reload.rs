@@ -82,15 +82,6 @@ pub trait Reloadable: Daemon {
     /// none. It runs on a thread of its own, and waits for no peer. Called after
     /// [`Daemon::start`].
     fn follow(&self) -> Follow<Self::Changes>;
-
-    /// What is done besides when the daemon, which is of `user`, has followed, by the program that
-    /// has told it: what it is too confined for.
-    ///
-    /// # Errors
-    /// What cannot be done.
-    fn followed(_options: &Self::Options, _user: u32) -> anyhow::Result<()> {
-        Ok(())
-    }
 }
 
 /// See [`Reloadable::follow`].
@@ -218,8 +209,8 @@ fn reload<D: Reloadable>(file: &Path, control: &Path) -> anyhow::Result<()> {
         reply.with_context(|| format!("Cannot ask the daemon at {}", control.display()))
     };
     let words = match ask(&Order::Words)? {
-        (Reply::Words(words), _) => words.into_iter().map(OsString::from_vec),
-        (other, _) => bail!(refusal(other)),
+        Reply::Words(words) => words.into_iter().map(OsString::from_vec),
+        other => bail!(refusal(other)),
     };
     let said = config::said::<D::Options>(words.collect(), Some(file))?;
     let options = &said.options;
@@ -231,14 +222,14 @@ fn reload<D: Reloadable>(file: &Path, control: &Path) -> anyhow::Result<()> {
         changes: serde_json::to_value(D::changes(options)?)?,
     });
     match ask(&order)? {
-        (Reply::Followed, user) => D::followed(options, user),
-        (Reply::Fixed(difference), _) => {
+        Reply::Followed => Ok(()),
+        Reply::Fixed(difference) => {
             let place = said.place(&difference.option, difference.index);
             let place = place.map_or_else(String::new, |place| format!("{place}: "));
             let what = difference.text();
             bail!("{place}{what} cannot change while the daemon runs: nothing has changed")
         }
-        (other, _) => bail!(refusal(other)),
+        other => bail!(refusal(other)),
     }
 }
 
@@ -249,19 +240,17 @@ fn refusal(reply: Reply) -> String {
     }
 }
 
-/// Asks a daemon: its reply, and whose it is.
-fn ask(control: &Path, order: &Order) -> io::Result<(Reply, u32)> {
+/// Asks a daemon.
+fn ask(control: &Path, order: &Order) -> io::Result<Reply> {
     let end = Instant::now() + REPLY;
     let mut stream = Stream::until(stream::connect(control, REPLY)?, end);
-    let user = stream.peer()?.uid.as_raw();
     // One that refuses whoever asks does not wait for the question.
     let _ = send(&mut stream, order);
     let reply = stream.all(MAX_BYTES)?;
-    let reply = serde_json::from_slice(&reply).map_err(|_| {
+    serde_json::from_slice(&reply).map_err(|_| {
         let what = "it is no daemon that follows options";
         io::Error::new(ErrorKind::InvalidData, what)
-    })?;
-    Ok((reply, user))
+    })
 }
 
 fn send(stream: &mut Stream, what: &impl Serialize) -> io::Result<()> {
@@ -294,13 +283,10 @@ fn answer<C: DeserializeOwned + Send + 'static>(
 
 /// What somebody asks who may.
 fn order(stream: &mut Stream) -> anyhow::Result<Order> {
-    let peer = stream.peer()?;
-    let is_own = peer.uid.is_root() || peer.uid == rustix::process::geteuid();
+    let user = stream.peer_user()?;
+    let is_own = user == 0 || user == rustix::process::geteuid().as_raw();
     if !is_own {
-        log::warn!(
-            "A process of user {} has asked for a reload",
-            peer.uid.as_raw()
-        );
+        log::warn!("A process of user {user} has asked for a reload");
         bail!("Only root and the daemon's own user may ask it");
     }
     let asked = stream.all(MAX_BYTES)?;

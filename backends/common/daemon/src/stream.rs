@@ -2,10 +2,11 @@
 //! long, however little it does now and then.
 
 use rustix::net::{
-    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, UCred, socket_with, sockopt,
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt,
 };
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -115,9 +116,9 @@ impl Stream {
         Ok(rustix::net::shutdown(&self.file, Shutdown::Write)?)
     }
 
-    /// Who has connected, as it was then.
-    pub fn peer(&self) -> io::Result<UCred> {
-        Ok(sockopt::socket_peercred(&self.file)?)
+    /// The user who has connected, as it was then.
+    pub fn peer_user(&self) -> io::Result<u32> {
+        farlane_zero_copy::peer_user(self.file.as_fd())
     }
 
     pub fn write(&mut self, text: &[u8]) -> io::Result<()> {

@@ -4,19 +4,15 @@ use farlane_zero_copy::peer_groups;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, RwLock};
 
 /// Users and groups whose processes are let in; none by default.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admission {
     /// Users.
     pub users: BTreeSet<u32>,
     /// Groups, one of which a process has as its own or as a supplementary one.
     pub groups: BTreeSet<u32>,
 }
-
-/// The one in force, which may become another one: it counts for those who connect then.
-pub type SharedAdmission = Arc<RwLock<Admission>>;
 
 /// By what a process of another user is let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -17,7 +17,7 @@ mod open;
 mod packet;
 mod sharing;
 
-pub use admission::{Admission, SharedAdmission};
+pub use admission::Admission;
 
 use crate::nodes::Nodes;
 use admission::Admitted;
@@ -37,7 +37,7 @@ use sharing::Sharing;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Connections that one process can have, with the descriptors that wait to be closed where it is
@@ -146,7 +146,7 @@ pub struct HostSocket {
     epoll: OwnedFd,
     host: HostState,
     user: u32,
-    admission: SharedAdmission,
+    admission: Admission,
     /// What the processes of each other user have together.
     parties: BTreeMap<(Admitted, u32), Arc<Party>>,
     /// And those who are let in by each group, whatever users they are.
@@ -178,7 +178,7 @@ impl HostSocket {
     /// Epoll cannot be set up: too many open files, most likely.
     pub fn new(
         listener: OwnedFd,
-        admission: SharedAdmission,
+        admission: Admission,
         port: Arc<Port>,
         server: Arc<Server>,
         nodes: Option<Arc<Nodes>>,
@@ -334,9 +334,7 @@ impl HostSocket {
         let admitted = if user == self.user {
             Ok(None)
         } else {
-            let admission = self.admission.read();
-            let admission = admission.unwrap_or_else(PoisonError::into_inner);
-            let by = admission.admits(user, socket.as_fd())?;
+            let by = self.admission.admits(user, socket.as_fd())?;
             by.map(Some).ok_or(Errno::EPERM)
         };
         if admitted.is_err() {

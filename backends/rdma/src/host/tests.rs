@@ -40,8 +40,15 @@ impl Rig {
         let server = Server::new(ServerConfig::default()).unwrap();
         let port = server.port([1; 16], "host".to_owned()).unwrap();
         Self {
-            host: HostSocket::new(listener, Arc::default(), port, server, None, Arc::default())
-                .unwrap(),
+            host: HostSocket::new(
+                listener,
+                Admission::default(),
+                port,
+                server,
+                None,
+                Arc::default(),
+            )
+            .unwrap(),
             address,
             _folder: folder,
         }

@@ -5,10 +5,9 @@ use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
 
 use crate::conditions::no_complaint;
-use crate::farlane::Pair;
 use crate::place::{Over, Place};
 use crate::run::Run;
-use crate::tools::{Ends, Program, TOOL_TIMEOUT, between, pingpong_us};
+use crate::tools::{Ends, TOOL_TIMEOUT, between, pingpong_us};
 
 /// The ping-pongs: polling, sleeping on completion events, with the received bytes checked, small,
 /// large and many.
@@ -33,45 +32,10 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         );
     }
     ping_pongs(pair.ends(), LINES, report)?;
-    lines_of_start(run, &pair)?;
     for guest in [&pair.a, &pair.b] {
         no_complaint(guest)?;
     }
     pair.backend.stop()
-}
-
-/// Where `modprobe` finds the module, which the kit has loaded from a folder of its own.
-const MODULE: &str = "set -e
-rmmod farlane_ib 2>/dev/null || test ! -e /sys/module/farlane_ib
-rmmod farlane
-mkdir -p /etc/modprobe.d
-echo install farlane insmod /usr/lib/farlane/farlane.ko >/etc/modprobe.d/farlane.conf";
-
-/// The port of programs that are not told another one.
-const PORT: u16 = 18515;
-
-/// What the page `start` has whoever writes programs do.
-fn lines_of_start(run: &Run<'_>, pair: &Pair) -> Result<()> {
-    let device = format!("set -e\n{}", run.block("rdma-pingpong/device")?);
-    for guest in [&pair.a, &pair.b] {
-        guest.run(MODULE)?;
-        let said = guest.run(&device)?;
-        ensure!(
-            said.contains("PORT_ACTIVE"),
-            "The page's lines show no device:\n{said}"
-        );
-    }
-    pair.b
-        .run(&format!("echo {} vm0 >>/etc/hosts", pair.a.address()?))?;
-    let server = run.block("rdma-pingpong/server")?;
-    let client = run.block("rdma-pingpong/client")?;
-    let program = Program {
-        name: "the page's ping-pong",
-        serve: &|_| server.clone(),
-        ask: &|_, _| client.clone(),
-    };
-    let talk = program.run_where(&pair.a, &pair.b, &|_| pair.a.is_listening(PORT))?;
-    pingpong_us(&talk.asked).map(drop)
 }
 
 /// What `ibv_devinfo -v` says of the device, which must be usable.

@@ -9,7 +9,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 fn rig() -> Rig {
     let mut rig = Rig::new();
     let user = std::mem::replace(&mut rig.host.user, u32::MAX);
-    rig.host.admission.write().unwrap().users.insert(user);
+    rig.host.admission.users.insert(user);
     rig
 }
 
@@ -144,9 +144,9 @@ fn users_who_are_let_in_by_a_group_have_one_part_together() {
 #[test]
 fn users_who_are_let_in_by_a_group_have_one_part_of_the_connections() {
     let mut rig = rig();
-    rig.host.admission.write().unwrap().users.clear();
+    rig.host.admission.users.clear();
     let own = rustix::process::getegid().as_raw();
-    rig.host.admission.write().unwrap().groups.insert(own);
+    rig.host.admission.groups.insert(own);
     rig.host.free.truncate(9);
     let _clients: Vec<_> = (0..6).map(|_| rig.connect()).collect();
     let by = Sender::Other(Admitted::Group(own));

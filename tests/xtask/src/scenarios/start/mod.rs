@@ -27,6 +27,13 @@ const RECONNECT: &str = "reconnect=1";
 const DISK_OF_UNIT: &str = "mkdir -p /run/farlane/blk && exec farlane-blk \
      --socket-path /run/farlane/blk/vm0.sock --path /srv/vm0.img";
 
+/// A host with a bridge, and with the file by which taps are made.
+const BRIDGE: &str = "ip link add br0 type bridge && ip link set br0 up && mkdir /dev/net && \
+                      mknod -m 666 /dev/net/tun c 10 200";
+
+/// How many frames the backend has given the tap, of which the kernel is the receiver.
+const FRAMES: &str = "ip -s link show tap0 | grep -A 1 RX: | tail -n 1 | awk '{print $2}'";
+
 /// A disk that needs no backend of ours.
 const GUEST: &str = "guest.qcow2";
 
@@ -61,9 +68,14 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     };
     step("Looking after a host", &|| host(run, &site))?;
     step("The disk's file", &|| disk_of_file(run, &site))?;
+    step("An interface", &|| interface(run, &site))?;
     step("RDMA devices", &|| rdma(run, &site))?;
     step("A borrowed device", &|| borrowed(run, &site))?;
-    report.add("start", &version, "starts with RDMA, and from a lent NVMe");
+    report.add(
+        "start",
+        &version,
+        "starts with RDMA, a lent NVMe, and from the network",
+    );
     Ok(())
 }
 
@@ -95,7 +107,7 @@ fn host(run: &Run<'_>, site: &Site<'_>) -> Result<()> {
     site.disk("vm0.img")?;
     let sockets = ["/run/farlane/blk/vm0.metrics", "/run/farlane/vm0.metrics"];
     let told = sockets.map(|socket| format!(" --metrics {socket}"));
-    let _backend = site.start(&format!("{DISK_OF_UNIT}{}", told.concat()))?;
+    let backend = site.start(&format!("{DISK_OF_UNIT}{}", told.concat()))?;
     let status = site.run(&run.block("start/status")?)?;
     let rows = status.lines().filter(|row| row.starts_with("blk "));
     ensure!(
@@ -107,7 +119,9 @@ fn host(run: &Run<'_>, site: &Site<'_>) -> Result<()> {
         let is_told = text.contains("farlane_build_info{") && text.contains("farlane_blk_");
         ensure!(is_told, "{block} prints:\n{text}");
     }
-    Ok(())
+    // It is killed: who asks later finds its sockets, and nobody there.
+    drop(backend);
+    site.run(&format!("rm {}", sockets.join(" "))).map(drop)
 }
 
 /// With QEMU's file in place of options.
@@ -115,6 +129,21 @@ fn disk_of_file(run: &Run<'_>, site: &Site<'_>) -> Result<()> {
     site.disk("disk.img")?;
     let _backend = site.start(&run.block("start/disk-backend")?)?;
     site.boots(&lines(run, site, "start/disk-file")?, &["disk.img"])
+}
+
+/// The program of the interface's ROM (iPXE) asks the tap's network for an address.
+fn interface(run: &Run<'_>, site: &Site<'_>) -> Result<()> {
+    site.run(BRIDGE)?;
+    site.run(&run.block("start/net-tap")?)?;
+    let _backend = site.start(&run.block("start/net-backend")?)?;
+    let lines = lines(run, site, "start/net-file")?;
+    let vm = site.boot_until(&lines, "to send frames to the tap", || {
+        let said = site.run(FRAMES)?;
+        let frames: u64 = said.trim().parse().with_context(|| said.clone())?;
+        Ok(frames > 0)
+    })?;
+    drop(vm);
+    Ok(())
 }
 
 /// A VM does not start without the backend of its device.

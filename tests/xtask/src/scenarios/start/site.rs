@@ -17,6 +17,7 @@ use crate::run::Run;
 /// What is built, and the programs of it that the host has.
 pub const PACKAGES: &[&str] = &[
     "farlane-blk",
+    "farlane-net",
     "farlane-rdma",
     "farlane-lend",
     "farlane-borrow",
@@ -24,6 +25,7 @@ pub const PACKAGES: &[&str] = &[
 ];
 const PROGRAMS: &[&str] = &[
     "farlane-blk",
+    "farlane-net",
     "farlane-rdma",
     "farlane-lend",
     "farlane-borrow",
@@ -31,7 +33,10 @@ const PROGRAMS: &[&str] = &[
 ];
 
 /// Files of the checkout that lines name.
-const FILES: &[&str] = &["farlane-blk.cfg", "farlane-rdma.cfg"];
+const FILES: &[&str] = &["farlane-blk.cfg", "farlane-net.cfg", "farlane-rdma.cfg"];
+
+/// What a backend says whose socket is another one's.
+const IN_USE: &str = "is in use by another process";
 
 /// What every backend says when it serves.
 const READY: &str = "Ready";
@@ -135,31 +140,51 @@ impl<'a> Site<'a> {
 
     /// Runs lines of which the last one stays, and waits until it serves.
     pub fn start(&self, lines: &str) -> Result<Process> {
-        let (mut process, log) = self.spawn("a backend", lines)?;
+        let (mut process, mut log) = self.spawn("a backend", lines)?;
         wait_until("a backend to serve", || {
             let said = fs::read_to_string(&log)?;
+            // The one before it was killed, and may not have ended.
+            if !process.is_running()? && said.contains(IN_USE) {
+                (process, log) = self.spawn("a backend", lines)?;
+                return Ok(false);
+            }
             ensure!(process.is_running()?, "It has ended: {said}\n{lines}");
             Ok(said.contains(READY))
         })?;
         Ok(process)
     }
 
-    /// Runs lines of QEMU, and waits until the VM has worked with its disks.
-    pub fn boot(&self, lines: &str, disks: &[&str]) -> Result<Process> {
+    /// Runs lines of QEMU, and waits until the VM has done something.
+    pub fn boot_until(
+        &self,
+        lines: &str,
+        what: &str,
+        is_done: impl Fn() -> Result<bool>,
+    ) -> Result<Process> {
         let (mut process, log) = self.spawn("QEMU", lines)?;
-        for disk in disks {
-            let file = self.srv.join(disk);
-            wait_until(&format!("the VM to start, and to write to {disk}"), || {
-                let said = || fs::read_to_string(&log).unwrap_or_default();
-                ensure!(
-                    process.is_running()?,
-                    "QEMU has ended: {}\n{lines}",
-                    tail(&said(), 20)
-                );
-                has_copied(&file, &text(disk))
-            })?;
-        }
+        wait_until(&format!("the VM to start, and {what}"), || {
+            let said = || fs::read_to_string(&log).unwrap_or_default();
+            ensure!(
+                process.is_running()?,
+                "QEMU has ended: {}\n{lines}",
+                tail(&said(), 20)
+            );
+            is_done()
+        })?;
         Ok(process)
+    }
+
+    /// The same with disks, all of which the VM has written to.
+    pub fn boot(&self, lines: &str, disks: &[&str]) -> Result<Process> {
+        let what = format!("to write to {}", disks.join(" and "));
+        self.boot_until(lines, &what, || {
+            for disk in disks {
+                if !has_copied(&self.srv.join(disk), &text(disk))? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        })
     }
 
     /// The same, after which the VM ends.
