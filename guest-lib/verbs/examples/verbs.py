@@ -90,26 +90,32 @@ class End:
             sys.exit("Bytes are wrong")
 
 
-def tell(stream, word):
-    stream.write(json.dumps(word) + "\n")
-    stream.flush()
+class Peer:
+    """The other process, at the other end of the TCP connection. It has a file for each direction:
+    a text file for both drops what it has read ahead when it is written to."""
 
+    def __init__(self, connection):
+        self.told = connection.makefile("w")
+        self.heard = connection.makefile("r")
 
-def hear(stream):
-    line = stream.readline()
-    if not line:
-        sys.exit("The peer has gone")
-    return json.loads(line)
+    def tell(self, word):
+        self.told.write(json.dumps(word) + "\n")
+        self.told.flush()
 
+    def hear(self):
+        line = self.heard.readline()
+        if not line:
+            sys.exit("The peer has gone")
+        return json.loads(line)
 
-def met(stream, end):
-    """Tells the peer of an end, and connects to the peer's; returns what that has said."""
-    tell(stream, end.described())
-    peer = hear(stream)
-    end.connect(peer)
-    tell(stream, "connected")
-    hear(stream)
-    return peer
+    def meet(self, end):
+        """Tells the peer of an end, and connects it to the peer's; returns what that has said."""
+        self.tell(end.described())
+        theirs = self.hear()
+        end.connect(theirs)
+        self.tell("connected")
+        self.hear()
+        return theirs
 
 
 def pattern(size):
@@ -119,26 +125,28 @@ def pattern(size):
 def serve(port, size):
     with socket.create_server(("", port)) as listener:
         connection, _ = listener.accept()
-    with connection, connection.makefile("rw") as stream:
+    with connection:
+        peer = Peer(connection)
         end = End(size)
-        met(stream, end)
-        hear(stream)
+        peer.meet(end)
+        peer.hear()
         end.check(pattern(size))
-        tell(stream, "right")
+        peer.tell("right")
     print(f"server: {size} bytes right")
 
 
 def ask(host, port, size):
-    with socket.create_connection((host, port)) as connection, connection.makefile("rw") as stream:
+    with socket.create_connection((host, port)) as connection:
+        peer = Peer(connection)
         end = End(size)
-        peer = met(stream, end)
+        theirs = peer.meet(end)
         end.write(pattern(size))
-        end.request(e.IBV_WR_RDMA_WRITE, peer)
+        end.request(e.IBV_WR_RDMA_WRITE, theirs)
         end.write(bytes(size))
-        end.request(e.IBV_WR_RDMA_READ, peer)
+        end.request(e.IBV_WR_RDMA_READ, theirs)
         end.check(pattern(size))
-        tell(stream, "written")
-        hear(stream)
+        peer.tell("written")
+        peer.hear()
     print(f"client: {size} bytes right")
 
 

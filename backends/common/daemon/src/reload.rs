@@ -244,7 +244,7 @@ fn refusal(reply: Reply) -> String {
 fn ask(control: &Path, order: &Order) -> io::Result<Reply> {
     let end = Instant::now() + REPLY;
     let mut stream = Stream::until(stream::connect(control, REPLY)?, end);
-    // One that refuses whoever asks does not wait for the question.
+    // One that refuses whoever asks says so, whether or not it hears all of the question.
     let _ = send(&mut stream, order);
     let reply = stream.all(MAX_BYTES)?;
     serde_json::from_slice(&reply).map_err(|_| {
@@ -274,10 +274,12 @@ fn answer<C: DeserializeOwned + Send + 'static>(
                 Ok(reply) => reply,
                 Err(e) => Reply::Refused(format!("{e:#}")),
             },
-            Err(e) => Reply::Refused(e.to_string()),
+            Err(e) => Reply::Refused(format!("{e:#}")),
         };
         stream.renew(PATIENCE);
-        send(stream, &reply)
+        send(stream, &reply)?;
+        // One that was refused may be saying something still.
+        stream.drain()
     })
 }
 
@@ -289,7 +291,7 @@ fn order(stream: &mut Stream) -> anyhow::Result<Order> {
         log::warn!("A process of user {user} has asked for a reload");
         bail!("Only root and the daemon's own user may ask it");
     }
-    let asked = stream.all(MAX_BYTES)?;
+    let asked = stream.all(MAX_BYTES).context("The order cannot be read")?;
     serde_json::from_slice(&asked).context("No order")
 }
 

@@ -111,6 +111,20 @@ impl Stream {
         }
     }
 
+    /// Reads on to the end of what the other end says, and drops it: whoever closes a connection
+    /// with something unread has the other end lose what it was told (unix(7), ECONNRESET).
+    pub fn drain(&mut self) -> io::Result<()> {
+        let mut room = [0; AT_ONCE];
+        loop {
+            self.limit(sockopt::Timeout::Recv)?;
+            match self.file.read(&mut room) {
+                Ok(0) => return Ok(()),
+                Err(e) if e.kind() != ErrorKind::Interrupted => return Err(e),
+                _ => {}
+            }
+        }
+    }
+
     /// Says that nothing more is said.
     pub fn finish(&self) -> io::Result<()> {
         Ok(rustix::net::shutdown(&self.file, Shutdown::Write)?)
